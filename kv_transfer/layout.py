@@ -14,7 +14,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.pool import PoolInfo
 from eyas.common.types import KvKind
 
-PROTOCOL = 3  # raised whenever pages, handles or the rules of a lease change their meaning
+PROTOCOL = 4  # raised whenever pages, handles or the rules of a lease change their meaning
 
 WINDOW_BYTES = 32 << 20
 """Of pages that pass through staging: enough that a step's duration between two windows does not show."""
@@ -24,7 +24,7 @@ class PageMeaning(msgspec.Struct, frozen=True):
     """Everything that gives a page's bytes their meaning.
 
     `fingerprint` names the weights; `rope` spells every parameter of the rotary embedding, since keys are
-    stored rotated.
+    stored rotated; `latent`: elements of a key that are its value as well (0: values have rows of their own).
     """
 
     fingerprint: str
@@ -34,6 +34,7 @@ class PageMeaning(msgspec.Struct, frozen=True):
     kv_heads: int
     head_dim: int
     rope: str
+    latent: int = 0
 
     def hash(self) -> str:
         """32 hexadecimal digits, equal on two workers exactly if every field and the protocol are."""
@@ -58,7 +59,7 @@ def check_compatible(mine: PoolInfo, theirs: PoolInfo) -> None:
     """
     ours, peers = mine.geometry, theirs.geometry
     heads = (ours.kv_heads * len(mine.ranks), peers.kv_heads * len(theirs.ranks))
-    rest = ("dtype", "layers", "head_dim", "page_size")
+    rest = ("dtype", "layers", "fields", "head_dim", "page_size")
     fields = [(field, getattr(ours, field), getattr(peers, field)) for field in rest]
     for field, here, there in [*fields[:2], ("kv_heads", *heads), *fields[2:]]:
         if here != there:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/transfer.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"P\n\x10HandshakeRequest\x12\'\n\x05group\x18\x01 \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\x12\x13\n\x0blayout_hash\x18\x02 \x01(\t\"\x89\x02\n\x11HandshakeResponse\x12\x13\n\x0blayout_hash\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12,\n\x08geometry\x18\x05 \x01(\x0b\x32\x1a.eyas.internal.v1.Geometry\x12)\n\x05ranks\x18\x06 \x03(\x0b\x32\x1a.eyas.internal.v1.RankPool\x12=\n\x05\x62oard\x18\x07 \x03(\x0b\x32..eyas.internal.v1.HandshakeResponse.BoardEntry\x1a,\n\nBoardEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"o\n\x08Geometry\x12\r\n\x05pages\x18\x01 \x01(\r\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\"Y\n\x08RankPool\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x07\x12-\n\x07\x65xports\x18\x03 \x03(\x0b\x32\x1c.eyas.internal.v1.PoolExport\"\x86\x01\n\nPoolExport\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x38\n\x06\x66ields\x18\x02 \x03(\x0b\x32(.eyas.internal.v1.PoolExport.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"K\n\x0cWatchRequest\x12*\n\x06handle\x18\x01 \x01(\x0b\x32\x1a.eyas.internal.v1.KvHandle\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xa5\x01\n\rWatchResponse\x12-\n\x05ready\x18\x01 \x01(\x0b\x32\x1c.eyas.internal.v1.WatchReadyH\x00\x12+\n\x04\x64one\x18\x02 \x01(\x0b\x32\x1b.eyas.internal.v1.WatchDoneH\x00\x12/\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1d.eyas.internal.v1.WatchFailedH\x00\x42\x07\n\x05\x65vent\"\x1c\n\nWatchReady\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\"P\n\tWatchDone\x12-\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.FirstToken\x12\x14\n\x0clast_feature\x18\x02 \x01(\x0c\"7\n\x0bWatchFailed\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.eyas.internal.v1.Status\"<\n\x0eReleaseRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\" \n\x0fReleaseResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\"r\n\x0c\x46\x65tchRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05pages\x18\x04 \x03(\r\x12\'\n\x05group\x18( \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xcf\x02\n\x0fTransferService\x12T\n\tHandshake\x12\".eyas.internal.v1.HandshakeRequest\x1a#.eyas.internal.v1.HandshakeResponse\x12J\n\x05Watch\x12\x1e.eyas.internal.v1.WatchRequest\x1a\x1f.eyas.internal.v1.WatchResponse0\x01\x12N\n\x07Release\x12 .eyas.internal.v1.ReleaseRequest\x1a!.eyas.internal.v1.ReleaseResponse\x12J\n\x05\x46\x65tch\x12\x1e.eyas.internal.v1.FetchRequest\x1a\x1f.eyas.internal.v1.FetchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/transfer.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"P\n\x10HandshakeRequest\x12\'\n\x05group\x18\x01 \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\x12\x13\n\x0blayout_hash\x18\x02 \x01(\t\"\x89\x02\n\x11HandshakeResponse\x12\x13\n\x0blayout_hash\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12,\n\x08geometry\x18\x05 \x01(\x0b\x32\x1a.eyas.internal.v1.Geometry\x12)\n\x05ranks\x18\x06 \x03(\x0b\x32\x1a.eyas.internal.v1.RankPool\x12=\n\x05\x62oard\x18\x07 \x03(\x0b\x32..eyas.internal.v1.HandshakeResponse.BoardEntry\x1a,\n\nBoardEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"\x7f\n\x08Geometry\x12\r\n\x05pages\x18\x01 \x01(\r\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06\x66ields\x18\x07 \x01(\r\"Y\n\x08RankPool\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x07\x12-\n\x07\x65xports\x18\x03 \x03(\x0b\x32\x1c.eyas.internal.v1.PoolExport\"\x86\x01\n\nPoolExport\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x38\n\x06\x66ields\x18\x02 \x03(\x0b\x32(.eyas.internal.v1.PoolExport.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"K\n\x0cWatchRequest\x12*\n\x06handle\x18\x01 \x01(\x0b\x32\x1a.eyas.internal.v1.KvHandle\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xa5\x01\n\rWatchResponse\x12-\n\x05ready\x18\x01 \x01(\x0b\x32\x1c.eyas.internal.v1.WatchReadyH\x00\x12+\n\x04\x64one\x18\x02 \x01(\x0b\x32\x1b.eyas.internal.v1.WatchDoneH\x00\x12/\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1d.eyas.internal.v1.WatchFailedH\x00\x42\x07\n\x05\x65vent\"\x1c\n\nWatchReady\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\"P\n\tWatchDone\x12-\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1c.eyas.internal.v1.FirstToken\x12\x14\n\x0clast_feature\x18\x02 \x01(\x0c\"7\n\x0bWatchFailed\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x18.eyas.internal.v1.Status\"<\n\x0eReleaseRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\" \n\x0fReleaseResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\"r\n\x0c\x46\x65tchRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05pages\x18\x04 \x03(\r\x12\'\n\x05group\x18( \x01(\x0e\x32\x18.eyas.internal.v1.KvKind\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xcf\x02\n\x0fTransferService\x12T\n\tHandshake\x12\".eyas.internal.v1.HandshakeRequest\x1a#.eyas.internal.v1.HandshakeResponse\x12J\n\x05Watch\x12\x1e.eyas.internal.v1.WatchRequest\x1a\x1f.eyas.internal.v1.WatchResponse0\x01\x12N\n\x07Release\x12 .eyas.internal.v1.ReleaseRequest\x1a!.eyas.internal.v1.ReleaseResponse\x12J\n\x05\x46\x65tch\x12\x1e.eyas.internal.v1.FetchRequest\x1a\x1f.eyas.internal.v1.FetchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,31 +43,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDSHAKERESPONSE_BOARDENTRY']._serialized_start=356
   _globals['_HANDSHAKERESPONSE_BOARDENTRY']._serialized_end=400
   _globals['_GEOMETRY']._serialized_start=414
-  _globals['_GEOMETRY']._serialized_end=525
-  _globals['_RANKPOOL']._serialized_start=527
-  _globals['_RANKPOOL']._serialized_end=616
-  _globals['_POOLEXPORT']._serialized_start=619
-  _globals['_POOLEXPORT']._serialized_end=753
-  _globals['_POOLEXPORT_FIELDSENTRY']._serialized_start=708
-  _globals['_POOLEXPORT_FIELDSENTRY']._serialized_end=753
-  _globals['_WATCHREQUEST']._serialized_start=755
-  _globals['_WATCHREQUEST']._serialized_end=830
-  _globals['_WATCHRESPONSE']._serialized_start=833
-  _globals['_WATCHRESPONSE']._serialized_end=998
-  _globals['_WATCHREADY']._serialized_start=1000
-  _globals['_WATCHREADY']._serialized_end=1028
-  _globals['_WATCHDONE']._serialized_start=1030
-  _globals['_WATCHDONE']._serialized_end=1110
-  _globals['_WATCHFAILED']._serialized_start=1112
-  _globals['_WATCHFAILED']._serialized_end=1167
-  _globals['_RELEASEREQUEST']._serialized_start=1169
-  _globals['_RELEASEREQUEST']._serialized_end=1229
-  _globals['_RELEASERESPONSE']._serialized_start=1231
-  _globals['_RELEASERESPONSE']._serialized_end=1263
-  _globals['_FETCHREQUEST']._serialized_start=1265
-  _globals['_FETCHREQUEST']._serialized_end=1379
-  _globals['_FETCHRESPONSE']._serialized_start=1381
-  _globals['_FETCHRESPONSE']._serialized_end=1410
-  _globals['_TRANSFERSERVICE']._serialized_start=1413
-  _globals['_TRANSFERSERVICE']._serialized_end=1748
+  _globals['_GEOMETRY']._serialized_end=541
+  _globals['_RANKPOOL']._serialized_start=543
+  _globals['_RANKPOOL']._serialized_end=632
+  _globals['_POOLEXPORT']._serialized_start=635
+  _globals['_POOLEXPORT']._serialized_end=769
+  _globals['_POOLEXPORT_FIELDSENTRY']._serialized_start=724
+  _globals['_POOLEXPORT_FIELDSENTRY']._serialized_end=769
+  _globals['_WATCHREQUEST']._serialized_start=771
+  _globals['_WATCHREQUEST']._serialized_end=846
+  _globals['_WATCHRESPONSE']._serialized_start=849
+  _globals['_WATCHRESPONSE']._serialized_end=1014
+  _globals['_WATCHREADY']._serialized_start=1016
+  _globals['_WATCHREADY']._serialized_end=1044
+  _globals['_WATCHDONE']._serialized_start=1046
+  _globals['_WATCHDONE']._serialized_end=1126
+  _globals['_WATCHFAILED']._serialized_start=1128
+  _globals['_WATCHFAILED']._serialized_end=1183
+  _globals['_RELEASEREQUEST']._serialized_start=1185
+  _globals['_RELEASEREQUEST']._serialized_end=1245
+  _globals['_RELEASERESPONSE']._serialized_start=1247
+  _globals['_RELEASERESPONSE']._serialized_end=1279
+  _globals['_FETCHREQUEST']._serialized_start=1281
+  _globals['_FETCHREQUEST']._serialized_end=1395
+  _globals['_FETCHRESPONSE']._serialized_start=1397
+  _globals['_FETCHRESPONSE']._serialized_end=1426
+  _globals['_TRANSFERSERVICE']._serialized_start=1429
+  _globals['_TRANSFERSERVICE']._serialized_end=1764
 # @@protoc_insertion_point(module_scope)

@@ -37,20 +37,22 @@ class HandshakeResponse(_message.Message):
     def __init__(self, layout_hash: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[_Union[Geometry, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankPool, _Mapping]]] = ..., board: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class Geometry(_message.Message):
-    __slots__ = ("pages", "page_size", "layers", "kv_heads", "head_dim", "dtype")
+    __slots__ = ("pages", "page_size", "layers", "kv_heads", "head_dim", "dtype", "fields")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
     pages: int
     page_size: int
     layers: int
     kv_heads: int
     head_dim: int
     dtype: str
-    def __init__(self, pages: _Optional[int] = ..., page_size: _Optional[int] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+    fields: int
+    def __init__(self, pages: _Optional[int] = ..., page_size: _Optional[int] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., fields: _Optional[int] = ...) -> None: ...
 
 class RankPool(_message.Message):
     __slots__ = ("rank", "checksum", "exports")

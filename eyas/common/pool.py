@@ -18,7 +18,9 @@ Export: TypeAlias = dict[str, bytes]
 
 
 class Geometry(msgspec.Struct, frozen=True):
-    """A page-major pool `[page, layer, K/V, slot, head, dim]`: one page of all layers is one block.
+    """A page-major pool `[page, layer, field, slot, head, dim]`: one page of all layers is one block.
+
+    `fields`: 2 for a key and a value, 1 for one row that is both.
 
     Raises ValueError (or msgspec.ValidationError, which is one) for sizes that no pool has.
     """
@@ -29,22 +31,23 @@ class Geometry(msgspec.Struct, frozen=True):
     kv_heads: _Count
     head_dim: _Count
     dtype: str
+    fields: _Count = 2
 
     def __post_init__(self) -> None:
         if self.dtype not in _ITEMSIZE:
             raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(_ITEMSIZE)}")
-        if min(self.pages, self.page_size, self.layers, self.kv_heads, self.head_dim) < 1:
+        if min(self.pages, self.page_size, self.layers, self.kv_heads, self.head_dim, self.fields) < 1:
             raise ValueError("every size must be at least 1")
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page: keys and values of all its slots, in all layers."""
+        """Bytes of one page: all fields of all its slots, in all layers."""
         return self.page_rows * self.kv_heads * self.head_dim * _ITEMSIZE[self.dtype]
 
     @property
     def page_rows(self) -> int:
-        """Rows of heads per page: a key and a value of each slot in each layer."""
-        return 2 * self.layers * self.page_size
+        """Rows of heads per page: the fields of each slot in each layer."""
+        return self.fields * self.layers * self.page_size
 
     @property
     def pool_bytes(self) -> int:

@@ -51,7 +51,48 @@ def _llama(**rope: Any) -> Sample:
     return Sample("LlamaForCausalLM", "LlamaConfig", changes={"rope_parameters": rope} if rope else {})
 
 
+EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 32}
+LATENT = {
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
+
+
+def _deepseek(version: int, **changes: Any) -> Sample:
+    """Without `head_dim`, which there means something else."""
+    config, model = (f"DeepseekV{version}{what}" for what in ("Config", "ForCausalLM"))
+    return Sample(model, config, changes=EXPERTS | LATENT | {"head_dim": 8} | changes)
+
+
 SAMPLES = {
+    "deepseek_v3": _deepseek(3, **GROUPS, routed_scaling_factor=2.5),
+    "deepseek_v3_halves": _deepseek(3, **GROUPS, rope_interleave=False, rms_norm_eps=1e-3),
+    "deepseek_v2": _deepseek(2, **GROUPS, topk_method="group_limited_greedy", routed_scaling_factor=16.0),
+    "deepseek_v2_lite": _deepseek(2, topk_method="greedy", q_lora_rank=None, routed_scaling_factor=1.0),
+    "kimi_k2": _deepseek(3, n_group=1, topk_group=1, routed_scaling_factor=2.827),
+    "mixtral": Sample("MixtralForCausalLM", "MixtralConfig", changes={"num_local_experts": 4}),
+    "mixtral_window": Sample(
+        "MixtralForCausalLM", "MixtralConfig", changes={"num_local_experts": 4, "sliding_window": WINDOW}
+    ),
+    "qwen3_moe": Sample(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        changes=EXPERTS | {"num_experts": 8, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "qwen3_moe_shares": Sample(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        changes=EXPERTS | {"num_experts": 8, "norm_topk_prob": False, "decoder_sparse_step": 2},
+    ),
     "llama": _llama(),
     "llama_biases": Sample("LlamaForCausalLM", "LlamaConfig", changes={"attention_bias": True}),
     "llama_linear": _llama(rope_type="linear", rope_theta=10000.0, factor=4.0),
@@ -128,5 +169,8 @@ def write_family(folder: Path, name: str, *, std: float = 0.2, **changes: Any) -
     with torch.no_grad():
         for tensor, weight in model.named_parameters():
             weight.normal_(mean=sample.gain if "norm" in tensor else 0.0, std=std)
+        for tensor, bias in model.named_buffers():
+            if tensor.endswith("e_score_correction_bias"):
+                bias.normal_(std=std)
     model.save_pretrained(folder)
     return model

@@ -57,7 +57,11 @@ def served(cluster: Loopback, *, split: bool = False) -> list[list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2_windows", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name",
+    ["mistral", "qwen2_windows", "gemma2", "gemma3", "deepseek_v3"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek_v2_lite", "mixtral", "qwen3_moe")],
+)
 def test_a_family_is_served_as_transformers_generates(tmp_path: Path, name: str) -> None:
     model = write_family(tmp_path / "model", name)
     expected = [generated(model, prompt) for prompt in prompts()]
@@ -75,3 +79,17 @@ def test_drafts_change_no_token_of_a_windowed_model(tmp_path: Path, spec: Specul
     expected = [generated(model, prompt) for prompt in prompts()]
     config = config_of(tmp_path, draft=str(tmp_path / "head"), speculation=spec)
     assert served(Loopback(config)) == expected
+
+
+def test_cached_latents_are_found_again(tmp_path: Path) -> None:
+    """The second time a prompt is asked its pages are there; only its last rows are computed."""
+    model = write_family(tmp_path / "model", "deepseek_v3")
+    prompt = prompts()[-1]
+    expected = generated(model, prompt)
+    cluster = Loopback(config_of(tmp_path))
+    for cached in (0, 144):
+        result = cluster.submit(GenerationRequest(f"r{cached}", prompt, GREEDY), split=False)
+        wait_all([result], 60)
+        assert result.tokens[0] == expected
+        assert next(entry.timings for entry in result.entries if entry.timings).cached_tokens == cached
+    cluster.close()

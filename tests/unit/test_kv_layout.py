@@ -41,7 +41,12 @@ def test_what_a_worker_says_of_its_pool_survives_the_wire():
 
 @pytest.mark.parametrize(
     "field, value, complaint",
-    [("pages", 0, "at least 1"), ("page_size", 0, "at least 1"), ("dtype", "int7", "int7")],
+    [
+        ("pages", 0, "at least 1"),
+        ("page_size", 0, "at least 1"),
+        ("fields", 0, "at least 1"),
+        ("dtype", "int7", "int7"),
+    ],
 )
 def test_a_peers_bad_geometry_is_one_clear_error(field, value, complaint):
     reply = convert_pool.pool_to_pb(info(MEANING))
@@ -59,6 +64,7 @@ def test_every_field_of_meaning_changes_the_hash():
         "kv_heads": 4,
         "head_dim": 64,
         "rope": "default:10000",
+        "latent": 96,
     }
     assert set(others) == set(MEANING.__struct_fields__)
     changed = [msgspec.structs.replace(MEANING, **{field: other}) for field, other in others.items()]
@@ -81,7 +87,14 @@ def test_compatible_pools_may_share_their_heads_among_other_ranks():
 
 @pytest.mark.parametrize(
     "field, value",
-    [("page_size", 32), ("layers", 2), ("kv_heads", 2), ("head_dim", 64), ("dtype", "float32")],
+    [
+        ("page_size", 32),
+        ("layers", 2),
+        ("kv_heads", 2),
+        ("head_dim", 64),
+        ("dtype", "float32"),
+        ("fields", 1),
+    ],
 )
 def test_a_different_geometry_is_refused_by_name(field, value):
     theirs = msgspec.structs.replace(LLAMA_8B, **{field: value})

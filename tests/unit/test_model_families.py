@@ -111,7 +111,11 @@ def attention(**fields: Any) -> Change:
 
 
 def feed_forward(**fields: Any) -> Change:
+    """Of all layers; what only experts have, of those that have them."""
+
     def layer(spec: LayerSpec) -> LayerSpec:
+        if not all(hasattr(spec.feed_forward, name) for name in fields):
+            return spec
         return dataclasses.replace(spec, feed_forward=dataclasses.replace(spec.feed_forward, **fields))
 
     return lambda config: dataclasses.replace(config, layers=tuple(layer(spec) for spec in config.layers))
@@ -151,6 +155,18 @@ def common(**fields: Any) -> Change:
         ("gemma3", norms(after_feed_forward="")),
         ("gemma3", common(norm_offset=0.0)),
         ("gemma3", common(embedding_scale=1.0)),
+        ("deepseek_v2", feed_forward(kept_groups=4)),
+        ("deepseek_v2", feed_forward(group_best=2)),
+        ("deepseek_v2", feed_forward(scale=1.0)),
+        ("deepseek_v2_lite", feed_forward(normalised=True)),
+        ("deepseek_v2_lite", attention(rope=Rope(10000.0))),
+        ("deepseek_v3_halves", attention(adjacent=True)),
+        ("kimi_k2", feed_forward(scores="softmax")),
+        ("kimi_k2", feed_forward(corrected=False)),
+        ("mixtral", feed_forward(normalised=False)),
+        ("mixtral", feed_forward(per_row=1)),
+        ("qwen3_moe", feed_forward(normalised=False)),
+        ("qwen3_moe_shares", feed_forward(normalised=True)),
     ],
 )
 def test_without_its_special_a_family_is_another_model(tmp_path: Path, name: str, change: Change) -> None:

@@ -102,8 +102,8 @@ LENGTH = 203
 
 @pytest.fixture(
     scope="module",
-    params=["gqa_tied", "odd_head_dim", "wide_group", "gemma2", "gemma3"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen3")],
+    params=["gqa_tied", "odd_head_dim", "wide_group", "gemma2", "gemma3", "deepseek_v3"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen3", "qwen3_moe")],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")

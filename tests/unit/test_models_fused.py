@@ -211,7 +211,7 @@ def test_every_field_of_a_specification_is_known() -> None:
     """A new one is computed by the kernels or refused by name; then it may be added here."""
     known = {
         ModelConfig: "folder architecture vocab_size hidden_size norm_eps layers context_length tied_head "
-        "norm_offset embedding_scale logit_soft_cap renamed eos_token_ids load_format",
+        "norm_offset embedding_scale logit_soft_cap fp8_blocks renamed eos_token_ids load_format",
         LayerSpec: "attention feed_forward norms",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window soft_cap qkv_bias output_bias "
         "head_norms",

@@ -269,8 +269,11 @@ def test_a_dummy_head_is_the_stored_one(case: Case) -> None:
         ({"eh_proj.weight": None}, "it is not an MTP head"),
         ({"hnorm.weight": None}, r"no tensor model.layers.8.hnorm.weight"),
         ({"eh_proj.weight": torch.zeros(64, 64)}, r"eh_proj.weight of .* is \(64, 64\)"),
-        ({"self_attn.kv_a_proj_with_mqa.weight": torch.zeros(8, 64)}, "latent attention .* not supported"),
-        ({"mlp.gate.weight": torch.zeros(8, 64)}, "experts .* not supported"),
+        (
+            {"self_attn.kv_a_proj_with_mqa.weight": torch.zeros(8, 64)},
+            "latent attention .*, its target's last has not",
+        ),
+        ({"mlp.gate.weight": torch.zeros(8, 64)}, "experts .*, its target's last has not"),
     ],
 )
 def test_a_head_that_cannot_work_is_refused(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
+from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.train.export import save_trained
 from eyas.train.heads.base import DraftHead, Lesson
 from eyas.train.heads.table import KINDS, head_kind
@@ -105,6 +106,12 @@ def test_a_layer_that_no_equation_trains_is_refused_by_name(teacher: Teacher) ->
         head_kind("mtp").head_for(config, teacher.ends, None)
     with pytest.raises(ConfigError, match="reads three of its layers, and it has 2"):
         head_kind("eagle3").taps(dataclasses.replace(config, layers=config.layers[:2]))
+    experts = ExpertsSpec(width=16, experts=4, per_row=2, scores="softmax", normalised=True)
+    sparse = dataclasses.replace(teacher.config.layers[-1], feed_forward=experts)
+    config = dataclasses.replace(teacher.config, layers=(sparse,) * 3)
+    for kind in ("mtp", "eagle", "eagle3"):
+        with pytest.raises(ConfigError, match="a head is a dense layer, and the target's last is none"):
+            head_kind(kind).head_for(config, teacher.ends, None)
 
 
 # --- losses ----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan, spec: AttentionSpec) -> torch.Tensor:
-        """q [R, heads, dim] over layer_pool [pages, 2, page_size, kv_heads, dim] -> [R, heads, dim].
+        """q [R, heads, dim] over layer_pool [pages, fields, page_size, kv_heads, dim]: [R, heads, value dim].
 
         `spec`: the layer's scale, window and soft cap; a row at place p of its path sees the places from
         p - window + 1 on. The rows' own keys and values are already in the pool. R may exceed the plan's

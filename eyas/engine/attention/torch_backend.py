@@ -74,7 +74,7 @@ class _Group:
 class _Part:
     """Keys and values gathered once, and the groups that read them."""
 
-    gather: torch.Tensor  # int64 [2 * blocks * kv_heads * BLOCK], into a layer viewed as rows of [dim]
+    gather: torch.Tensor  # int64 [fields * blocks * kv_heads * BLOCK], into a layer viewed as rows of [dim]
     groups: tuple[_Group, ...]
 
 
@@ -136,30 +136,33 @@ class TorchAttention(AttentionBackend):
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan, spec: AttentionSpec) -> torch.Tensor:
         assert isinstance(plan, TorchPlan)
         view, dim, kv_heads = plan.views[spec.window], self._shape.head_dim, self._shape.kv_heads
+        fields, value_dim = self._shape.fields, self._shape.format.value_dim
         rows = self._as_rows(layer_pool)
         q_rows = q.reshape(-1, dim).float()
         results = []
         for part in view.parts:
-            gathered = rows.index_select(0, part.gather).float().view(2, -1, BLOCK, dim)
+            gathered = rows.index_select(0, part.gather).float().view(fields, -1, BLOCK, dim)
             for group in part.groups:
                 seen = gathered[:, group.at * kv_heads : (group.at + group.pairs) * kv_heads]
                 results.append(self._attend(q_rows, seen, group, spec))
         found = results[0] if len(results) == 1 else torch.cat(results)
-        return found.index_select(0, view.rows[: q_rows.shape[0]]).view_as(q).to(q.dtype)
+        found = found.index_select(0, view.rows[: q_rows.shape[0]])
+        return found.view(*q.shape[:-1], value_dim).to(q.dtype)
 
     def _as_rows(self, layer_pool: torch.Tensor) -> torch.Tensor:
         """The memory of one layer's view, and what lies between its pages, as rows of [dim]."""
         shape = self._shape
-        page = 2 * shape.page_size * shape.kv_heads  # rows of one layer of one page
+        page = shape.fields * shape.page_size * shape.kv_heads  # rows of one layer of one page
         rows = ((shape.pages - 1) * shape.layers + 1) * page
         return layer_pool.as_strided((rows, shape.head_dim), (shape.head_dim, 1))
 
     def _attend(
         self, q_rows: torch.Tensor, seen: torch.Tensor, group: _Group, spec: AttentionSpec
     ) -> torch.Tensor:
-        """`seen`: keys, values [2, pairs * kv_heads, BLOCK, dim] -> [tiles * kv_heads * tile rows, dim]."""
-        keys, values = seen.unbind()
-        pairs, tiles, dim = group.pairs, group.tiles, self._shape.head_dim
+        """`seen` [fields, pairs * kv_heads, BLOCK, dim] -> [tiles * kv_heads * tile rows, value dim]."""
+        dim, value_dim = self._shape.head_dim, self._shape.format.value_dim
+        keys, values = seen[0], seen[-1][..., :value_dim]
+        pairs, tiles = group.pairs, group.tiles
         queries = q_rows.index_select(0, group.queries).view(-1, self._tile_rows, dim)
         if spec.soft_cap:
             raw = torch.bmm(queries, keys.transpose(1, 2)).mul_(spec.scale)
@@ -173,7 +176,7 @@ class TorchAttention(AttentionBackend):
         total = torch.zeros_like(peak).index_add_(0, group.tile_of, weights.sum(-1).view(pairs, -1))
         mixed = torch.bmm(weights, values).view(pairs, -1)
         result = mixed.new_zeros(tiles, mixed.shape[1]).index_add_(0, group.tile_of, mixed)
-        return result.view(-1, dim).div_(total.view(-1, 1))
+        return result.view(-1, value_dim).div_(total.view(-1, 1))
 
     def _tiles(self, span: Span, row: int) -> Iterator[_Tile]:
         if span.paths is not None:
@@ -188,7 +191,8 @@ class TorchAttention(AttentionBackend):
     def _batches(self, tiles: Sequence[_Tile]) -> Iterator[list[_Tile]]:
         """Cuts tiles into runs whose gathered keys stay under the bound (a tile is never cut)."""
         shape = self._shape
-        budget = _GATHER_BYTES // (2 * BLOCK * shape.kv_heads * shape.head_dim * shape.dtype.itemsize)
+        each = shape.fields * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+        budget = _GATHER_BYTES // (BLOCK * each)
         batch: list[_Tile] = []
         blocks = 0
         for tile in tiles:
@@ -211,7 +215,7 @@ class TorchAttention(AttentionBackend):
         return _Part(self._gather([replace(tiles[-1], first=first)]), groups)
 
     def _gather(self, tiles: Sequence[_Tile]) -> torch.Tensor:
-        """Where the keys and values of the tiles' blocks are, in a layer viewed as rows of [dim]."""
+        """Where the fields of the tiles' blocks are, in a layer viewed as rows of [dim]."""
         shape, size = self._shape, self._shape.page_size
         tile_of, block_of = _pairs(tiles)
         # A key that no query sees is replaced by the path's last: masked garbage might not be finite.
@@ -222,10 +226,10 @@ class TorchAttention(AttentionBackend):
         for table, tile in zip(tables, tiles, strict=True):
             table[: len(tile.pages)] = tile.pages
         page, slot = tables[tile_of[:, None], path // size], path % size
-        rows = (page * (shape.layers * 2 * size) + slot) * shape.kv_heads
+        rows = (page * (shape.layers * shape.fields * size) + slot) * shape.kv_heads
         heads = rows[:, None, :] + np.arange(shape.kv_heads)[:, None]  # [pairs, kv_heads, BLOCK]
-        values = heads + size * shape.kv_heads
-        return self._tensor(np.stack((heads, values)).reshape(-1))
+        fields = [heads + field * size * shape.kv_heads for field in range(shape.fields)]
+        return self._tensor(np.stack(fields).reshape(-1))
 
     def _group_of(self, tiles: Sequence[_Tile], window: int, at: int = 0) -> _Group:
         """A tile's matrix row m is query min(m // group, count - 1), query head m % group of the key head."""

@@ -17,9 +17,12 @@ from eyas.engine.checkpoint.folder import fingerprint, weight_files
 from eyas.engine.kv.format import KvFormat
 
 DEFAULT_ROPE_THETA = 10000.0
+FP8_SIDE = 128
+"""Rows, and columns, of a block of FP8 weights that has one scale."""
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 Activation = Literal["silu", "gelu_tanh"]
+Scores = Literal["softmax", "sigmoid"]
 Value = TypeVar("Value")
 
 
@@ -68,6 +71,45 @@ class AttentionSpec:
     output_bias: bool = False
     head_norms: bool = False
 
+    @property
+    def rotated_dim(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.head_dim
+
+    @property
+    def latent(self) -> int:
+        """As `KvFormat.latent`."""
+        return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentSpec(AttentionSpec):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    The cached row of a token is its latent of `kv_rank` elements, normalised, and behind it one rotated key
+    that all heads share. A head's own key of `plain_dim` elements, and its value of `value_dim`, are products
+    with the latent. Absorbed, those products move to the query and to the result: attention then has one key
+    head of `head_dim` = `kv_rank` + rotated elements, of which the latent is the value too. `query_rank`: the
+    width between the two factors of the queries' projection (0: it is one matrix). `adjacent`: stored rotated
+    elements are paired with their neighbours, not with those half a head away.
+    """
+
+    kv_rank: int
+    query_rank: int
+    plain_dim: int
+    value_dim: int
+    adjacent: bool = True
+
+    @property
+    def rotated_dim(self) -> int:
+        """Elements of a query, and of a cached row, that are rotated."""
+        return self.head_dim - self.kv_rank
+
+    @property
+    def latent(self) -> int:
+        """As `KvFormat.latent`."""
+        return self.kv_rank
+
 
 @dataclasses.dataclass(frozen=True)
 class FeedForwardSpec:
@@ -75,6 +117,28 @@ class FeedForwardSpec:
 
     width: int
     activation: Activation = "silu"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsSpec(FeedForwardSpec):
+    """`experts` feed-forwards of `width`: each row takes its `per_row` best, by the router's scores.
+
+    `corrected`: a stored bias is added to the scores that choose, not to the weights. `groups`: experts stand
+    in as many groups, of which the `kept_groups` best alone are chosen from; a group is as good as the sum of
+    its `group_best` best scores. The weights of the chosen are their scores, divided by their sum if
+    `normalised`, times `scale`. `shared_width`: of a feed-forward that every row takes (0: there is none).
+    """
+
+    experts: int
+    per_row: int
+    scores: Scores
+    normalised: bool
+    scale: float = 1.0
+    corrected: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+    group_best: int = 1
+    shared_width: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +173,9 @@ class ModelConfig:
     """A decoder. `context_length` is in tokens; sizes are element counts.
 
     `norm_offset`: what is added to a stored gain. `embedding_scale` multiplies embedded tokens.
-    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). `renamed`: parts of tensor
-    names, (as stored, as the decoder calls them), replaced in this order. Raises ConfigError if its layers
+    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). `fp8_blocks`: weights are
+    stored as `eyas.engine.checkpoint.fp8_blocks` reads them. `renamed`: parts of tensor names, (as stored, as
+    the decoder calls them), replaced in this order. Raises ConfigError if its layers
     cannot share a KV pool, or their sizes do not fit each other.
     """
 
@@ -125,6 +190,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     logit_soft_cap: float = 0.0
+    fp8_blocks: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     load_format: str = "auto"  # "dummy": weight files are neither needed nor read
@@ -166,6 +232,7 @@ class ModelConfig:
             layers=len(self.layers),
             kv_heads=self._shared("num_key_value_heads", lambda layer: layer.attention.num_kv_heads),
             head_dim=self._shared("head_dim", lambda layer: layer.attention.head_dim),
+            latent=self._shared("kv_lora_rank", lambda layer: layer.attention.latent),
         )
 
     @property

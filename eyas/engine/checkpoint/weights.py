@@ -2,7 +2,8 @@
 
 A model asks for each tensor by name and shape, once, in the order in which it builds itself; at most one
 tensor is held at a time. Where several ranks share a model, each asks for its own part of a tensor, and only
-that part is read. This file does not know what the tensors mean.
+that part is read. Weights in FP8 blocks are widened as they are read. This file does not know what the
+tensors mean.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint import fp8_blocks
 from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.staging import Staging
 
@@ -134,6 +136,14 @@ class FolderWeights(Weights):
         return name in self._home
 
     def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
+        mapped = self._mapped(name, shape)
+        if mapped.get_dtype() != fp8_blocks.STORED:
+            return self._place(mapped[part]).to(dtype)
+        scales = self._mapped(f"{name}{fp8_blocks.SCALES}", fp8_blocks.scales_of(shape))
+        return self._place(fp8_blocks.widened(mapped[:], scales[:])[part].to(dtype))
+
+    def _mapped(self, name: str, shape: Shape) -> Any:
+        """What reads a stored tensor, or slices of it."""
         if name not in self._home:
             raise ConfigError(f"{self._folder} has no tensor {name}")
         file, stored = self._home[name]
@@ -142,7 +152,7 @@ class FolderWeights(Weights):
         if found != shape:
             raise ConfigError(f"tensor {name} of {self._folder} is {found}, its config says {shape}")
         self._progress.advance(self._task)
-        return self._place(mapped[part]).to(dtype)
+        return mapped
 
 
 def _aligned(mapped: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What one layer keeps of a token: the fields of a slot, their bytes, and how ranks divide them.
 
 The pool's shape, the transfer's geometry and tensor parallelism read it; it knows sizes, neither tensors nor
-pages. Keys and values per head are the one format there is.
+pages. There are two kinds: a key and a value for each head, and one row per token that all heads share.
 """
 
 from __future__ import annotations
@@ -13,16 +13,26 @@ from eyas.common.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class KvFormat:
-    """A key and a value of `head_dim` elements for each of `kv_heads` heads, in each of `layers` layers."""
+    """A key and a value of `head_dim` elements for each of `kv_heads` heads, in each of `layers` layers.
+
+    `latent`: if it is not 0, a head has no value of its own: the first `latent` elements of its key are it
+    (latent attention, DeepSeek-V2, arXiv 2405.04434, section 2.1).
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
+    latent: int = 0
 
     @property
     def slot(self) -> tuple[int, int, int]:
-        """What one layer keeps of one token: fields (key, value), heads, elements."""
-        return 2, self.kv_heads, self.head_dim
+        """What one layer keeps of one token: fields (key, value; or both in one), heads, elements."""
+        return 1 if self.latent else 2, self.kv_heads, self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a value."""
+        return self.latent or self.head_dim
 
     def row_bytes(self, itemsize: int) -> int:
         """Of one token in all layers, with elements of `itemsize` bytes."""
@@ -30,7 +40,12 @@ class KvFormat:
         return self.layers * fields * heads * elements * itemsize
 
     def of_rank(self, ranks: int) -> KvFormat:
-        """One rank's share: its heads, of every layer. ConfigError if they cannot be divided."""
+        """One rank's share: its heads, of every layer; of latents everything, since all heads read them.
+
+        Raises ConfigError if the heads cannot be divided.
+        """
+        if self.latent:
+            return self
         if self.kv_heads % ranks:
             raise ConfigError(f"{self.kv_heads} key and value heads cannot be divided among {ranks} ranks")
         return dataclasses.replace(self, kv_heads=self.kv_heads // ranks)

@@ -32,7 +32,10 @@ _POOL_NAME = re.compile(r"eyas-(\d+)-[0-9a-f]+-\w+")
 
 @dataclass(frozen=True)
 class PoolShape:
-    """Sizes of a pool; the tensor is [pages, layers, 2 (K, V), page_size, kv_heads, head_dim]."""
+    """Sizes of a pool; the tensor is [pages, layers, fields, page_size, kv_heads, head_dim].
+
+    The fields are keys and values, or one for both.
+    """
 
     format: KvFormat
     pages: int
@@ -44,6 +47,11 @@ class PoolShape:
     def layers(self) -> int:
         """Layers of every page."""
         return self.format.layers
+
+    @property
+    def fields(self) -> int:
+        """Rows per token in each layer: 2 for a key and a value, 1 for one that is both."""
+        return self.format.slot[0]
 
     @property
     def kv_heads(self) -> int:
@@ -76,6 +84,7 @@ class PoolShape:
             kv_heads=self.format.kv_heads,
             head_dim=self.format.head_dim,
             dtype=str(self.dtype).removeprefix("torch."),
+            fields=self.fields,
         )
 
     @property
@@ -120,9 +129,8 @@ class KvPool:
             self.pages = torch.frombuffer(memory, dtype=shape.dtype).view(shape.pages + 1, -1)
         self.tensor = self.pages[: shape.pages].view(shape.sizes)
         rows = self.tensor.view(-1, shape.kv_heads * shape.head_dim)
-        starts = [i * 2 * shape.page_size for i in range(shape.layers)]
-        self._key_rows = [rows[start:] for start in starts]
-        self._value_rows = [rows[start + shape.page_size :] for start in starts]
+        starts = range(0, shape.layers * shape.fields * shape.page_size, shape.page_size)
+        self._field_rows = [rows[start:] for start in starts]  # of the first layer, then of the next
 
     @property
     def page_size(self) -> int:
@@ -141,20 +149,20 @@ class KvPool:
         return DeviceArea(self.pages.data_ptr(), self.shape.geometry, self._allocation, self._giver)
 
     def layer(self, index: int) -> torch.Tensor:
-        """View of one layer, [pages, 2, page_size, kv_heads, head_dim]."""
+        """View of one layer, [pages, fields, page_size, kv_heads, head_dim]."""
         return self.tensor[:, index]
 
     def slots(self, kv_rows: torch.Tensor) -> torch.Tensor:
         """Physical rows int64 [R] as `write` takes them; once per forward, the same for all layers."""
         size = self.shape.page_size
         page, slot = kv_rows // size, kv_rows % size
-        return page * (self.shape.layers * 2 * size) + slot
+        return page * (self.shape.layers * self.shape.fields * size) + slot
 
-    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Stores the first len(slots) rows of k and v [.., kv_heads, head_dim] in one layer."""
-        count = slots.shape[0]
-        self._key_rows[layer].index_copy_(0, slots, k[:count].reshape(count, -1))
-        self._value_rows[layer].index_copy_(0, slots, v[:count].reshape(count, -1))
+    def write(self, layer: int, slots: torch.Tensor, *fields: torch.Tensor) -> None:
+        """Stores the first len(slots) rows of each field [.., kv_heads, head_dim] in one layer."""
+        count, first = slots.shape[0], layer * self.shape.fields
+        for i, field in enumerate(fields):
+            self._field_rows[first + i].index_copy_(0, slots, field[:count].reshape(count, -1))
 
     def move(self, src: torch.Tensor, dst: torch.Tensor) -> None:
         """Copies physical rows int64 [n] over all layers; all sources are read before any row is written."""
@@ -173,7 +181,7 @@ class KvPool:
         self.attached = []
         self.area = None
         self.pages = self.tensor = torch.empty(0)
-        self._key_rows, self._value_rows = [], []
+        self._field_rows = []
         if self._allocation is not None:
             torch.cuda.synchronize(self.shape.device)  # what was launched may still write to it
             self._allocation.free()

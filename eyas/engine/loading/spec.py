@@ -175,6 +175,7 @@ class EngineSpec:
             kv_heads=decoder.kv_format.kv_heads,
             head_dim=geometry.head_dim,
             rope=decoder.rope_meaning,
+            latent=decoder.kv_format.latent,
         ).hash()
 
 

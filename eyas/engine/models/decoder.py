@@ -19,10 +19,10 @@ from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, Rope
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.attention import Attention, Step
+from eyas.engine.layers.attention import Step
 from eyas.engine.layers.linear import Linear, pad_rows
-from eyas.engine.layers.mlp import GatedMlp
 from eyas.engine.layers.norm import RmsNorm
+from eyas.engine.layers.parts import attention_part, feed_forward_part
 from eyas.engine.layers.rotary import Rotary
 
 
@@ -57,8 +57,8 @@ class DecoderLayer:
         def norm(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
             return RmsNorm.load(config, weights, f"{prefix}.{name}.weight", hidden) if name else _unchanged
 
-        self._attention = Attention(config, spec.attention, weights, f"{prefix}.self_attn", hidden)
-        self._mlp = GatedMlp(spec.feed_forward, weights, f"{prefix}.mlp", hidden)
+        self._attention = attention_part(config, spec.attention, weights, f"{prefix}.self_attn", hidden)
+        self._mlp = feed_forward_part(spec.feed_forward, weights, f"{prefix}.mlp", hidden)
         self._before_attention, self._after_attention = (
             norm(norms.before_attention),
             norm(norms.after_attention),
@@ -126,7 +126,8 @@ class Decoder:
 def rotaries(config: ModelConfig, device: str) -> dict[Rope, Rotary]:
     """The tables of each RoPE that a layer has."""
     ropes = dict.fromkeys(layer.attention.rope for layer in config.layers)
-    return {rope: Rotary(rope, config.head_dim, config.context_length, device) for rope in ropes}
+    dim = config.layers[0].attention.rotated_dim  # the same in all layers, as head_dim is
+    return {rope: Rotary(rope, dim, config.context_length, device) for rope in ropes}
 
 
 def step_of(

@@ -16,6 +16,7 @@ from typing import Any
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import (
     DEFAULT_ROPE_THETA,
+    FP8_SIDE,
     Activation,
     AttentionSpec,
     FeedForwardSpec,
@@ -84,10 +85,8 @@ def decoder(raw: Raw, folder: Path, layers: Sequence[LayerSpec], *, tied: bool =
 
     Raises ConfigError, by name, for what no code here computes.
     """
-    for key in ("mlp_bias", "quantization_config"):
-        if raw.get(key):
-            what = "quantized weights are" if key == "quantization_config" else f"{key} is"
-            raise ConfigError(f"config.json of {folder}: {what} not supported")
+    if raw.get("mlp_bias"):
+        raise ConfigError(f"config.json of {folder}: mlp_bias is not supported")
     return ModelConfig(
         folder=folder,
         architecture=next(iter(raw.get("architectures") or [""])),
@@ -97,6 +96,7 @@ def decoder(raw: Raw, folder: Path, layers: Sequence[LayerSpec], *, tied: bool =
         layers=tuple(layers),
         context_length=_context_length(raw),
         tied_head=bool(raw.get("tie_word_embeddings", tied)),
+        fp8_blocks=_fp8_blocks(raw),
     )
 
 
@@ -157,16 +157,29 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
     raise ConfigError(f"rope type {kind!r} is not supported (default, linear, dynamic, yarn and llama3 are)")
 
 
+def _fp8_blocks(raw: Raw) -> bool:
+    """Whether weights are stored in FP8 blocks. ConfigError for any other kind of quantized weights."""
+    quantized = raw.get("quantization_config")
+    if not quantized:
+        return False
+    method, block = quantized.get("quant_method"), quantized.get("weight_block_size")
+    if method == "fp8" and block == [FP8_SIDE, FP8_SIDE]:
+        return True
+    kind = f"{method!r} with weight_block_size {block}"
+    raise ConfigError(f"quantized weights of the kind {kind} are not supported (FP8 in blocks are)")
+
+
 def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
     given, scale, scale_all = (scaling.get(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
     if given is not None:
         return float(given)
     if scale and scale_all:
-        return _yarn_scale(factor, float(scale)) / _yarn_scale(factor, float(scale_all))
-    return _yarn_scale(factor, 1.0)
+        return yarn_scale(factor, float(scale)) / yarn_scale(factor, float(scale_all))
+    return yarn_scale(factor, 1.0)
 
 
-def _yarn_scale(factor: float, weight: float) -> float:
+def yarn_scale(factor: float, weight: float) -> float:
+    """By how much yarn widens scores that are stretched `factor` times (arXiv 2309.00071, section 3.4)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
-from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
+from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, LatentSpec, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.format import KvFormat
@@ -96,10 +96,14 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         (int(raw["vocab_size"]) == target.vocab_size, "its vocab_size is not the target's"),
         (not layer.attention.window, "a sliding window in its layer is not supported"),
         (
-            f"{prefix}.self_attn.kv_a_proj_with_mqa.weight" not in shapes,
-            f"latent attention ({prefix}.self_attn.kv_a_proj_with_mqa, DeepSeek-V3) is not supported",
+            isinstance(layer.attention, LatentSpec)
+            or f"{prefix}.self_attn.kv_a_proj_with_mqa.weight" not in shapes,
+            f"it has latent attention ({prefix}.self_attn.kv_a_proj_with_mqa), its target's last has not",
         ),
-        (f"{prefix}.mlp.gate.weight" not in shapes, f"experts ({prefix}.mlp.gate) are not supported"),
+        (
+            isinstance(layer.feed_forward, ExpertsSpec) or f"{prefix}.mlp.gate.weight" not in shapes,
+            f"it has experts ({prefix}.mlp.gate), its target's last has not",
+        ),
     ]
     fit = Fit(folder)
     for holds, complaint in rules:

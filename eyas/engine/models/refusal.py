@@ -5,11 +5,22 @@ It knows specifications and the kernels' limits as numbers; it refuses to know t
 
 from __future__ import annotations
 
-from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, Norms
+from eyas.engine.checkpoint.config import (
+    AttentionSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelConfig,
+    Norms,
+)
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 SIDE = 16
 """Of the smallest matrix instruction: all sides of a product are multiples of it."""
+
+PARTS = {LatentSpec: "latent attention", ExpertsSpec: "experts"}
+"""What users call the parts of a layer that no kernel computes."""
 
 
 def refusal(config: ModelConfig, outputs: int) -> str:
@@ -19,6 +30,8 @@ def refusal(config: ModelConfig, outputs: int) -> str:
     """
     if type(config) is not ModelConfig:
         return f"a model that is a {type(config).__name__}"
+    if config.fp8_blocks:
+        return "weights in FP8 blocks"
     sizes = {"hidden_size": config.hidden_size, "vocabulary rows": outputs}
     for layer in config.layers:
         if why := _layer_refusal(layer):
@@ -33,8 +46,9 @@ def refusal(config: ModelConfig, outputs: int) -> str:
 def _layer_refusal(layer: LayerSpec) -> str:
     known = {"attention": AttentionSpec, "feed_forward": FeedForwardSpec, "norms": Norms}
     for part, kind in known.items():
-        if type(getattr(layer, part)) is not kind:
-            return f"layers whose {part.replace('_', '-')} is a {type(getattr(layer, part)).__name__}"
+        found = type(getattr(layer, part))
+        if found is not kind:
+            return PARTS.get(found) or f"layers whose {part.replace('_', '-')} is a {found.__name__}"
     norms, attention, mlp = layer.norms, layer.attention, layer.feed_forward
     if attention.head_dim not in HEAD_DIMS:
         return f"heads of {attention.head_dim} ({', '.join(map(str, HEAD_DIMS))} are served)"

@@ -16,6 +16,8 @@ from eyas.engine.checkpoint.folder import end_tokens, read_config, weight_files
 from eyas.engine.models.keys import Raw, reading
 
 MODELS = {
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",  # R1, V3.1 and Kimi-K2 as well
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -23,8 +25,10 @@ MODELS = {
     "MiMoForCausalLM": "qwen2",  # its MTP layer is a draft head's
     "MinistralForCausalLM": "ministral",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 """What a config.json calls an architecture, and the module of `eyas.engine.models` that is its `Family`."""
 

@@ -9,10 +9,11 @@
 | down | its columns | sum over the ranks |
 | lm_head | its rows of the vocabulary | logits joined by columns |
 
-So a layer has two sums, and a rank's KV pool holds the rank's heads only. A draft head's layers are of the
-same kind; every rank holds all of its fc. Biases of q, k and v are divided like their rows; only rank 0 adds
-the bias of o, so that the sum has it once. This file knows sizes only: `eyas.engine.checkpoint.weights`
-divides the tensors, and `ProcessGroup` does the sums and joins.
+So a layer has two sums, and a rank's KV pool holds the rank's heads only; latents, which all heads read,
+every rank holds. A draft head's layers are of the same kind; every rank holds all of its fc. Biases of q, k
+and v are divided like their rows; only rank 0 adds the bias of o, so that the sum has it once. This file
+knows sizes only: `eyas.engine.checkpoint.weights` divides the tensors, and `ProcessGroup` does the sums and
+joins.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
             "key and value heads": layer.attention.num_kv_heads,
             "feed-forward columns": layer.feed_forward.width,
         }
+        if layer.attention.latent:
+            del sizes["key and value heads"]
         for name, size in sizes.items():
             if size % ranks:
                 flag = "tensor-parallel-size"
@@ -45,12 +48,13 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
 
 def _share(layer: LayerSpec, ranks: int) -> LayerSpec:
     attention, feed_forward = layer.attention, layer.feed_forward
+    kv_heads = attention.num_kv_heads
     return dataclasses.replace(
         layer,
         attention=dataclasses.replace(
             attention,
             num_heads=attention.num_heads // ranks,
-            num_kv_heads=attention.num_kv_heads // ranks,
+            num_kv_heads=kv_heads if attention.latent else kv_heads // ranks,
         ),
         feed_forward=dataclasses.replace(feed_forward, width=feed_forward.width // ranks),
     )

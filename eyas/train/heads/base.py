@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import FeedForwardSpec, ModelConfig
 from eyas.train.model import LlamaShape, rope_table
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -83,8 +84,13 @@ class DraftHead(nn.Module, ABC):
 
 
 def shape_for(target: ModelConfig) -> LlamaShape:
-    """One layer with the sizes of the target's last one, and a plain rotary embedding of its base."""
+    """One layer with the sizes of the target's last one, and a plain rotary embedding of its base.
+
+    Raises ConfigError for a target whose last layer has sizes of another kind.
+    """
     layer = target.layers[-1]
+    if layer.attention.latent or type(layer.feed_forward) is not FeedForwardSpec:
+        raise ConfigError("--target: a head is a dense layer, and the target's last is none")
     return LlamaShape(
         hidden=target.hidden_size,
         layers=1,

@@ -1,0 +1,84 @@
+"""Latent attention, absorbed: every head reads the same cached rows (DeepSeek-V2, arXiv 2405.04434, 2.1).
+
+A head's score is its query times (K latent), which is (its query times K) times the latent; its result is V
+times the mixed latents. So keys and values of heads are never made, and a prompt's rows have the arithmetic
+of generated ones: chunks, cached prefixes and drafts change no bit. How a query finds its keys is the
+backend's business, as it is for any attention with one key head.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.engine.checkpoint.config import LatentSpec
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.layers.attention import Step
+from eyas.engine.layers.linear import Linear, in_blocks
+from eyas.engine.layers.norm import RmsNorm
+from eyas.engine.layers.rotary import Rotary
+
+EPS = 1e-6
+"""Of both inner norms, whatever the model's own is."""
+
+
+class LatentAttention:
+    """Attention over latents. `width`: columns of its input, which are its output's too."""
+
+    def __init__(self, spec: LatentSpec, weights: Weights, prefix: str, width: int) -> None:
+        self._spec = spec
+        self._heads, self._plain, self._latent = spec.num_heads, spec.plain_dim, spec.kv_rank
+        query = spec.num_heads * (spec.plain_dim + spec.rotated_dim)
+        if spec.query_rank:
+            self._query_in = Linear(weights.take(f"{prefix}.q_a_proj.weight", (spec.query_rank, width)))
+            self._query_norm = _norm(weights, f"{prefix}.q_a_layernorm.weight", spec.query_rank)
+            stored = weights.take(f"{prefix}.q_b_proj.weight", (query, spec.query_rank))
+        else:
+            stored = weights.take(f"{prefix}.q_proj.weight", (query, width))
+        columns = stored.shape[1]
+        per_head = stored.view(spec.num_heads, -1, columns)
+        self._query = Linear(_halves_last(per_head, spec).reshape(query, columns))
+        row = weights.take(f"{prefix}.kv_a_proj_with_mqa.weight", (spec.head_dim, width))
+        self._row = Linear(_halves_last(row[None], spec)[0])
+        self._row_norm = _norm(weights, f"{prefix}.kv_a_layernorm.weight", spec.kv_rank)
+        parts = (spec.plain_dim, spec.value_dim)
+        factors = weights.take(f"{prefix}.kv_b_proj.weight", (spec.num_heads * sum(parts), spec.kv_rank))
+        keys, values = factors.view(spec.num_heads, -1, spec.kv_rank).split(parts, 1)
+        self._keys = keys.contiguous()  # [heads, plain, latent]
+        self._values = values.transpose(1, 2).contiguous()  # [heads, latent, value]
+        out = (width, spec.num_heads * spec.value_dim)
+        self._out = Linear(weights.take(f"{prefix}.o_proj.weight", out))
+
+    def __call__(self, x: torch.Tensor, layer: int, step: Step) -> torch.Tensor:
+        """x [R, width] -> [R, width]; rows beyond `step.slots` are padding and write nothing."""
+        angles = step.angles[self._spec.rope]
+        row = self._row(x)
+        latent, key = row[:, : self._latent], row[:, None, self._latent :]
+        key = Rotary.rotate(key, angles)[:, 0]
+        step.pool.write(layer, step.slots, torch.cat((self._row_norm(latent), key), -1))
+        read = self._query_norm(self._query_in(x)) if self._spec.query_rank else x
+        query = self._query(read).view(x.shape[0], self._heads, -1)
+        plain, rotated = query[..., : self._plain], query[..., self._plain :]
+        query = torch.cat((_per_head(plain, self._keys), Rotary.rotate(rotated, angles)), -1)
+        mixed = step.backend.run(query, step.pool.layer(layer), step.plan, self._spec)
+        return self._out(_per_head(mixed, self._values).reshape(x.shape[0], -1))
+
+
+def _per_head(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """x [R, heads, K] times each head's factor [heads, K, N] -> [R, heads, N], in products of one shape."""
+    return in_blocks(lambda block: torch.bmm(block.transpose(0, 1), factors).transpose(0, 1), x)
+
+
+def _norm(weights: Weights, name: str, size: int) -> RmsNorm:
+    return RmsNorm(weights.take(name, (size,)), EPS)
+
+
+def _halves_last(stored: torch.Tensor, spec: LatentSpec) -> torch.Tensor:
+    """Rows [.., n, columns] whose last `rotated_dim` are paired as `Rotary` pairs them.
+
+    Queries and cached rows are reordered alike, so that scores stay what they are.
+    """
+    if not spec.adjacent:
+        return stored
+    first = stored.shape[-2] - spec.rotated_dim
+    plain, rotated = stored[..., :first, :], stored[..., first:, :]
+    return torch.cat((plain, rotated[..., 0::2, :], rotated[..., 1::2, :]), -2)

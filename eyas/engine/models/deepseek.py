@@ -1,0 +1,75 @@
+"""DeepSeek-V2 and V3 (R1, V3.1; Kimi-K2): latent attention, and experts above the first, dense layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig, Scores
+from eyas.engine.models import keys
+
+METHODS: dict[str, tuple[Scores, int]] = {
+    "greedy": ("softmax", 0),
+    "group_limited_greedy": ("softmax", 1),
+    "noaux_tc": ("sigmoid", 2),
+}
+"""Of each topk_method: the scores, and how many of a group's best say how good it is (0: no groups)."""
+
+
+def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+    """`q_lora_rank` null is a projection of one matrix. Of V2 the routing is softmax, of V3 sigmoid."""
+    for key, plain in (("attention_bias", False), ("moe_layer_freq", 1)):
+        if raw.get(key, plain) != plain:
+            raise ConfigError(f"config.json of {folder}: {key} {raw[key]} is not supported")
+    attention, dense = _attention(raw), keys.feed_forward(raw)
+    first = int(raw["first_k_dense_replace"])
+    parts = [_experts(raw) if layer >= first else dense for layer in range(keys.count(raw))]
+    return keys.decoder(raw, folder, [LayerSpec(attention, part) for part in parts])
+
+
+def _attention(raw: keys.Raw) -> LatentSpec:
+    """Scores are widened by yarn's factor twice, once for queries and once for keys; cos and sin are not."""
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope = keys.read_rope(raw, scaling)
+    plain, rotated, latent = (int(raw[k]) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
+    widened = keys.yarn_scale(rope.factor, float(scaling.get("mscale_all_dim") or 0.0))
+    return LatentSpec(
+        num_heads=int(raw["num_attention_heads"]),
+        num_kv_heads=1,
+        head_dim=latent + rotated,
+        rope=rope,
+        scale=(plain + rotated) ** -0.5 * widened**2,
+        kv_rank=latent,
+        query_rank=int(raw["q_lora_rank"] or 0),
+        plain_dim=plain,
+        value_dim=int(raw["v_head_dim"]),
+        adjacent=bool(raw.get("rope_interleave", True)),
+    )
+
+
+def _experts(raw: keys.Raw) -> ExpertsSpec:
+    """What a config.json of transformers leaves out follows from the version."""
+    newer = raw["architectures"][0] == "DeepseekV3ForCausalLM"
+    method = raw.get("topk_method") or ("noaux_tc" if newer else "greedy")
+    told = raw.get("scoring_func")
+    if method not in METHODS or told not in (None, METHODS[method][0]):
+        raise ConfigError(f"topk_method {method} with scoring_func {told} is not supported")
+    scores, best = METHODS[method]
+    normalised = bool(raw.get("norm_topk_prob", newer))
+    if normalised and not newer:
+        raise ConfigError("norm_topk_prob of DeepSeek-V2 is not supported")
+    width = int(raw["moe_intermediate_size"])
+    return ExpertsSpec(
+        width=width,
+        activation=keys.feed_forward(raw).activation,
+        experts=int(raw["n_routed_experts"]),
+        per_row=int(raw["num_experts_per_tok"]),
+        scores=scores,
+        normalised=normalised,
+        scale=float(raw["routed_scaling_factor"]),
+        corrected=method == "noaux_tc",
+        groups=int(raw["n_group"]) if best else 1,
+        kept_groups=int(raw["topk_group"]) if best else 1,
+        group_best=best or 1,
+        shared_width=width * int(raw.get("n_shared_experts") or 0),
+    )

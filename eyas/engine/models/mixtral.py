@@ -1,0 +1,32 @@
+"""Mixtral: Mistral's layers with experts in every one, under names of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
+from eyas.engine.models import keys, mistral
+
+RENAMED = (
+    (".block_sparse_moe.", ".mlp."),
+    (".w1.", ".gate_proj."),
+    (".w2.", ".down_proj."),
+    (".w3.", ".up_proj."),
+)
+
+
+def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+    """The weights of the chosen are always normalised."""
+    plain = mistral.describe({"sliding_window": None, **raw}, folder)
+    dense = keys.feed_forward(raw)
+    experts = ExpertsSpec(
+        width=dense.width,
+        activation=dense.activation,
+        experts=int(raw["num_local_experts"]),
+        per_row=int(raw["num_experts_per_tok"]),
+        scores="softmax",
+        normalised=True,
+    )
+    layers = tuple(dataclasses.replace(layer, feed_forward=experts) for layer in plain.layers)
+    return dataclasses.replace(plain, layers=layers, renamed=RENAMED)

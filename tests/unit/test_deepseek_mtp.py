@@ -1,0 +1,119 @@
+"""DeepSeek-V3's NextN layer: against transformers' layer behind a written-out join, and in whole engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loopback import Loopback, split_configs
+from test_engine import _assert_nothing_held, _plain, _requests, _run
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.engine.batch.spans import Span
+from tests.unit.model_rig import HeadRig, Rig
+from tests.unit.tiny_deepseek import Tensors, write_tiny_nextn_deepseek
+
+N, STEPS = 70, 4
+TOKENS = torch.randint(256, (N + 1,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@dataclass(frozen=True)
+class Case:
+    folder: Path
+    target: Any
+    layer: Any
+    join: Tensors
+
+    def joined(self, features: torch.Tensor, tokens: list[int], feature_first: bool = False) -> torch.Tensor:
+        """eh_proj [enorm(embedding of the token) ; hnorm(feature)] of each row."""
+        halves = [
+            _norm(self.target.model.embed_tokens.weight[tokens], self.join["enorm"]),
+            _norm(features, self.join["hnorm"]),
+        ]
+        return torch.cat(halves[::-1] if feature_first else halves, -1) @ self.join["eh_proj"].T
+
+    def rows(self, joined: torch.Tensor) -> torch.Tensor:
+        """The layer and the norm behind it, over all rows from position 0 on."""
+        found: torch.Tensor = self.layer.model(inputs_embeds=joined[None]).last_hidden_state[0]
+        return found
+
+
+def _norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * gain
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("model")
+    return Case(folder, *write_tiny_nextn_deepseek(folder))
+
+
+@torch.no_grad()
+def test_certain_rows_then_a_recurrent_chain(case: Case) -> None:
+    rig = Rig(case.folder)
+    draft = HeadRig(case.folder, rig)
+    _, captured = rig.forward([Span(rig.table(N), 0, N)], TOKENS[:N], draft.capture.layers)
+    features = draft.capture.features(captured)
+    stated = case.target.model(torch.tensor([TOKENS[:N]])).last_hidden_state[0]
+    assert (features - stated).abs().max() < 1e-4
+    table = rig.table(N + STEPS)
+    found = [draft.forward(features, [Span(table, 0, N)], TOKENS[1:])]
+    joined, drafted = case.joined(features, TOKENS[1:]), list[int]()
+    for step in range(STEPS):
+        below = case.rows(joined)[-1:]
+        drafted.append(int(draft.head.logits(found[-1][-1:])[0].argmax()))
+        found.append(draft.forward(found[-1][-1:], [Span(table, N + step, 1)], drafted[-1:]))
+        joined = torch.cat((joined, case.joined(below, drafted[-1:])))
+    rows = torch.cat(found)
+    assert (rows - case.rows(joined)).abs().max() < 2e-4
+    logits = draft.head.logits(rows)
+    assert (logits - case.layer.lm_head(case.rows(joined))).abs().max() < 2e-4
+    assert len(set(drafted)) > 1
+    swapped = case.rows(case.joined(features, TOKENS[1:], feature_first=True))
+    assert (rows[:N] - swapped).abs().max() > 0.1, "the other order of the join would have been noticed"
+
+
+def engine(folder: Path, pool_dir: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder),
+        draft=str(folder),
+        num_pages=256,
+        chunk_tokens=48,
+        pool_dir=str(pool_dir),
+        worker="unified",
+    )
+
+
+ASKED = _requests(6)
+CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def expected(case: Case, tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, list[int]]]:
+    """What plain decoding says to `ASKED`."""
+    return _plain(engine(case.folder, tmp_path_factory.mktemp("pools")), ASKED)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("spec", "split"),
+    [
+        pytest.param(CHAIN, True, id="chain, split"),
+        pytest.param(TREE, False, id="tree, unified"),
+        pytest.param(CHAIN, False, id="chain, unified", marks=pytest.mark.slow),
+        pytest.param(TREE, True, id="tree, split", marks=pytest.mark.slow),
+    ],
+)
+def test_a_nextn_head_changes_no_token(
+    case: Case, tmp_path: Path, expected: list[dict[int, list[int]]], spec: SpeculationConfig, split: bool
+) -> None:
+    config = replace(engine(case.folder, tmp_path), speculation=spec)
+    cluster = Loopback(*(split_configs(config) if split else (config,)))
+    assert _run(cluster, ASKED, split=split) == expected
+    entries = [entry for result in cluster.results.values() for entry in result.entries]
+    assert any(entry.accepted for entry in entries), "nothing was ever accepted: drafting was not exercised"
+    _assert_nothing_held(cluster)
+    cluster.close()

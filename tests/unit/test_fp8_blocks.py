@@ -1,0 +1,138 @@
+"""Weights in FP8 blocks: a model of them is the model of the weights that they stand for, to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eyas.common.config import EngineConfig
+from eyas.common.errors import ConfigError
+from eyas.engine.batch.spans import Span
+from eyas.engine.checkpoint.weights import FolderWeights, Placement
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.models.table import read_model
+from tests.unit.families import write_family
+from tests.unit.model_rig import Rig
+from tests.unit.tiny_deepseek import RAGGED, write_tiny_deepseek
+
+Tensors = dict[str, torch.Tensor]
+KEPT = ("embed_tokens", "lm_head", "norm", "mlp.gate.")
+TOLD = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
+def in_blocks(weight: torch.Tensor, powers_of_two: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q in e4m3, a scale for each block, and q * scale; block by block, as the format is described."""
+    rows, columns = weight.shape
+    scales = torch.empty(-(-rows // 128), -(-columns // 128))
+    stored, meant = torch.empty(weight.shape, dtype=torch.float8_e4m3fn), torch.empty(weight.shape)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            block = (slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128))
+            scale = weight[block].abs().max() / 448.0
+            if powers_of_two:
+                scale = torch.exp2(scale.log2().ceil())
+            scales[i, j] = scale
+            stored[block] = (weight[block] / scale).to(torch.float8_e4m3fn)
+            meant[block] = stored[block].float() * scale
+    return stored, scales, meant
+
+
+def write_fp8(folder: Path, plain: Path, scales_as: torch.dtype | None = None) -> Tensors:
+    """The model of `plain` in FP8 blocks; gives what its weights stand for. `scales_as`: powers of two."""
+    tensors, meant = {}, load_file(plain / "model.safetensors")
+    for name, weight in meant.items():
+        tensors[name] = weight
+        if weight.dim() == 2 and not any(part in name for part in KEPT):
+            stored, scales, meant[name] = in_blocks(weight, scales_as is not None)
+            tensors[name], tensors[f"{name}_scale_inv"] = stored, scales.to(scales_as or torch.float32)
+    folder.mkdir()
+    told = TOLD if scales_as is None else TOLD | {"scale_fmt": "ue8m0"}
+    raw = json.loads((plain / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": told}))
+    save_file(tensors, folder / "model.safetensors")
+    return meant
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain")
+    write_tiny_deepseek(folder, RAGGED | {"num_hidden_layers": 2})
+    return folder
+
+
+def logits(folder: Path) -> torch.Tensor:
+    rig = Rig(folder, pages=16)
+    tokens = torch.randint(4096, (40,), generator=torch.Generator().manual_seed(5)).tolist()
+    return rig.logits([Span(rig.table(40), 0, 40)], tokens)
+
+
+@pytest.mark.parametrize(
+    "scales_as", [None, torch.float32, torch.float8_e8m0fnu], ids=["float32", "powers of two", "ue8m0"]
+)
+def test_a_model_in_blocks_is_the_model_they_stand_for(
+    tmp_path: Path, plain: Path, scales_as: torch.dtype | None
+) -> None:
+    """Scales as DeepSeek-V3 stores them, as V3.1 does, and in the eight bits that a power of two needs."""
+    meant = write_fp8(tmp_path / "fp8", plain, scales_as)
+    told = tmp_path / "meant"
+    told.mkdir()
+    (told / "config.json").write_text((plain / "config.json").read_text())
+    save_file(meant, told / "model.safetensors")
+    assert read_model(tmp_path / "fp8").fp8_blocks and not read_model(told).fp8_blocks
+    found = logits(tmp_path / "fp8")
+    assert torch.equal(found, logits(told))
+    original = logits(plain)
+    error = (found - original).pow(2).mean().sqrt() / original.std()
+    assert 1e-3 < error < 0.3, "three bits behind the point: a weight is off by 2.6 %, experts change places"
+
+
+def test_a_dense_model_in_blocks_is_read_as_well(tmp_path: Path) -> None:
+    write_family(tmp_path / "plain", "qwen3")
+    meant = write_fp8(tmp_path / "fp8", tmp_path / "plain")
+    name = "model.layers.0.mlp.gate_proj.weight"
+    with FolderWeights(tmp_path / "fp8") as weights:
+        assert torch.equal(weights.take(name, (96, 48)), meant[name])
+    half = Placement(rank=1, ranks=2)
+    with FolderWeights(tmp_path / "fp8", placement=half) as weights:
+        assert torch.equal(weights.take_columns(name, (96, 48)), meant[name][:, 24:])
+    with FolderWeights(tmp_path / "fp8", placement=Placement(dtype=torch.bfloat16)) as weights:
+        assert torch.equal(weights.take(name, (96, 48)), meant[name].bfloat16())
+    config = EngineConfig(model=str(tmp_path / "fp8"), draft=None, num_pages=4, attention_backend="triton")
+    with pytest.raises(ConfigError, match="has no implementation for a GPU: weights in FP8 blocks"):
+        EngineSpec.of(config)
+
+
+@pytest.mark.parametrize(
+    ("scales", "why"),
+    [
+        (None, "has no tensor .*kv_a_proj_with_mqa.weight_scale_inv"),
+        ((2, 5), r"kv_a_proj_with_mqa.weight_scale_inv of .* is \(2, 5\), its config says \(2, 4\)"),
+    ],
+    ids=["missing", "misfit"],
+)
+def test_scales_that_are_missing_or_misfit_are_named(
+    tmp_path: Path, plain: Path, scales: tuple[int, int] | None, why: str
+) -> None:
+    write_fp8(tmp_path / "fp8", plain)
+    file = tmp_path / "fp8" / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.self_attn.kv_a_proj_with_mqa.weight_scale_inv"
+    del tensors[name]
+    if scales is not None:
+        tensors[name] = torch.ones(scales)
+    save_file(tensors, file)
+    with pytest.raises(ConfigError, match=why):
+        Rig(tmp_path / "fp8")
+
+
+def test_a_missing_expert_is_named(tmp_path: Path, plain: Path) -> None:
+    tensors = load_file(plain / "model.safetensors")
+    del tensors["model.layers.1.mlp.experts.17.up_proj.weight"]
+    (tmp_path / "config.json").write_text((plain / "config.json").read_text())
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="has no tensor model.layers.1.mlp.experts.17.up_proj.weight"):
+        Rig(tmp_path)
