@@ -86,9 +86,7 @@ def _above(now: Memory, before: Memory, bounds: dict[str, int]) -> list[str]:
 async def _run_apart(name: str, target: Target) -> Tally:
     command = [sys.executable, "-m", "tests.e2e.attacks", "--attack", name]
     command += ["--at", f"{target.port},{target.grpc_port}"]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, preexec_fn=lambda: os.nice(NICE)
-    )
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     said, _ = await process.communicate()
     if process.returncode:
         return Tally(Counter({"the attacker failed": 1}))
@@ -99,6 +97,7 @@ async def _run_apart(name: str, target: Target) -> Tally:
 def attacker(name: str, at: str) -> int:
     """The attacker's process."""
     port, grpc_port = map(int, at.split(","))
+    os.nice(NICE)
     tally = Tally()
     asyncio.run(_attack(ATTACKS[name], Target(port, grpc_port, BAD), tally))
     print(json.dumps([tally.answers, tally.slowest_s]))
@@ -143,7 +142,9 @@ def cells(row: Row) -> list[str]:
     answers = ", ".join(f"{count} {answer}" for answer, count in sorted(row.tally.answers.items()))
     window = row.window
     gaps = " / ".join(f"{1000 * gap:.0f}" for gap in (window.at(0.5), window.at(0.99), window.worst_s))
-    good = f"{window.answers}" + (f" ({window.refused} refused)" if window.refused else "")
+    good = f"{window.answers}, first after {window.first_s:.1f} s" + (
+        f" ({window.refused} refused)" if window.refused else ""
+    )
     memory = [" / ".join(str(held[kind] // MiB) for held in row.memory) for kind in KINDS]
     return [row.name, answers, f"{row.tally.slowest_s:.1f} s", good, gaps, *memory, f"{row.back_s:.1f} s"]
 

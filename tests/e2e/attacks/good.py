@@ -63,9 +63,13 @@ def requests(count: int) -> list[Request]:
 
 @dataclass
 class Window:
-    """What the streams had in a span of time: `gaps` in seconds, from a question or event to the next one."""
+    """What the streams had in a span of time: `gaps` in seconds, from one event to the next.
+
+    `first_s`: the longest from a question to its first event, which may have to wait for a place.
+    """
 
     gaps: list[float] = field(default_factory=list)
+    first_s: float = 0.0
     answers: int = 0
     refused: int = 0
     problems: list[str] = field(default_factory=list)
@@ -133,19 +137,22 @@ class GoodStreams:
                 await asyncio.sleep(COME_BACK_S)
 
     async def _ask(self, number: int, request: Request) -> str:
-        """The whole answer. Every piece of it ends a gap."""
+        """The whole answer. Every piece of it but the first ends a gap."""
         said = {"http": self._by_http, "ids": self._by_http, "grpc": self._by_grpc}[request.door](request)
         pieces: list[str] = []
-        self._waiting_since[number] = time.monotonic()
+        asked = time.monotonic()
         try:
             async with asyncio.timeout(ANSWER_S):
                 async for piece in said:
                     now = time.monotonic()
-                    self._window.gaps.append(now - self._waiting_since[number])
+                    if number in self._waiting_since:
+                        self._window.gaps.append(now - self._waiting_since[number])
+                    else:
+                        self._window.first_s = max(self._window.first_s, now - asked)
                     self._waiting_since[number] = now
                     pieces.append(piece)
         finally:
-            del self._waiting_since[number]
+            self._waiting_since.pop(number, None)
         return "".join(pieces)
 
     async def _by_http(self, request: Request) -> AsyncIterator[str]:
