@@ -12,6 +12,9 @@ import logging
 import select
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,10 +25,11 @@ from eyas.common.grammar import Grammar
 from eyas.common.types import GenerationRequest, WorkerInfo
 from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
 from gateway.router import Candidate
+from gateway.turns import Claim, Turns
 
 COMPILE_S = 10.0
 START_S = 60.0
-MAX_WAITING = 64
+MAX_WAITING = 64  # per caller
 MAX_REMEMBERED = 256
 
 _TOO_LARGE = "it needs too much memory to compile"
@@ -41,7 +45,7 @@ class GrammarBackend(GenerationBackend):
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
         if request.params.grammar is not None:
-            await self._checks.check(request.params.grammar)
+            await self._checks.check(request.params.grammar, request.caller)
         return await self._backend.start(request)
 
     async def models(self) -> list[WorkerInfo]:
@@ -55,7 +59,10 @@ class GrammarBackend(GenerationBackend):
 
 
 class GrammarChecks:
-    """One compilation at a time, in a process of its own. A grammar is compiled once."""
+    """One compilation at a time, in a process of its own. A grammar is compiled once.
+
+    Callers take turns: who asks for many slow ones delays another caller by two of them at most.
+    """
 
     def __init__(self, folder: Path, compile_s: float = COMPILE_S) -> None:
         """`folder`: the model's."""
@@ -63,6 +70,9 @@ class GrammarChecks:
         self._compile_s = compile_s
         self._found: dict[Grammar, str | None] = {}  # why not; the newest last
         self._asked: dict[Grammar, asyncio.Task[str | None]] = {}
+        self._waiting: Counter[str] = Counter()  # by caller, of what is asked
+        self._turns: Turns[asyncio.Event] = Turns()
+        self._compiling = False
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._child: subprocess.Popen[bytes] | None = None  # the thread's
 
@@ -70,9 +80,9 @@ class GrammarChecks:
         """Begins to start the process: it is there before the first grammar comes, which need not wait."""
         self._thread.submit(self._start)
 
-    async def check(self, grammar: Grammar) -> None:
+    async def check(self, grammar: Grammar, caller: str = "") -> None:
         """Raises InvalidRequest, which says why it cannot be followed; Overloaded if too many wait."""
-        reason = await self._reason(grammar)
+        reason = await self._reason(grammar, caller)
         if reason is not None:
             raise InvalidRequest(f"grammar cannot be followed: {reason}", param="grammar")
 
@@ -86,25 +96,50 @@ class GrammarChecks:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         self._end()
 
-    async def _reason(self, grammar: Grammar) -> str | None:
+    async def _reason(self, grammar: Grammar, caller: str) -> str | None:
         if grammar in self._found:
             self._found[grammar] = reason = self._found.pop(grammar)
             return reason
         if grammar not in self._asked:
-            if len(self._asked) >= MAX_WAITING:
+            if self._waiting[caller] >= MAX_WAITING:
                 raise Overloaded("too many grammars wait to be compiled")
-            self._asked[grammar] = asyncio.create_task(self._ask(grammar))
+            self._waiting[caller] += 1
+            self._asked[grammar] = asyncio.create_task(self._ask(grammar, caller))
         return await asyncio.shield(self._asked[grammar])  # others may wait for it too
 
-    async def _ask(self, grammar: Grammar) -> str | None:
+    async def _ask(self, grammar: Grammar, caller: str) -> str | None:
         try:
-            reason = await self._compile(grammar)
+            async with self._turn(caller):
+                reason = await self._compile(grammar)
             self._found[grammar] = reason
             while len(self._found) > MAX_REMEMBERED:
                 del self._found[next(iter(self._found))]
             return reason
         finally:
+            self._waiting -= Counter([caller])  # a caller with none is not kept
             del self._asked[grammar]
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, caller: str) -> AsyncIterator[None]:
+        """While it lasts, no other grammar is compiled."""
+        mine = asyncio.Event()
+        self._turns.add(mine, Claim(caller, arrived=time.monotonic()))
+        self._next()
+        try:
+            await mine.wait()
+            yield
+        finally:
+            self._turns.remove(mine)
+            if mine.is_set():
+                self._compiling = False
+            self._next()
+
+    def _next(self) -> None:
+        if self._turns and not self._compiling:
+            self._compiling = True
+            first = self._turns.first()
+            self._turns.serve(first)
+            first.set()
 
     async def _compile(self, grammar: Grammar) -> str | None:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, grammar)

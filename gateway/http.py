@@ -50,6 +50,7 @@ from gateway.tokenizer import Tokenizer
 from gateway.tracing import failed
 from gateway.wire import (
     EXPOSED,
+    Arriving,
     Cors,
     Reply,
     RequestMiddleware,
@@ -112,6 +113,7 @@ class HttpFront:
         self._tokenizer = tokenizer
         self._chats = ChatModel.of(config, tokenizer)
         self._metrics = metrics
+        self._arriving = Arriving()
 
     def endpoints(self) -> list[Endpoint]:
         """The rows of the route table that this class answers."""
@@ -209,7 +211,7 @@ class HttpFront:
 
     async def _body(self, kind: type[B], request: Request) -> B:
         """The request's body as `kind`; the response's headers will name its ignored fields."""
-        body = parse(kind, await read_body(request, self._config.max_body_bytes))
+        body = parse(kind, await read_body(request, self._config.max_body_bytes, self._arriving))
         request.state.ignored = ignored(body)
         return body
 

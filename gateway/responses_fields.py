@@ -14,7 +14,7 @@ from eyas.common.params import INT32_MAX, MAX_TOP_LOGPROBS
 from gateway import unsupported
 from gateway.chat_fields import MAX_TOOLS, word_or_tool
 from gateway.fields import Body, refuse
-from gateway.schema import SamplingFields, Seed, Speculation
+from gateway.schema import Priority, SamplingFields, Seed, Speculation
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -213,6 +213,10 @@ class ResponsesBody(SamplingFields):
     """More variables for the model's chat template."""
     speculative: Speculation = Field(True)  # type: ignore[assignment]  # a bool stays one
     """False turns drafting off for this request; an object says how far its drafts reach at most."""
+    priority: Priority = 0
+    """Lower is earlier among the caller's own, each unit by a second: -100 to 100."""
+    prompt_cache_key: str = Field("", max_length=512)
+    """Names the conversation: its requests prefer one worker, also where its prefix is not cached yet."""
     timeout: float | None = Field(None, gt=0)
     """Seconds until the request fails; at most the server's own limit."""
 

@@ -288,6 +288,7 @@ def _frame(call: ApiCall, body: ResponsesBody) -> Object:
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": None,
+        "prompt_cache_key": body.prompt_cache_key or None,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "store": False,
         "temperature": params.temperature,

@@ -16,7 +16,7 @@ from gateway.schema import ChatBody, SamplingFields
 
 _AS_THEY_ARE = (
     *(name for name in SamplingFields.model_fields if name != "no_stop_trim"),
-    *("seed", "parallel_tool_calls", "chat_template_kwargs", "timeout"),
+    *("seed", "parallel_tool_calls", "chat_template_kwargs", "priority", "prompt_cache_key", "timeout"),
 )
 FIELDS = {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
 """What a chat's fields are called here."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,14 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import ConfigError, InvalidRequest
 from gateway.chat import ChatTemplate, Message
 from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
+from gateway.heap import give_back
 from gateway.rendering import Renderer
 from gateway.tokenizer_files import cleans_up, load_chat_template, name_special_tokens
 
 _LONG_TEXT = 16_384  # characters from which a thread tokenizes, so that other streams go on
+_HUGE_TEXT = 1 << 18
+"""Characters from which texts are tokenized one after the other: each may take seconds, and some hundred
+bytes of memory per character."""
 
 
 class Tokenizer:
@@ -32,6 +38,8 @@ class Tokenizer:
         self._hf = hf
         self.template = template
         self._renderer = None if template is None else Renderer(template)
+        self._long = ThreadPoolExecutor(2, "tokenize")
+        self._huge = ThreadPoolExecutor(1, "tokenize-huge")
         self.table = TokenBytes(hf, clean_up=clean_up)
 
     @classmethod
@@ -122,4 +130,12 @@ class Tokenizer:
     async def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT:
             return self.encode(text, special=special)
-        return await asyncio.to_thread(self.encode, text, special=special)
+        loop = asyncio.get_running_loop()
+        if len(text) < _HUGE_TEXT:
+            return await loop.run_in_executor(self._long, partial(self.encode, text, special=special))
+        return await loop.run_in_executor(self._huge, partial(self._encode_huge, text, special=special))
+
+    def _encode_huge(self, text: str, *, special: bool) -> tuple[int, ...]:
+        ids = self.encode(text, special=special)
+        give_back()
+        return ids

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from itertools import islice
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -30,12 +31,15 @@ from eyas.common.errors import (
 )
 from eyas.common.logging import known_as, request_id, traceparent
 from gateway import quotas
+from gateway.heap import give_back
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
 from gateway.parts import PARTS, Parts
 from gateway.tracing import current
 
 BODY_TIMEOUT_S = 30.0
+MAX_ARRIVING_BYTES = 128 << 20  # of all bodies that are not complete
+BURST_BYTES = 32 << 20  # of them, after which their memory is given back
 LAST_SEND_TIMEOUT_S = 10.0
 _RATES = [
     f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
@@ -59,25 +63,66 @@ HTML = "text/html"
 _log = logging.getLogger("eyas.gateway")
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+class Arriving:
+    """The bodies that are not complete. When they hold too much, the one that began first is given up: what
+    takes longest to send a body is slow or silent, and what has just begun may be neither.
+    """
+
+    def __init__(self, most: int = MAX_ARRIVING_BYTES) -> None:
+        self._most = most
+        self._held = self._peak = 0
+        self._bodies: dict[asyncio.Timeout, int] = {}  # bytes of each; the oldest first
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[Callable[[int], None]]:
+        """Around one body; the function counts bytes of it. Raises Overloaded if it is given up."""
+        async with asyncio.timeout(None) as body:
+            self._bodies[body] = 0
+            try:
+                yield partial(self._count, body)
+            except asyncio.CancelledError:
+                if body.expired():
+                    raise Overloaded("too many bodies arrive at once, and this one is the slowest") from None
+                raise
+            finally:
+                self._held -= self._bodies.pop(body, 0)
+                if not self._bodies and self._peak > BURST_BYTES:
+                    self._peak = 0
+                    asyncio.get_running_loop().run_in_executor(None, give_back)
+
+    def _count(self, body: asyncio.Timeout, size: int) -> None:
+        if body not in self._bodies:
+            return  # it was given up, and hears of it next
+        self._bodies[body] += size
+        self._held += size
+        self._peak = max(self._peak, self._held)
+        while self._held > self._most:
+            oldest = next(iter(self._bodies))
+            self._held -= self._bodies.pop(oldest)
+            oldest.reschedule(asyncio.get_running_loop().time())
+
+
+async def read_body(request: Request, limit: int, arriving: Arriving) -> bytes:
     """The whole body. Raises PayloadTooLarge as soon as it is known to have more than `limit` bytes,
-    RequestTimeout if it does not arrive within `BODY_TIMEOUT_S`, Cancelled if the client disconnects.
+    RequestTimeout if it does not arrive within `BODY_TIMEOUT_S`, Overloaded if too many arrive with it,
+    Cancelled if the client disconnects.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise PayloadTooLarge(f"the body has {declared} bytes, more than the {limit} allowed")
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _bounded(request, limit)
+        async with asyncio.timeout(BODY_TIMEOUT_S), arriving.one() as count:
+            return await _bounded(request, limit, count)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
     except ClientDisconnect:
         raise Cancelled("the client left before its request was complete") from None
 
 
-async def _bounded(request: Request, limit: int) -> bytes:
+async def _bounded(request: Request, limit: int, count: Callable[[int], None]) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
+        count(len(chunk))
         body += chunk
         if len(body) > limit:
             raise PayloadTooLarge(f"the body has more than the {limit} bytes allowed")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 import sys
@@ -32,6 +33,7 @@ from gateway.siblings import SUFFIX
 from gateway.tokenizer import Tokenizer
 
 GRACE_S = 5.0  # after the drain time
+_logger = logging.getLogger("eyas.gateway")
 
 
 def run_group(config: GatewayConfig) -> None:
@@ -42,6 +44,9 @@ def run_group(config: GatewayConfig) -> None:
     """
     eyas_logging.setup("gateway", config.log_format)
     warn_if_open(config)
+    if config.key_limits is not None:
+        text = "each of %d gateway processes counts what keys use: a key may have up to %d times its limits"
+        _logger.warning(text, config.processes, config.processes)
     registry(config.registry)  # what is wrong with them is told once, before any process starts
     Tokenizer.load(config.model)
     service_tls(config.tls_dir)

@@ -15,7 +15,14 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from eyas.common.errors import EyasError, HeadersTooLarge, InvalidRequest, RequestTimeout, Unavailable
+from eyas.common.errors import (
+    EyasError,
+    HeadersTooLarge,
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unavailable,
+)
 from eyas.common.logging import Rarely, known_as
 from eyas.worker.http_parts import HeldParts, Outbox
 from gateway.openai_reply import error_body
@@ -32,6 +39,7 @@ class HttpLimits:
     connections: int = 4096
     header_bytes: int = 64 * 1024  # the request's line and all headers
     headers: int = 100
+    chunks: int = 8192  # of a body: each costs as much as some hundred bytes
     header_s: float = 10.0  # from a request's first byte, or the connection's start, to the last header
     idle_s: float = 75.0  # between two requests
     rest_s: float = 5.0  # after the answer, to send or take the remaining bytes
@@ -92,6 +100,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._limits = connections.limits
         self._header_bytes = 0  # of this request, in complete headers
         self._loose_bytes = 0  # of this request, except its body
+        self._chunks = 0  # of this request's body
         self._in_header = True
         self._in_body = False
         self._refused = False
@@ -158,7 +167,7 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= self._limits.pipelined:
             raise InvalidRequest("too many requests were sent ahead of their answers")
         super().on_message_begin()
-        self._header_bytes = 0
+        self._header_bytes = self._chunks = 0
         self._in_header = True
         self._watch()
 
@@ -185,6 +194,12 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = extensions
         self._in_header, self._in_body = False, True
         self._watch()
+
+    def on_chunk_header(self) -> None:
+        """A chunk of the body begins. Raises PayloadTooLarge for one too many."""
+        self._chunks += 1
+        if self._chunks > self._limits.chunks:
+            raise PayloadTooLarge(f"the body has more than {self._limits.chunks} chunks")
 
     def on_body(self, body: bytes) -> None:
         """Bytes of a body do not count as header bytes."""

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -119,10 +120,13 @@ def test_a_claimed_port_is_for_those_who_share_it() -> None:
                     taken("127.0.0.1", port, "port")
 
 
-async def test_a_taken_port_is_told_at_once() -> None:
-    port = next(free_ports())
+async def test_a_taken_port_and_wide_limits_are_told_at_once(tmp_path: Path) -> None:
+    port, limits = next(free_ports()), tmp_path / "limits.toml"
+    limits.write_text("[default]\nrequests_per_minute = 60\n")
     with listen("127.0.0.1", port, "port", shared=True):
-        flags = ("--registry=static:", "--gateway-workers=2", f"--port={port}")
+        flags = ("--registry=static:", "--gateway-workers=2", f"--port={port}", f"--key-limits={limits}")
         async with gateway_process(*flags) as (process, said):
-            assert f"eyas: --port: cannot listen on 127.0.0.1:{port}" in (await said.read()).decode()
+            lines = (await said.read()).decode()
+            assert "a key may have up to 2 times its limits" in lines
+            assert f"eyas: --port: cannot listen on 127.0.0.1:{port}" in lines
             assert await process.wait() == 2

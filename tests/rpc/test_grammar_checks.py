@@ -132,6 +132,27 @@ async def test_waiting_is_bounded(checks: GrammarChecks, monkeypatch: pytest.Mon
     await checks.check(GOOD)
 
 
+async def test_callers_take_turns(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for many delays another by two of them at most, and cannot use up its places."""
+    monkeypatch.setattr(grammar_checks, "MAX_WAITING", 3)
+    compiled: list[str] = []
+
+    async def compile(grammar: Grammar) -> None:
+        compiled.append(grammar.text)
+        await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(checks, "_compile", compile)
+    many = [asyncio.create_task(checks.check(Grammar.regex(f"many{i}"), "many")) for i in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await checks.check(Grammar.regex("many3"), "many")
+    other = asyncio.create_task(checks.check(Grammar.regex("other"), "few"))
+    await asyncio.gather(checks.check(Grammar.regex("few"), "few"), other, *many)
+    assert compiled == ["many0", "many1", "other", "many2", "few"]
+    await checks.check(Grammar.regex("many3"), "many")
+    assert not checks._waiting and not checks._asked
+
+
 async def test_a_model_without_a_tokenizer_refuses_all(tmp_path: Path) -> None:
     checks = GrammarChecks(tmp_path)
     with pytest.raises(InvalidRequest, match="no tokenizer"):

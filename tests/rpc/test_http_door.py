@@ -187,6 +187,16 @@ async def test_a_broken_body_is_answered() -> None:
         assert await wire.end() == b""
 
 
+@pytest.mark.parametrize(("count", "status"), [(8192, 200), (8193, 413)])
+async def test_chunks_are_bounded_in_number(count: int, status: int) -> None:
+    """Each costs the parser as much as some hundred bytes."""
+    async with door() as d:
+        wire = await d.wire()
+        body = b"1\r\nx\r\n" * (count - 1)  # the last one, of no bytes, is one too
+        wire.say(POST.replace(b"/early", b"/") + b"transfer-encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n")
+        assert (await wire.answer())[0] == status
+
+
 async def test_a_broken_body_is_not_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     """The client waits for a word before it sends its body, and sends some that is no body all the same."""
     async with door() as there:

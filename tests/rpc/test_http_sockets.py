@@ -20,6 +20,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
+from gateway.wire import Arriving
 
 
 class Server(uvicorn.Server):
@@ -216,3 +217,28 @@ async def test_half_a_body_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
         writer.close()
     assert b" 408 " in status
     assert backend.requests == []
+
+
+async def test_half_bodies_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that began first is given up; what comes at once is served meanwhile."""
+    monkeypatch.setattr(Arriving.__init__, "__defaults__", (2300,))
+    async with serving(ScriptedBackend(nano_tokenizer())) as url:
+        lines = ["POST /v1/completions HTTP/1.1", "host: x", "authorization: Bearer k", "content-length: 900"]
+        head = "\r\n".join([*lines, "", ""]).encode()
+        halves = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+            writer.write(head + b" " * 800)
+            halves.append((reader, writer))
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(3):
+            assert b" 429 " in await halves[0][0].readline()
+        async with httpx.AsyncClient(trust_env=False, headers={"authorization": "Bearer k"}) as client:
+            whole = await client.post(f"{url}/completions", json={"model": "eyas-nano", "prompt": "Hi"})
+        assert whole.status_code == 200
+        for reader, writer in halves[1:]:
+            writer.write(b" " * 100)
+            async with asyncio.timeout(3):
+                assert b" 400 " in await reader.readline()  # spaces are no JSON
+        for _, writer in halves:
+            writer.close()

@@ -246,6 +246,16 @@ async def test_what_asks_for_nothing_is_accepted() -> None:
         refused(await client.post("/v1/embeddings", json={"model": "eyas-nano", "input": "x"}), "model")
 
 
+async def test_priority_and_conversation_are_passed_on() -> None:
+    backend = speaker("plain", "Hello!")
+    async with client_of(backend) as client:
+        answer = await client.post(PATH, json=BODY | {"priority": -3, "prompt_cache_key": "tea"})
+        assert answer.json()["prompt_cache_key"] == "tea" and "x-eyas-ignored" not in answer.headers
+        refused(await client.post(PATH, json=BODY | {"priority": 101}), "priority")
+    (request,) = backend.requests
+    assert (request.priority, request.session) == (-3, "tea")
+
+
 async def test_a_stream_that_fails_says_so() -> None:
     backend = speaker("plain", "Hello, world!")
     backend.breaks_with = Unavailable("the worker is gone")
