@@ -30,6 +30,7 @@ from gateway.turns import Claim, Turns
 COMPILE_S = 10.0
 START_S = 60.0
 MAX_WAITING = 64  # per caller
+WAIT_S = 30.0  # for a turn
 MAX_REMEMBERED = 256
 
 _TOO_LARGE = "it needs too much memory to compile"
@@ -81,7 +82,7 @@ class GrammarChecks:
         self._thread.submit(self._start)
 
     async def check(self, grammar: Grammar, caller: str = "") -> None:
-        """Raises InvalidRequest, which says why it cannot be followed; Overloaded if too many wait."""
+        """Raises InvalidRequest, which says why it cannot be followed; Overloaded if too many wait, too long."""
         reason = await self._reason(grammar, caller)
         if reason is not None:
             raise InvalidRequest(f"grammar cannot be followed: {reason}", param="grammar")
@@ -121,12 +122,15 @@ class GrammarChecks:
 
     @contextlib.asynccontextmanager
     async def _turn(self, caller: str) -> AsyncIterator[None]:
-        """While it lasts, no other grammar is compiled."""
+        """While it lasts, no other grammar is compiled. Raises Overloaded if it would begin too late."""
         mine = asyncio.Event()
         self._turns.add(mine, Claim(caller, arrived=time.monotonic()))
         self._next()
         try:
-            await mine.wait()
+            try:
+                await asyncio.wait_for(mine.wait(), WAIT_S)
+            except TimeoutError:
+                raise Overloaded(f"the grammars before it took longer than {WAIT_S:g} s") from None
             yield
         finally:
             self._turns.remove(mine)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from gateway.keys import Caller, Keys
 from gateway.quotas import Metered, Quotas
 from gateway.tracing import Tracer, failed
 
-MAX_CALLS = 1024  # open at a time, of services that ask for a key
+MAX_CALLS = 2048  # open at a time, of services that ask for a key; half of them at most of one key
 MAX_PUBLIC_CALLS = 128  # open at a time, of services that ask for none (health, reflection)
 _log = logging.getLogger("eyas.gateway")
 
@@ -56,6 +57,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._quotas = quotas
         self._tracer = tracer
         self._calls = _CallLimit(MAX_CALLS)
+        self._own_calls = _CallsOfKeys(MAX_CALLS // 2)
         self._public_calls = _ReplaceableCalls(MAX_PUBLIC_CALLS)
 
     async def intercept_service(
@@ -87,7 +89,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             with Metered():
                 if not method.endswith("/Models"):  # which makes no tokens
                     self._quotas.use(caller.name).enter()
-                async with self._calls.one():
+                async with self._calls.one(), self._own_calls.one(caller):
                     yield
 
     def _admit_public(self, context: Any) -> contextlib.AbstractAsyncContextManager[None]:
@@ -147,6 +149,25 @@ class _CallLimit:
 
     def _make_space(self) -> None:
         raise Overloaded(f"{self._number} calls are open already")
+
+
+class _CallsOfKeys:
+    """At most `number` calls of one key at a time, so that none keeps out all others."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._running: Counter[str] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def one(self, caller: Caller) -> AsyncIterator[None]:
+        """Around one call. Raises Overloaded if its key has too many. Without keys all callers are one."""
+        if caller.name and self._running[caller.name] >= self._number:
+            raise Overloaded(f"{self._number} calls of this key are open already")
+        self._running[caller.name] += 1
+        try:
+            yield
+        finally:
+            self._running -= Counter([caller.name])  # a key with none is not kept
 
 
 class _ReplaceableCalls(_CallLimit):

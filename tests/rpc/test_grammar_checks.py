@@ -132,6 +132,25 @@ async def test_waiting_is_bounded(checks: GrammarChecks, monkeypatch: pytest.Mon
     await checks.check(GOOD)
 
 
+async def test_waiting_is_bounded_in_time(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checks, "WAIT_S", 0.2)
+    gate, compiled = asyncio.Event(), []
+
+    async def compile(grammar: Grammar) -> None:
+        await gate.wait()
+        compiled.append(grammar)
+
+    monkeypatch.setattr(checks, "_compile", compile)
+    first = asyncio.create_task(checks.check(GOOD))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="longer than 0.2 s"):
+        await checks.check(BAD)
+    gate.set()
+    await first
+    await checks.check(BAD)  # its turn is not lost for good
+    assert compiled == [GOOD, BAD]
+
+
 async def test_callers_take_turns(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks for many delays another by two of them at most, and cannot use up its places."""
     monkeypatch.setattr(grammar_checks, "MAX_WAITING", 3)

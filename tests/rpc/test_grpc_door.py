@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -107,7 +108,7 @@ async def test_ids_are_counted_before_they_are_looked_at() -> None:
 async def test_calls_are_bounded_and_health_is_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.grpc_door.MAX_CALLS", 2)
     monkeypatch.setattr("gateway.grpc_door.MAX_PUBLIC_CALLS", 1)
-    async with served() as (channel, backend):
+    async with served(replace(CONFIG, api_keys=())) as (channel, backend):
         backend.pause_s = 0.5  # a second pair of tokens comes late
         held = [silent(channel, KEY) for _ in range(2)]
         for call in held:
@@ -129,6 +130,31 @@ async def test_calls_are_bounded_and_health_is_not_among_them(monkeypatch: pytes
         free = silent(channel, KEY)
         await free.write(b"\x12\x01x")
         assert await free.read()
+
+
+async def test_one_key_has_half_of_the_calls_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their messages need not even have come: a key is told in the header."""
+    monkeypatch.setattr("gateway.grpc_door.MAX_CALLS", 5)
+    async with served() as (channel, backend):
+        backend.pause_s = 0.5  # a second pair of tokens comes late
+        held = [silent(channel, KEY) for _ in range(2)]
+        for call in held:
+            await call.write(b"\x12\x01x")
+            await call.read()
+        refused = await fate(silent(channel, KEY))
+        assert type(refused) is Overloaded and "2 calls of this key" in refused.message
+        other = silent(channel, (("authorization", "Bearer sesame"),))
+        await other.write(b"\x12\x01x")
+        assert await other.read()
+        for call in (*held, other):
+            call.cancel()
+        async with asyncio.timeout(SOON_S):
+            while True:  # the server may not have seen yet that they are gone
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    free = silent(channel, KEY)
+                    await free.write(b"\x12\x01x")
+                    assert await free.read()
+                    break
 
 
 async def test_connections_are_bounded() -> None:

@@ -41,6 +41,7 @@ GAP_S = 3.0  # the longest gap in a good stream, above the longest one in calm
 GROWN = {"gateway": 1024 * MiB, "children": 2600 * MiB, "workers": 640 * MiB}  # at most, above the start
 LEFT = {"gateway": 96 * MiB, "children": 640 * MiB, "workers": 640 * MiB}  # above the start, BACK_S later
 NICE = 10  # of an attacker
+SHOWN = 40  # lines of a traceback
 
 
 @dataclass
@@ -172,10 +173,12 @@ def main() -> int:
     names = [name for name in ATTACKS if any(word in name for word in given.only)]
     with serving(Folders(str(NANO), str(NANO_HEAD))) as served:
         rows = asyncio.run(campaign(served, names, console))
-        tracebacks = sum("Traceback" in line for line in served.lines)
+        found = [place for place, line in enumerate(served.lines) if "Traceback" in line]
     console.print(report(rows))
-    console.print(f"{tracebacks} tracebacks in the server's log")
-    return int(bool(tracebacks or any(row.problems for row in rows)))
+    for place in found:
+        console.print("\n".join(served.lines[place : place + SHOWN]), markup=False)
+    console.print(f"{len(found)} tracebacks in the server's log")
+    return int(bool(found or any(row.problems for row in rows)))
 
 
 if __name__ == "__main__":
