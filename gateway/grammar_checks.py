@@ -82,7 +82,7 @@ class GrammarChecks:
         self._thread.submit(self._start)
 
     async def check(self, grammar: Grammar, caller: str = "") -> None:
-        """Raises InvalidRequest, which says why it cannot be followed; Overloaded where others take too long."""
+        """Raises InvalidRequest, which says why it cannot be followed; Overloaded if many are before it."""
         reason = await self._reason(grammar, caller)
         if reason is not None:
             raise InvalidRequest(f"grammar cannot be followed: {reason}", param="grammar")
