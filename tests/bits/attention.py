@@ -45,7 +45,7 @@ class Tree:
 
 
 class Tokens:
-    """So many ids, with what attention needs of each: scores spread, so that some keys weigh little."""
+    """Ids, with what attention needs of each: scores spread, so that some keys weigh little."""
 
     def __init__(self, count: int, heads: tuple[int, int, int], device: str, dtype: torch.dtype) -> None:
         """heads: of queries, of keys, and values of each."""

@@ -47,7 +47,7 @@ class Model:
         self._tokens = self._ints(torch.randint(config.vocab_size, (PAGES * PAGE,), generator=random))
 
     def logits(self, steps: Sequence[Step]) -> dict[int, torch.Tensor]:
-        """By position; a step is a chunk, or rows that decode, of so many tokens."""
+        """By position; a step is a chunk, or rows that decode, with its number of tokens."""
         pool, done, found = KvPool(self._shape), 0, {}
         for kind, count in steps:
             with torch.inference_mode():

@@ -146,7 +146,7 @@ def scale_of(sums: torch.Tensor, width: int) -> torch.Tensor:
 def compositions(
     rows: ProductRows, launch: skinny.Launch, counts: Sequence[int], stride: int = 0
 ) -> Iterator[Composition]:
-    """So many rows at once, about row 0; each time `stride` rows further on."""
+    """Rows at once, about row 0; each time `stride` rows further on."""
     for turn, count in enumerate(counts):
         first = turn * stride - count // 2
         taken = [(first + i) % skinny.MAX_ROWS for i in range(count)]

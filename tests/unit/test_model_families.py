@@ -111,7 +111,7 @@ def attention(**fields: Any) -> Change:
 
 
 def feed_forward(**fields: Any) -> Change:
-    """Of all layers; what only experts have, of those that have them."""
+    """Of all layers; what only experts have, of the layers with experts."""
 
     def layer(spec: LayerSpec) -> LayerSpec:
         if not all(hasattr(spec.feed_forward, name) for name in fields):

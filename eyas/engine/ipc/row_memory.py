@@ -1,6 +1,6 @@
 """The memory of a ring of rows: a draft worker's GPU has it, and its decode engine maps it there.
 
-Whoever still has it mapped may write to it: after the draft worker's death too, and then nobody reads. It
+A decode engine may write to it while it is mapped, even after the draft worker's death: none reads then. It
 knows the driver and the ends of both sides; what rows are, and when a line has a ring, is not its business.
 """
 

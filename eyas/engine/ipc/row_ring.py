@@ -6,7 +6,7 @@ business of `eyas.engine.kernels.row_ring`, whose memory it is that of `eyas.eng
 Every sequence that uses it has a place, and there a ring: its row of position p is row p mod `kept`. A row
 consists of words of 8 bytes, each 4 bytes of the feature with a tag of its sequence and position above them.
 A word is stored as one. So a reader that finds its tag in a word has those 4 bytes too, whatever else has
-been written when: no flag, no fence, and nobody who waits (the idea of NCCL's protocol LL).
+been written when: no flag, no fence and no wait (the idea of NCCL's protocol LL).
 """
 
 from __future__ import annotations

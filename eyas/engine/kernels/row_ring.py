@@ -100,7 +100,7 @@ def take(rows: Tensor, owners: Tensor, features: Tensor, lost: Tensor) -> None:
     """Rows of rings into `features` [R, width], as `put` has them.
 
     `rows` int64 [2, R]: each one's address (0: it is in no ring, and stays as it is) and tag. `lost` int32
-    becomes 1 at `owners` int64 [R] of those that are not there any more, or not yet: these are zeros.
+    becomes 1 at `owners` int64 [R] of every row that is not there, any more or yet; its features are zeros.
     """
     words = features.view(torch.int32)
     count, width = words.shape

@@ -229,7 +229,7 @@ SOCKETS: list[Attack] = [
     attack("300 bodies dripped", dripped_bodies, "408", 38),
     attack("3,000 silent connections", silent_connections, "closed", 20),
     attack("400 bodies of 2 MiB, half sent", half_sent_bodies, "408 429 503", 40),
-    attack("60 streams that nobody reads", slow_readers, "left", 15),
+    attack("60 unread streams", slow_readers, "left", 15),
     attack("300 floods of headers", header_floods, "431 closed", 15),
     attack("120 bodies without an end", huge_bodies, "413 closed", 15),
     attack("24 bodies of tiny chunks", tiny_chunks, "400 413 431 closed", 30),
