@@ -17,13 +17,25 @@ from gateway.parsers.calls import NAME, Tools, attempt, begin
 from gateway.parsers.hermes import BEGIN, END
 from gateway.parsers.output import Output
 from gateway.parsers.source import Cut, Sink, Source, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
+from gateway.parsers.tags import (
+    Format,
+    Mark,
+    Schemas,
+    arguments,
+    either,
+    optional,
+    repeated,
+    sequence,
+    text,
+)
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MARKERS = (BEGIN, END)
 _TAGS = (*MARKERS, FUNCTION, FUNCTION_END)
 _TITLE = re.compile(r"[^<>\n]+")
+_PLAIN = {"type", "properties", "required", "additionalProperties", "title", "description", "$schema", "$defs"}
+"""The keys of an object's schema whose parameters can be told one by one."""
 
 
 def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
@@ -113,9 +125,43 @@ def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
     """Calls of these tools, and nothing else."""
     calls = [
         sequence(
-            *(mark(BEGIN), text(f"\n{FUNCTION}{name}>\n"), arguments(schema, "qwen_xml")),
-            *(text(f"\n{FUNCTION_END}\n"), mark(END)),
+            *(mark(BEGIN), text(f"\n{FUNCTION}{name}>\n"), *_parameters(schema)),
+            *(text(f"{FUNCTION_END}\n"), mark(END)),
         )
         for name, schema in tools.items()
     ]
     return repeated(either(calls), text("\n"), many)
+
+
+def _parameters(schema: Mapping[str, Any]) -> list[Format]:
+    """Lines of parameters, in the order of the schema, each where it is required or not."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or not properties or not set(schema) <= _PLAIN:
+        return [arguments(schema, "qwen_xml")]
+    lines = []
+    for title, value in properties.items():
+        words = _words(value)
+        if words is None:
+            line = arguments({**schema, "properties": {title: value}, "required": [title]}, "qwen_xml")
+        else:
+            line = sequence(text(f"{PARAMETER}{title}>\n"), words, text(f"\n{PARAMETER_END}\n"))
+        lines.append(line if title in schema.get("required", ()) else optional(line))
+    return lines
+
+
+def _words(schema: Any) -> Format | None:
+    """Text that a schema bounds, to the character. None: it is none, or line breaks beside it do not matter.
+
+    The library's own notation lets spaces stand around a value, which the reader takes for a part of it.
+    """
+    if not _is_text(schema):
+        return None
+    if "const" in schema or "enum" in schema:
+        values = [value for value in schema.get("enum", [schema.get("const")]) if isinstance(value, str)]
+        return either([text(value) for value in values]) if all(values) and values else None
+    if "pattern" in schema:
+        return {"type": "regex", "pattern": schema["pattern"]}
+    if "maxLength" in schema and "format" not in schema:
+        bounds = f"{{{schema.get('minLength', 0)},{schema['maxLength']}}}"
+        return {"type": "regex", "pattern": rf"[\s\S]{bounds}"}
+    return None

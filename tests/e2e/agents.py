@@ -44,7 +44,7 @@ VARIANTS = (
     Variant("split, off", InProcess(split_configs(PLAIN)[:2], AT_ONCE), speculates=False),
     Variant("split, chain", InProcess(split_configs(CHAIN), AT_ONCE)),
     Variant("split, tree", InProcess(split_configs(SHORT_TREE), AT_ONCE)),
-    Variant("few pages, chain", InProcess((replace(CHAIN, num_pages=80),), AT_ONCE), preempts=True),
+    Variant("few pages, chain", InProcess((replace(CHAIN, num_pages=100),), AT_ONCE), preempts=True),
 )
 
 

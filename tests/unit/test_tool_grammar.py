@@ -183,3 +183,38 @@ def test_calls_without_a_grammar_cannot_be_demanded() -> None:
     with pytest.raises(InvalidRequest, match="tool_choice required is not supported: .*pythonic"):
         grammar("pythonic", tool_choice="required")
     assert grammar("pythonic") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "good", "bad"),
+    [
+        ({"maxLength": 3}, ["", "abc", " b ", "\n\n\n"], ["abc ", "  \t ", "\n\n\n\n"]),
+        ({"minLength": 2, "maxLength": 3}, ["ab", "  "], ["a", "", "abcd"]),
+        ({"pattern": "^(yes|no)$"}, ["yes"], ["yes ", " no", "maybe"]),
+        ({"enum": ["a", "b c"]}, ["b c"], [" a", "a\n", "b  c"]),
+        ({"const": "word"}, ["word"], ["word\n", "words"]),
+    ],
+)
+def test_text_in_bounds_stands_exactly_between_line_breaks(
+    value: dict[str, Any], good: list[str], bad: list[str], accepts: Judge
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}, "s": {"type": "string", **value}, "t": {"type": "string"}},
+        "required": ["s"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    held = grammar("qwen3_coder", tools=[tool], tool_choice="required")
+    begin = "<tool_call>\n<function=f>\n"
+    end = "</function>\n</tool_call>"
+    others = ("<parameter=n>\n7\n</parameter>\n", "<parameter=t>\nfree  \n</parameter>\n")
+    for before, after in (("", ""), others):
+        for text, is_good in [(text, True) for text in good] + [(text, False) for text in bad]:
+            written = f"{begin}{before}<parameter=s>\n{text}\n</parameter>\n{after}{end}"
+            assert accepts(held, written) == is_good, text
+            if is_good:
+                events = fed(Reading(TOOL_FORMATS["qwen3_coder"], {"f": schema}), [written])
+                told = "".join(event.text for event in events if isinstance(event, CallArguments))
+                assert json.loads(told)["s"] == text
+    assert not accepts(held, f"{begin}{others[0]}{end}")  # `s` is required
