@@ -34,7 +34,7 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MARKERS = (BEGIN, END)
 _TAGS = (*MARKERS, FUNCTION, FUNCTION_END)
 _TITLE = re.compile(r"[^<>\n]+")
-_PLAIN = {"type", "properties", "required", "additionalProperties", "title", "description", "$schema", "$defs"}
+_PLAIN = frozenset("type properties required additionalProperties title description $schema $defs".split())
 """The keys of an object's schema whose parameters can be told one by one."""
 
 
