@@ -21,6 +21,7 @@ from kv_transfer.backends.stream import chunks
 from kv_transfer.layout import window_pages
 
 AT_ONCE = 2  # windows of one stream: while one is sent, the next one is copied
+HELD_S = 20.0  # a puller that reads slots itself has them so long: its READs are given up before that
 STAGED_S = 5.0  # an engine that has not copied a window by then has too much to do
 TAKEN_S = 3.0  # a puller that takes no chunk in this time gives its slots back: others wait for them
 
@@ -42,11 +43,11 @@ class StagedPages:
         size = window_pages(self.slots.shape[1])
         later = asyncio.get_running_loop().call_later
         left = (tuple(pages[i : i + size]) for i in range(0, len(pages), size))
-        asked: deque[_Window] = deque()
+        asked: deque[Window] = deque()
         try:
             while True:
                 while len(asked) < AT_ONCE and (some := next(left, None)):
-                    asked.append(_Window(self, some))
+                    asked.append(Window(self, some))
                 if not asked:
                     return
                 for data in chunks(self.slots, await asked[0].staged()):
@@ -62,8 +63,8 @@ class StagedPages:
             _end(asked)
 
 
-class _Window:
-    """Some pages, from the request for their copies until `end`."""
+class Window:
+    """Some pages of a lease, from the request for their copies until `end`."""
 
     def __init__(self, source: StagedPages, pages: tuple[int, ...]) -> None:
         self.ended = False
@@ -94,6 +95,6 @@ class _Window:
             self._engine.send(Unstage(self._call))
 
 
-def _end(windows: Iterable[_Window]) -> None:
+def _end(windows: Iterable[Window]) -> None:
     for window in windows:
         window.end()

@@ -27,7 +27,7 @@ from kv_transfer.area import Pages
 from kv_transfer.backends.shm import map_file
 from kv_transfer.backends.stream import chunks
 from kv_transfer.layout import window_pages
-from prefill_svc.staged import StagedPages
+from prefill_svc.staged import HELD_S, StagedPages, Window
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.internal.v1.TransferService"
@@ -129,17 +129,41 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         The proof page needs no handle, and may be named several times. Raises InvalidRequest for pages that
         the handle does not name, TransferFailed without a Watch.
         """
-        self._ready()
-        group = convert.group_from_pb(request.group)
-        if request.id == 0:
-            self._check_proof(request, group)
-        else:
-            self._check_offered(request)
+        group = self._check(request)
         async with contextlib.aclosing(self._bytes(group, request.id, request.pages)) as data:
             async for chunk in data:
-                if request.id != 0:
-                    self._watched(request)
+                self._still_watched(request)
                 yield chunk
+
+    async def Stage(
+        self, requests: AsyncIterator[transfer_pb2.StageRequest], context: Context
+    ) -> AsyncIterator[transfer_pb2.StageResponse]:
+        """Slots with copies of pages, which are the caller's until it has read them, for HELD_S at most.
+
+        The same pages may be asked for as by Fetch. Raises InvalidRequest for another order of steps, and
+        TransferFailed where pages are not staged, without a Watch, or for a caller that is too slow.
+        """
+        request = (await _step(requests, "pages")).pages
+        group = self._check(request)
+        if not self._ready().staged:
+            raise TransferFailed("this worker's pages are read where they lie")
+        if not 0 < len(request.pages) <= (most := window_pages(self._info(group).geometry.page_bytes)):
+            raise InvalidRequest(f"pages must be 1 to {most} pages", param="pages")
+        source = StagedPages(self._engine, self._pool(group), group, request.id)
+        window = Window(source, tuple(request.pages))
+        try:
+            slots = await window.staged()
+            self._still_watched(request)
+            yield transfer_pb2.StageResponse(slots=transfer_pb2.StageSlots(slots=slots))
+            try:
+                async with asyncio.timeout(HELD_S):
+                    await _step(requests, "read")
+            except TimeoutError:
+                raise TransferFailed(f"the puller has not read its slots within {HELD_S:g} s") from None
+            self._still_watched(request)
+            yield transfer_pb2.StageResponse(held=transfer_pb2.StageHeld())
+        finally:
+            window.end()
 
     def _ready(self) -> Ready:
         """What the engine serves. Raises Unavailable while it cannot."""
@@ -169,6 +193,20 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             if watch.accepted and (handle.id, handle.epoch, handle.group, watch.attempt) == named:
                 return watch
         raise TransferFailed(f"no Watch of handle {request.id} by attempt {request.attempt} is open here")
+
+    def _check(self, request: transfer_pb2.FetchRequest) -> KvKind:
+        """The group whose pages are asked for, if the caller may read them."""
+        self._ready()
+        group = convert.group_from_pb(request.group)
+        if request.id == 0:
+            self._check_proof(request, group)
+        else:
+            self._check_offered(request)
+        return group
+
+    def _still_watched(self, request: transfer_pb2.FetchRequest) -> None:
+        if request.id != 0:
+            self._watched(request)
 
     def _check_offered(self, request: transfer_pb2.FetchRequest) -> None:
         watch = self._watched(request)
@@ -205,6 +243,15 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         if group not in pools:
             raise NotFound(f"this worker has no pages of the {group} group", param="group")
         return pools[group]
+
+
+async def _step(requests: AsyncIterator[transfer_pb2.StageRequest], step: str) -> transfer_pb2.StageRequest:
+    """The next message of a Stage, which must be this step."""
+    async for request in requests:
+        if request.WhichOneof("step") == step:
+            return request
+        break
+    raise InvalidRequest(f"this Stage must say {step} now", param=step)
 
 
 def _alive(event: WatchUpdate | Stopped) -> WatchUpdate:

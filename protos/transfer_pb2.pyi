@@ -152,3 +152,33 @@ class FetchResponse(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class StageRequest(_message.Message):
+    __slots__ = ("pages", "read")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    pages: FetchRequest
+    read: StageRead
+    def __init__(self, pages: _Optional[_Union[FetchRequest, _Mapping]] = ..., read: _Optional[_Union[StageRead, _Mapping]] = ...) -> None: ...
+
+class StageRead(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StageResponse(_message.Message):
+    __slots__ = ("slots", "held")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    slots: StageSlots
+    held: StageHeld
+    def __init__(self, slots: _Optional[_Union[StageSlots, _Mapping]] = ..., held: _Optional[_Union[StageHeld, _Mapping]] = ...) -> None: ...
+
+class StageSlots(_message.Message):
+    __slots__ = ("slots",)
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slots: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StageHeld(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

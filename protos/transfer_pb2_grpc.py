@@ -55,6 +55,11 @@ class TransferServiceStub:
                 request_serializer=protos_dot_transfer__pb2.FetchRequest.SerializeToString,
                 response_deserializer=protos_dot_transfer__pb2.FetchResponse.FromString,
                 _registered_method=True)
+        self.Stage = channel.stream_stream(
+                '/eyas.internal.v1.TransferService/Stage',
+                request_serializer=protos_dot_transfer__pb2.StageRequest.SerializeToString,
+                response_deserializer=protos_dot_transfer__pb2.StageResponse.FromString,
+                _registered_method=True)
 
 
 class TransferServiceServicer:
@@ -92,6 +97,16 @@ class TransferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Stage(self, request_iterator, context):
+        """For pullers whose backend reads the owner's staging itself, where the pool is a device's. First the pages, as for
+        Fetch and 32 MiB of them at most; the answer names the slots that hold copies. When the puller has read these it says
+        so, within 20 s, and is told that they were held: only then may its bytes count. However the call ends, the
+        slots go back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +129,11 @@ def add_TransferServiceServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=protos_dot_transfer__pb2.FetchRequest.FromString,
                     response_serializer=protos_dot_transfer__pb2.FetchResponse.SerializeToString,
+            ),
+            'Stage': grpc.stream_stream_rpc_method_handler(
+                    servicer.Stage,
+                    request_deserializer=protos_dot_transfer__pb2.StageRequest.FromString,
+                    response_serializer=protos_dot_transfer__pb2.StageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +245,33 @@ class TransferService:
             '/eyas.internal.v1.TransferService/Fetch',
             protos_dot_transfer__pb2.FetchRequest.SerializeToString,
             protos_dot_transfer__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stage(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/eyas.internal.v1.TransferService/Stage',
+            protos_dot_transfer__pb2.StageRequest.SerializeToString,
+            protos_dot_transfer__pb2.StageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,7 +6,11 @@ engine decides that. Every failure is an EyasError.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import grpc
 import msgspec
@@ -32,6 +36,17 @@ class WatchDone(msgspec.Struct, frozen=True):
 
     choices: tuple[FirstToken, ...]
     last_feature: bytes
+
+
+class StagedSlots(NamedTuple):
+    """Copies that an owner holds for us. `read`: says that we have them; raises unless they were held."""
+
+    slots: tuple[int, ...]
+    read: Callable[[], Awaitable[None]]
+
+
+Staging: TypeAlias = contextlib.AbstractAsyncContextManager[StagedSlots]
+"""The slots are held until it is left."""
 
 
 class TransferClient:
@@ -95,21 +110,44 @@ class TransferClient:
         Raises TransferFailed if the owner does not know the Watch, InvalidRequest for pages that the handle
         does not name, Unavailable if the owner is gone.
         """
-        request = transfer_pb2.FetchRequest(
-            epoch=handle.epoch,
-            id=handle.id,
-            attempt=attempt,
-            pages=pages,
-            group=convert.group_to_pb(handle.group),
-        )
-        return self._chunks(request)
+        return self._chunks(_of_handle(handle, attempt, pages))
 
     def fetch_proof(
         self, group: KvKind, epoch: int, pages: Sequence[int]
     ) -> AsyncGenerator[memoryview, None]:
         """The bytes of the proof page of a group, as often as `pages` names it. No Watch is needed."""
-        request = transfer_pb2.FetchRequest(epoch=epoch, pages=pages, group=convert.group_to_pb(group))
-        return self._chunks(request)
+        return self._chunks(_of_proof(group, epoch, pages))
+
+    def stage(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> Staging:
+        """Copies of some of the handle's pages in the owner's staging. Errors as of `fetch`."""
+        return self._staged(_of_handle(handle, attempt, pages))
+
+    def stage_proof(self, group: KvKind, epoch: int, pages: Sequence[int]) -> Staging:
+        """Copies of the proof page of a group, as often as `pages` names it. No Watch is needed."""
+        return self._staged(_of_proof(group, epoch, pages))
+
+    @contextlib.asynccontextmanager
+    async def _staged(self, request: transfer_pb2.FetchRequest) -> AsyncIterator[StagedSlots]:
+        call = self._stub.Stage()
+        try:
+            await call.write(transfer_pb2.StageRequest(pages=request))
+            first = await self._answer(call, "slots")
+            yield StagedSlots(tuple(first.slots.slots), functools.partial(self._read, call))
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        finally:
+            call.cancel()
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
+        with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: its answer says why
+            await call.write(transfer_pb2.StageRequest(read=transfer_pb2.StageRead()))
+        await self._answer(call, "held")
+
+    async def _answer(self, call: grpc.aio.StreamStreamCall, event: str) -> transfer_pb2.StageResponse:
+        answer = await call.read()
+        if answer == grpc.aio.EOF or answer.WhichOneof("event") != event:
+            raise TransferFailed(f"worker {self._worker} did not say {event} of the pages that it staged")
+        return answer
 
     async def _chunks(self, request: transfer_pb2.FetchRequest) -> AsyncGenerator[memoryview, None]:
         call = self._fetch(request)
@@ -120,3 +158,14 @@ class TransferClient:
             raise rpc.map_rpc_error(error) from error
         finally:
             call.cancel()
+
+
+def _of_handle(handle: KvHandle, attempt: int, pages: Sequence[int]) -> transfer_pb2.FetchRequest:
+    group = convert.group_to_pb(handle.group)
+    return transfer_pb2.FetchRequest(
+        epoch=handle.epoch, id=handle.id, attempt=attempt, pages=pages, group=group
+    )
+
+
+def _of_proof(group: KvKind, epoch: int, pages: Sequence[int]) -> transfer_pb2.FetchRequest:
+    return transfer_pb2.FetchRequest(epoch=epoch, pages=pages, group=convert.group_to_pb(group))

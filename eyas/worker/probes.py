@@ -19,8 +19,17 @@ from eyas.common.pool import PoolInfo
 from eyas.common.types import KvKind
 from eyas.common.watch import TransferClient
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import CopyPages, CopyStopped, Failure, LinkProbed, ProbeLink, Stopped
+from eyas.engine.ipc.messages import (
+    CopyPages,
+    CopyStopped,
+    Failure,
+    LinkProbed,
+    ProbeLink,
+    StageCopy,
+    Stopped,
+)
 from eyas.worker.fetches import Fetches
+from eyas.worker.stagings import Stagings
 from kv_transfer.layout import check_compatible
 
 ANSWER_S = 8.0  # an engine answers within 5 s, and what it is in the middle of
@@ -46,11 +55,13 @@ class Probes:
         engine: EngineClient,
         find: Callable[[str], Awaitable[str]],
         fetches: Fetches,
+        stagings: Stagings,
         dial: rpc.Dial,
     ) -> None:
         self._engine = engine
         self._find = find
         self._fetches = fetches
+        self._stagings = stagings
         self._dial = dial
         self._owners: dict[ProbeNumber, _Owner] = {}
         self._turn = asyncio.Lock()  # links that are measured together share what they have
@@ -76,13 +87,25 @@ class Probes:
 
     def copy(self, job: CopyPages) -> None:
         """Make a copy that the engine of a probe cannot make itself."""
+        owner = self._owner(job)
+        if owner is not None:
+            chunks = owner.client.fetch_proof(owner.group, owner.pool.epoch, job.pages)
+            self._fetches.start(job, owner.group, chunks)
+
+    def stage(self, job: StageCopy) -> None:
+        """Have the owner stage what the engine of a probe reads there."""
+        owner = self._owner(job)
+        if owner is not None:
+            staging = owner.client.stage_proof(owner.group, owner.pool.epoch, job.pages)
+            self._stagings.start(job, staging)
+
+    def _owner(self, job: CopyPages | StageCopy) -> _Owner | None:
+        """None, which is told, if the probe ended while this event was under way."""
         owner = self._owners.get(job.pull)
-        if owner is None:  # it ended while this event was under way
+        if owner is None:
             failure = Failure(TransferFailed.code, "this probe has ended")
             self._engine.send(CopyStopped(job.pull, job.number, 0, 0.0, failure))
-            return
-        chunks = owner.client.fetch_proof(owner.group, owner.pool.epoch, job.pages)
-        self._fetches.start(job, owner.group, chunks)
+        return owner
 
     async def _measure(self, name: str, owner: _Owner, rank: int) -> Link:
         deadline = asyncio.get_running_loop().time() + ANSWER_S
@@ -100,4 +123,5 @@ class Probes:
         finally:
             del self._owners[-call]
             self._fetches.stop(-call)
+            self._stagings.stop(-call)
             self._engine.close(call)

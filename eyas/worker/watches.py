@@ -22,6 +22,7 @@ from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     ClosePull,
     CopyPages,
+    CopyRead,
     CopyStopped,
     Failure,
     OpenPull,
@@ -31,10 +32,12 @@ from eyas.engine.ipc.messages import (
     PullReady,
     PullReleased,
     ReleasePull,
+    StageCopy,
     StopCopy,
 )
 from eyas.worker.fetches import Fetches
 from eyas.worker.probes import Probes
+from eyas.worker.stagings import Stagings
 from kv_transfer.layout import check_compatible
 
 _log = logging.getLogger("eyas.pulls")
@@ -63,7 +66,8 @@ class Pulls:
         self._find = find
         self._channels = rpc.Channels(dial)
         self._fetches = Fetches(engine)
-        self.probes = Probes(engine, find, self._fetches, dial)
+        self._stagings = Stagings(engine)
+        self.probes = Probes(engine, find, self._fetches, self._stagings, dial)
         self._watches: dict[int, tuple[_Pull, asyncio.Task[None]]] = {}
         self._releases: set[asyncio.Task[None]] = set()
         self._met: dict[tuple[str, KvKind], PoolInfo] = {}  # by address: whose pages mean the same as ours
@@ -71,14 +75,16 @@ class Pulls:
         engine.on(ReleasePull, self._release)
         engine.on(ClosePull, self._close)
         engine.on(CopyPages, self._copy)
-        engine.on(StopCopy, lambda event: self._fetches.stop(event.pull, event.number))
+        engine.on(StageCopy, self._stage)
+        engine.on(CopyRead, self._stagings.read)
+        engine.on(StopCopy, self._stop)
 
     async def close(self) -> None:
         """Ends everything that is open."""
         tasks = [task for _, task in self._watches.values()] + list(self._releases)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, self._fetches.close(), return_exceptions=True)
+        await asyncio.gather(*tasks, self._fetches.close(), self._stagings.close(), return_exceptions=True)
         await self._channels.close()
 
     async def follow(self, members: Collection[str]) -> None:
@@ -105,6 +111,7 @@ class Pulls:
 
     def _close(self, event: ClosePull) -> None:
         self._fetches.stop(event.pull)
+        self._stagings.stop(event.pull)
         _, watch = self._watches.pop(event.pull, (None, None))
         if watch is not None:
             watch.cancel()
@@ -113,17 +120,41 @@ class Pulls:
         if event.pull < 0:
             self.probes.copy(event)
             return
-        if event.pull not in self._watches:  # it failed while this event was under way
-            failure = Failure(TransferFailed.code, "the Watch of this pull has ended")
-            self._engine.send(CopyStopped(event.pull, event.number, 0, 0.0, failure))
+        pull = self._watched(event)
+        if pull is None:
             return
-        pull, _ = self._watches[event.pull]
         owner = self._client(pull.at)
         if event.proof:
             chunks = owner.fetch_proof(pull.handle.group, pull.handle.epoch, event.pages)
         else:
             chunks = owner.fetch(pull.handle, pull.attempt, event.pages)
         self._fetches.start(event, pull.handle.group, chunks)
+
+    def _stage(self, event: StageCopy) -> None:
+        if event.pull < 0:
+            self.probes.stage(event)
+            return
+        pull = self._watched(event)
+        if pull is None:
+            return
+        owner = self._client(pull.at)
+        if event.proof:
+            staging = owner.stage_proof(pull.handle.group, pull.handle.epoch, event.pages)
+        else:
+            staging = owner.stage(pull.handle, pull.attempt, event.pages)
+        self._stagings.start(event, staging)
+
+    def _watched(self, event: CopyPages | StageCopy) -> _Pull | None:
+        """The pull of a copy; None, which is told, if it failed while this event was under way."""
+        if event.pull in self._watches:
+            return self._watches[event.pull][0]
+        failure = Failure(TransferFailed.code, "the Watch of this pull has ended")
+        self._engine.send(CopyStopped(event.pull, event.number, 0, 0.0, failure))
+        return None
+
+    def _stop(self, event: StopCopy) -> None:
+        self._fetches.stop(event.pull, event.number)
+        self._stagings.stop(event.pull, event.number)
 
     # --- calls ------------------------------------------------------------------------------------------
 

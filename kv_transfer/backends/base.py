@@ -67,11 +67,30 @@ class Wire(Protocol):
         ...
 
     def stop(self, job: Copy) -> None:
-        """Ask for its end, if it still runs."""
+        """Ask for its end, if it still runs: of a fetch, or of what is staged."""
         ...
 
     def stopped(self) -> list[Done[Copy]]:
         """The jobs that stopped since the last call."""
+        ...
+
+    def stage(self, job: Copy) -> None:
+        """Ask the owner to hold copies of a job's pages in its staging, at most a window of them.
+
+        `staged` gives the slots, unless it fails, and `let_go` the one result.
+        """
+        ...
+
+    def read(self, job: Copy) -> None:
+        """Say that the slots have been read."""
+        ...
+
+    def staged(self) -> list[tuple[Copy, tuple[int, ...]]]:
+        """Whose pages were staged since the last call, and where."""
+        ...
+
+    def let_go(self) -> list[Done[Copy]]:
+        """Whose slots the owner holds no more. Without an error, it held them until they were read."""
         ...
 
 
@@ -80,7 +99,7 @@ class Site:
     """What a backend is made with. `pool_dir`: the folder where areas of this host lie.
 
     `devices`: the pool, where it is in the memory of devices, one per rank; `area` is then the staging beside
-    it, which no peer reads, and without a path if there is none.
+    it, whose slots hold pages of any peer at any moment, and without a path if there is none.
     """
 
     area: Area

@@ -2,7 +2,8 @@
 
 The owner's side is its agent alone, which the library's own thread serves. The puller's side adds a peer's
 agent when the first copy from it begins. All calls of the library are made by one thread of this backend;
-the engine's loop hands it commands. What becomes of a copy is `nixl_reads`.
+the engine's loop hands it commands. What becomes of a copy is `nixl_reads`; that a device's pages must be
+staged by their owner first is `nixl_staged`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
 from kv_transfer.backends.nixl_agent import Agent, Memory, Remote, load
 from kv_transfer.backends.nixl_link import Peer
 from kv_transfer.backends.nixl_reads import Reads
+from kv_transfer.backends.nixl_staged import StagedCopies
 from kv_transfer.copy_thread import Done
 
 AGENT_S = 30.0  # an agent that is not made by then is none
@@ -41,16 +43,15 @@ class NixlBackend(Backend):
 
     def __init__(self, site: Site, bindings: Callable[[], Any] = load) -> None:
         self._area = site.area
-        self._readable = not site.devices  # (no peer reads staging; UCX of the wheel reads devices by TCP)
+        self._is_staging = bool(site.devices)  # (UCX of the wheel would read a device by TCP)
         self._bindings = bindings
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Done[Copy]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._staged = StagedCopies(site.wire, self._area.pages.shape[1], self._read, self._stop)
 
     def export(self, rank: int = 0) -> Export | None:
         """Makes the agent, and waits for that up to AGENT_S."""
-        if not self._readable:
-            return None
         made: Future[Export] = Future()
 
         def offer(reads: Reads) -> None:
@@ -58,7 +59,7 @@ class NixlBackend(Backend):
                 agent = reads.export()
                 memory = _MEMORY.pack(agent.memory.address, agent.memory.pages)
                 export = {"agent": agent.name.encode(), "metadata": agent.metadata(), "memory": memory}
-                made.set_result(export)
+                made.set_result({**export, "staged": b"1"} if self._is_staging else export)
             except EyasError as error:
                 made.set_exception(error)
 
@@ -76,18 +77,24 @@ class NixlBackend(Backend):
             address, pages = _MEMORY.unpack(export["memory"])
         except (KeyError, ValueError, struct.error) as error:
             raise ConfigError(f"what the peer exports is not a NIXL agent's: {error!r}") from error
-        return Peer(Remote(agent, metadata, Memory(address, self._area.pages.shape[1], pages)))
+        memory = Memory(address, self._area.pages.shape[1], pages)
+        return Peer(Remote(agent, metadata, memory), is_staging="staged" in export)
 
     def start(self, source: Source, job: Copy) -> None:
         assert isinstance(source, Peer)
-        self._tell(lambda reads: reads.add(source, job, time.monotonic()))
+        if source.is_staging:
+            self._staged.start(source, job)
+        else:
+            self._read(source, job)
 
     def poll(self) -> list[CopyResult]:
-        done = [self._done.get() for _ in range(self._done.qsize())]
+        stopped = [self._done.get() for _ in range(self._done.qsize())]
+        done = [one for one in stopped if not self._staged.stopped(one)] + self._staged.poll()
         return [CopyResult(d.job, self.name, d.bytes, d.seconds, d.error) for d in done]
 
     def cancel(self, job: Copy) -> None:
-        self._tell(lambda reads: reads.cancel(job))
+        self._staged.cancel(job)
+        self._stop(job)
 
     def checksum(self, proof: Copy) -> int:
         return self._area.checksum(proof.dst_pages[0])
@@ -98,6 +105,13 @@ class NixlBackend(Backend):
         self._tell(Reads.close)
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
+
+    def _read(self, source: Source, job: Copy) -> None:
+        assert isinstance(source, Peer)
+        self._tell(lambda reads: reads.add(source, job, time.monotonic()))
+
+    def _stop(self, job: Copy) -> None:
+        self._tell(lambda reads: reads.cancel(job))
 
     def _tell(self, command: Command) -> None:
         self._commands.put(command)

@@ -35,9 +35,13 @@ class Phase(enum.Enum):
 
 @dataclass(eq=False)
 class Peer(Source):
-    """An opened peer. Its link lives as long as this object, or a READ over it."""
+    """An opened peer. Its link lives as long as this object, or a READ over it.
+
+    `is_staging`: its pages are slots beside a device's pool, which hold nothing unless it is asked.
+    """
 
     remote: Remote
+    is_staging: bool = False
     gone: bool = False
 
     @property
@@ -111,7 +115,7 @@ class Link:
             self.broke(error, at_fault=True)
 
     def _read(self, count: int, now: float) -> None:
-        """Of the proof page, which needs no lease, as often as said."""
+        """Of the last page, as often as said: of a pool it is the proof page, which needs no lease."""
         assert self.pages is not None
         proof = self.remote.memory.pages - 1
         self._posted = now

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from eyas.common.types import Role
 from eyas.engine.kv.staged_copier import StagedCopier
 from eyas.engine.kv.staging import Staging
 from eyas.engine.loop import engine as loop_engine
+from kv_transfer.backends import table
+from kv_transfer.backends.nixl import NixlBackend
+from tests.unit.fake_nixl import FakeNixl
 
 
 @pytest.fixture(scope="module")
@@ -32,21 +37,76 @@ def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> 
     return dict(enumerate(asyncio.run(alone(config, pools, *map(request, range(12))))))
 
 
+Played = Callable[[], FakeNixl]
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    """Call it to have NIXL's library here, played."""
+
+    def play() -> FakeNixl:
+        nixl = FakeNixl()
+        monkeypatch.setattr(table, "missing", lambda name: "")
+        monkeypatch.setattr(
+            "kv_transfer.backends.nixl.NixlBackend", partial(NixlBackend, bindings=lambda: nixl)
+        )
+        return nixl
+
+    return play
+
+
 @pytest.fixture(autouse=True)
 def device_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
 
 
-@pytest.mark.parametrize("by", ["auto", "grpc"])
+@pytest.mark.parametrize(("by", "path"), [("auto", "grpc"), ("grpc", "grpc"), ("nixl", "nixl")])
 async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
-    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, by: str
+    config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, played: Played, by: str, path: str
 ) -> None:
+    if by == "nixl":
+        nixl = played()
     async with pair(config, tmp_path, by) as (a, b), decoding(b) as decode:
         assert isinstance(b.engine._parts.copiers[0], StagedCopier)
         decode.attach(request(0), await prefill(a, request(0)))
-        assert await decode.tokens() == (expected[0], "grpc")
+        assert await decode.tokens() == (expected[0], path)
         assert await same_pages(a, b)
+        assert slots_left(a) == slots_free(b) == SLOTS
     assert list(tmp_path.iterdir()) == [], "staging files outlived their workers"
+    if by == "nixl":
+        assert nixl.wrong == [] and len(nixl.reads) >= 5, "nine pages, two at a time"
+
+
+async def test_bytes_that_were_not_held_until_they_were_read_do_not_count(
+    config: EngineConfig,
+    expected: dict[int, list[int]],
+    tmp_path: Path,
+    played: Played,
+    monkeypatch: Any,
+    caplog: Any,
+) -> None:
+    """The owner takes its slots back while the first READ of the prompt runs."""
+    nixl = played()
+    monkeypatch.setattr("prefill_svc.transfer.HELD_S", 0.3)
+    async with pair(config, tmp_path, "nixl", Role.DECODE, Role.PREFILL) as (a, b), decoding(b) as decode:
+        warm = request(1, "warm")  # the way is proven
+        decode.attach(warm, await prefill(a, warm))
+        assert (await decode.tokens())[1] == "nixl"
+        nixl.hold = True
+        began = len(nixl.reads)
+        decode.attach(request(0), await prefill(a, request(0)))
+        async with asyncio.timeout(8):
+            while len(nixl.reads) == began:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.6)
+        nixl.let_go()
+        await decode.next(replies.Lost)
+        assert "has not read its slots within 0.3 s" in caplog.text
+        decode.session.attach("r0", 3, (), ())
+        assert await decode.tokens() == (expected[0], "")
+        await b.idle()
+        await a.idle()
+        assert slots_left(a) == slots_free(b) == SLOTS and nixl.wrong == []
 
 
 async def test_more_prompts_than_staging_holds_take_turns(

@@ -288,9 +288,15 @@ def test_an_export_of_something_else_is_refused(field: str) -> None:
         backend.open({name: value for name, value in export.items() if name != field})
 
 
-def test_staging_is_told_to_no_peer() -> None:
+def test_staging_is_told_as_what_it_is() -> None:
+    """A peer that reads its slots without asking would get bytes of anything."""
     site = Site(area(1), "", None, (object(),))  # type: ignore[arg-type]
-    assert NixlBackend(site, FakeNixl).export() is None
+    backend = NixlBackend(site, FakeNixl)
+    export = backend.export()
+    assert export is not None
+    source = backend.open(export)
+    assert isinstance(source, Peer) and source.is_staging
+    assert backend.close(time.monotonic() + 5.0)
 
 
 def test_a_library_that_cannot_make_an_agent_offers_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,8 @@ from eyas.common.types import Backlog, FirstToken, GenerationRequest, KvHandle
 from eyas.engine.ipc.transfer_messages import (
     ClosePull,
     CopyPages,
+    CopyRead,
+    CopyStaged,
     CopyStopped,
     LinkProbed,
     OpenPull,
@@ -30,6 +32,7 @@ from eyas.engine.ipc.transfer_messages import (
     Release,
     Released,
     ReleasePull,
+    StageCopy,
     Staged,
     StagePages,
     StopCopy,
@@ -326,6 +329,7 @@ Command = (
     | PullDone
     | PullFailed
     | PullReleased
+    | CopyStaged
     | CopyStopped
     | ProbeLink
     | DraftUp
@@ -348,6 +352,8 @@ Event = (
     | Staged
     | OpenPull
     | CopyPages
+    | StageCopy
+    | CopyRead
     | LinkProbed
     | StopCopy
     | ReleasePull

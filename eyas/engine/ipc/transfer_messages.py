@@ -117,6 +117,14 @@ class CopyStopped(Message, frozen=True):
     failure: Failure | None = None
 
 
+class CopyStaged(Message, frozen=True):
+    """The answer to `StageCopy`: the owner's staging has the pages in `slots` until `CopyRead`."""
+
+    pull: int
+    number: int
+    slots: tuple[int, ...]
+
+
 # --- events: owner side ------------------------------------------------------------------------------
 
 
@@ -168,6 +176,26 @@ class CopyPages(Message, frozen=True):
     pages: tuple[int, ...]
     dst_pages: tuple[int, ...]
     proof: bool = False
+
+
+class StageCopy(Message, frozen=True):
+    """Asks the front to have the owner copy its `pages` to staging, which we read ourselves.
+
+    The answer is a `CopyStaged`, unless it fails, and at last one `CopyStopped` of no bytes: without a
+    failure, the pages were held until our `CopyRead`. `proof` as in `CopyPages`.
+    """
+
+    pull: int
+    number: int
+    pages: tuple[int, ...]
+    proof: bool = False
+
+
+class CopyRead(Message, frozen=True):
+    """The slots of a `CopyStaged` have been read."""
+
+    pull: int
+    number: int
 
 
 class LinkProbed(Message, frozen=True):

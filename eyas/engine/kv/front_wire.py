@@ -1,4 +1,4 @@
-"""Copies that the front makes, asked for by the engine: messages instead of calls.
+"""What the front does for copies, asked for by the engine: messages instead of calls.
 
 It knows the messages; which backend asks, and what for, it does not.
 """
@@ -6,7 +6,7 @@ It knows the messages; which backend asks, and what for, it does not.
 from __future__ import annotations
 
 from eyas.common.errors import from_code
-from eyas.engine.ipc.messages import CopyPages, CopyStopped, StopCopy
+from eyas.engine.ipc.messages import CopyPages, CopyRead, CopyStaged, CopyStopped, StageCopy, StopCopy
 from eyas.engine.ipc.outbox import Outbox
 from kv_transfer.backends.base import Copy
 from kv_transfer.copy_thread import Done
@@ -17,28 +17,56 @@ class FrontWire:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._running: dict[tuple[int, int], Copy] = {}
+        self._fetching: dict[tuple[int, int], Copy] = {}
+        self._staging: dict[tuple[int, int], Copy] = {}
         self._stopped: list[Done[Copy]] = []
+        self._staged: list[tuple[Copy, tuple[int, ...]]] = []
+        self._let_go: list[Done[Copy]] = []
 
     def fetch(self, job: Copy) -> None:
         """Asks the front for the bytes of a job; `stopped` gives its one result."""
-        self._running[job.name] = job
+        self._fetching[job.name] = job
         self._outbox.add(CopyPages(*job.name, job.source.pages, job.dst_pages, proof=job.proof is not None))
+
+    def stage(self, job: Copy) -> None:
+        """Asks the front to have a job's pages staged; `let_go` gives its one result."""
+        self._staging[job.name] = job
+        self._outbox.add(StageCopy(*job.name, job.source.pages, proof=job.proof is not None))
+
+    def read(self, job: Copy) -> None:
+        """Says that the slots of a job have been read."""
+        if job.name in self._staging:
+            self._outbox.add(CopyRead(*job.name))
 
     def stop(self, job: Copy) -> None:
         """Asks the front to end the job, if it still runs."""
-        if job.name in self._running:
+        if job.name in self._fetching or job.name in self._staging:
             self._outbox.add(StopCopy(*job.name))
 
     def stopped(self) -> list[Done[Copy]]:
-        """The jobs that stopped since the last call."""
+        """The jobs that were fetched, and stopped since the last call."""
         stopped, self._stopped = self._stopped, []
         return stopped
 
-    def told(self, command: CopyStopped) -> None:
+    def staged(self) -> list[tuple[Copy, tuple[int, ...]]]:
+        """The jobs whose pages were staged since the last call, and their slots."""
+        staged, self._staged = self._staged, []
+        return staged
+
+    def let_go(self) -> list[Done[Copy]]:
+        """The jobs whose slots the owner has let go of since the last call."""
+        let_go, self._let_go = self._let_go, []
+        return let_go
+
+    def told(self, command: CopyStaged | CopyStopped) -> None:
         """Unknown ones are no-ops."""
-        job = self._running.pop((command.pull, command.number), None)
-        if job is not None:
-            failure = command.failure
-            error = None if failure is None else from_code(failure.code, failure.message)
-            self._stopped.append(Done(job, command.bytes, command.seconds, error))
+        name = command.pull, command.number
+        if isinstance(command, CopyStaged):
+            if name in self._staging:
+                self._staged.append((self._staging[name], command.slots))
+            return
+        failure = command.failure
+        error = None if failure is None else from_code(failure.code, failure.message)
+        for running, over in ((self._fetching, self._stopped), (self._staging, self._let_go)):
+            if (job := running.pop(name, None)) is not None:
+                over.append(Done(job, command.bytes, command.seconds, error))

@@ -18,6 +18,7 @@ from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle
 from eyas.engine.ipc.messages import (
     ClosePull,
+    CopyStaged,
     CopyStopped,
     Moved,
     OpenPull,
@@ -48,7 +49,7 @@ from kv_transfer.puller import (
 )
 from kv_transfer.route import Peer, Routes
 
-Told: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStopped
+Told: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStaged | CopyStopped
 TOLD: tuple[type, ...] = get_args(Told)
 
 
@@ -186,7 +187,7 @@ class Pulls:
 
     def told(self, command: Told) -> None:
         """What the front heard from the handle's owner, or got from it."""
-        if isinstance(command, CopyStopped):
+        if isinstance(command, CopyStaged | CopyStopped):
             self.wire.told(command)
             return
         active, now = self._active.get(command.pull), time.monotonic()

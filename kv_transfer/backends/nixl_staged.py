@@ -1,0 +1,139 @@
+"""Copies out of a peer's staging: its pool is a device's, so slots are filled, read, and given back, in turn.
+
+    ASKED ──its slots──> READING ──all came──> CONFIRMING ──they were held──> the next window, or over
+      └──────────────────────failed: over, once nothing of it runs──────────────────────^
+
+A READ is one-sided: that its bytes came says nothing about what they were. So a window counts only when the
+peer says afterwards that nothing else was written to its slots.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from eyas.common.errors import Cancelled, EyasError, TransferFailed
+from eyas.common.types import Shard
+from kv_transfer.backends.base import Copy, Source, Wire
+from kv_transfer.copy_thread import Done
+from kv_transfer.layout import window_pages
+
+
+class Phase(enum.Enum):
+    """Where a job stands; the module's picture shows the ways between them."""
+
+    ASKED = "asked"
+    READING = "reading"
+    CONFIRMING = "confirming"
+
+
+@dataclass(eq=False)
+class _Job:
+    """`windows`: what is left of it, the one at work first. `held`: the peer's slots may be ours still."""
+
+    source: Source
+    job: Copy
+    windows: deque[Copy]
+    phase: Phase = Phase.ASKED
+    held: bool = True
+    bytes: int = 0
+    seconds: float = 0.0
+    error: EyasError | None = None
+
+
+class StagedCopies:
+    """`read` begins a READ of a job whose pages are slots, `stop` asks for its end; `stopped` hears of it."""
+
+    def __init__(
+        self, wire: Wire, page_bytes: int, read: Callable[[Source, Copy], None], stop: Callable[[Copy], None]
+    ) -> None:
+        self._wire = wire
+        self._page_bytes = page_bytes
+        self._read = read
+        self._stop = stop
+        self._jobs: dict[tuple[int, int], _Job] = {}
+        self._over: list[Done[Copy]] = []
+
+    def start(self, source: Source, job: Copy) -> None:
+        """`poll` gives its one result."""
+        pages, size = job.source.pages, window_pages(self._page_bytes)
+        windows = deque(
+            replace(
+                job,
+                source=Shard(job.source.rank, pages[i : i + size]),
+                dst_pages=job.dst_pages[i : i + size],
+            )
+            for i in range(0, len(pages), size)
+        )
+        self._jobs[job.name] = _Job(source, job, windows)
+        self._wire.stage(windows[0])
+
+    def cancel(self, job: Copy) -> None:
+        """Jobs that are over, or none of this, are no-ops."""
+        if job.name in self._jobs:
+            self._fail(self._jobs[job.name], Cancelled("the copy was given up"))
+
+    def stopped(self, done: Done[Copy]) -> bool:
+        """A READ has stopped: whether it was one of these."""
+        job = self._jobs.get(done.job.name)
+        if job is None:
+            return False
+        job.phase = Phase.CONFIRMING
+        job.bytes += done.bytes
+        job.seconds += done.seconds
+        if done.error is not None:
+            self._fail(job, done.error)
+        elif job.error is None:
+            self._wire.read(job.windows[0])
+        self._settle(job)
+        return True
+
+    def poll(self) -> list[Done[Copy]]:
+        """What the front heard of the peer; the jobs that have stopped since the last call."""
+        if self._jobs:
+            for window, slots in self._wire.staged():
+                self._staged(self._jobs[window.name], window, slots)
+            for done in self._wire.let_go():
+                self._let_go(self._jobs[done.job.name], done)
+        over, self._over = self._over, []
+        return over
+
+    def _staged(self, job: _Job, window: Copy, slots: tuple[int, ...]) -> None:
+        if job.error is not None:
+            return
+        if len(slots) != len(window.dst_pages):
+            self._fail(job, TransferFailed(f"the owner staged {len(slots)} pages of {len(window.dst_pages)}"))
+            return
+        job.phase = Phase.READING
+        self._read(job.source, replace(window, source=Shard(window.source.rank, slots)))
+
+    def _let_go(self, job: _Job, done: Done[Copy]) -> None:
+        job.held = False
+        if done.error is not None:
+            self._fail(job, done.error)
+        elif job.phase is not Phase.CONFIRMING:
+            self._fail(job, TransferFailed("the owner let go of slots that were not read yet"))
+        elif job.error is None:
+            job.windows.popleft()
+            if job.windows:
+                job.phase, job.held = Phase.ASKED, True
+                self._wire.stage(job.windows[0])
+        self._settle(job)
+
+    def _fail(self, job: _Job, error: EyasError) -> None:
+        """Ends it as soon as nothing of it runs."""
+        job.error = job.error or error
+        if job.held:
+            self._wire.stop(job.windows[0])
+        if job.phase is Phase.READING:
+            self._stop(job.windows[0])
+
+    def _settle(self, job: _Job) -> None:
+        if job.held or job.phase is Phase.READING:
+            return
+        if job.error is not None or not job.windows:
+            del self._jobs[job.job.name]
+            moved = 0 if job.error else job.bytes
+            self._over.append(Done(job.job, moved, job.seconds, job.error))

@@ -1,0 +1,184 @@
+"""Copies out of a peer's staging: in windows, each confirmed; one result, and none too early."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from eyas.common.errors import TransferFailed
+from eyas.common.types import Shard
+from kv_transfer.backends import nixl_staged
+from kv_transfer.backends.base import Copy, Source
+from kv_transfer.backends.nixl_staged import StagedCopies
+from kv_transfer.copy_thread import Done
+
+WINDOW, PAGE = 3, 1024
+BROKEN = TransferFailed("broken")
+
+
+@dataclass
+class Peer:
+    """The wire, the owner and the READs, moved by the test. Pages are numbers; `pool[n]` is n.
+
+    `slots`: what the owner's staging holds; -1 once it is somebody else's. `here`: what has come.
+    """
+
+    slots: dict[int, int] = field(default_factory=dict)
+    here: dict[int, int] = field(default_factory=dict)
+    asked: list[Copy] = field(default_factory=list)
+    reading: list[Copy] = field(default_factory=list)
+    confirmed: set[tuple[int, int]] = field(default_factory=set)
+    stopping: set[tuple[int, int]] = field(default_factory=set)
+    holding: dict[tuple[int, int], tuple[Copy, tuple[int, ...]]] = field(default_factory=dict)
+    told: list[tuple[Copy, tuple[int, ...]]] = field(default_factory=list)
+    gone: list[Done[Copy]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.copies = StagedCopies(self, PAGE, lambda source, job: self.reading.append(job), lambda job: None)  # type: ignore[arg-type]
+
+    def stage(self, job: Copy) -> None:
+        assert len(job.source.pages) <= WINDOW and job.name not in self.holding
+        self.asked.append(job)
+
+    def read(self, job: Copy) -> None:
+        self.confirmed.add(job.name)
+
+    def stop(self, job: Copy) -> None:
+        self.stopping.add(job.name)
+
+    def staged(self) -> list[tuple[Copy, tuple[int, ...]]]:
+        told, self.told = self.told, []
+        return told
+
+    def let_go(self) -> list[Done[Copy]]:
+        gone, self.gone = self.gone, []
+        return gone
+
+    # --- what the test does ---
+
+    def hold(self, job: Copy, count: int | None = None) -> None:
+        """The owner fills slots."""
+        self.asked.remove(job)
+        free = (slot for slot in range(1000) if slot not in self.slots)
+        slots = tuple(next(free) for _ in job.source.pages)
+        self.slots.update(zip(slots, job.source.pages, strict=True))
+        self.holding[job.name] = job, slots
+        self.told.append((job, slots[:count]))
+
+    def take_back(self, name: tuple[int, int], error: TransferFailed | None) -> None:
+        """The owner lets go of slots, and others fill them at once."""
+        job, slots = self.holding.pop(name)
+        self.slots.update(dict.fromkeys(slots, -1))
+        self.confirmed.discard(name)
+        self.stopping.discard(name)
+        self.gone.append(Done(job, 0, 0.0, error))
+
+    def land(self, job: Copy, error: TransferFailed | None = None) -> None:
+        """A READ stops: it brings what is in the slots now."""
+        self.reading.remove(job)
+        for slot, page in zip(job.source.pages, job.dst_pages, strict=True):
+            self.here[page] = self.slots[slot]
+        self.copies.stopped(Done(job, 0 if error else len(job.dst_pages) * PAGE, 0.1, error))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_staged, "window_pages", lambda page_bytes: WINDOW)
+
+
+def job(pages: range, number: int = 1) -> Copy:
+    return Copy(1, number, Shard(0, tuple(pages)), tuple(100 + page for page in pages))
+
+
+def test_windows_come_one_after_the_other_and_count_when_they_were_held() -> None:
+    peer = Peer()
+    peer.copies.start(Source(), job(range(7)))
+    for size in (3, 3, 1):
+        assert len(peer.asked) == 1 and len(peer.asked[0].source.pages) == size
+        peer.hold(peer.asked[0])
+        assert peer.copies.poll() == []
+        assert not peer.confirmed
+        peer.land(peer.reading[0])
+        assert peer.confirmed == {(1, 1)} and peer.copies.poll() == []
+        peer.take_back((1, 1), None)
+        over = peer.copies.poll()
+    assert [(done.job.source.pages, done.bytes, done.error) for done in over] == [
+        (tuple(range(7)), 7 * PAGE, None)
+    ]
+    assert over[0].seconds == pytest.approx(0.3)
+    assert peer.here == {100 + page: page for page in range(7)}
+
+
+@pytest.mark.parametrize("others", [range(2), range(0)])
+def test_too_few_slots_are_no_answer(others: range) -> None:
+    peer = Peer()
+    peer.copies.start(Source(), job(range(3)))
+    peer.hold(peer.asked[0], count=len(others))
+    assert peer.copies.poll() == [] and peer.reading == [] and peer.stopping == {(1, 1)}
+    peer.take_back((1, 1), BROKEN)
+    (over,) = peer.copies.poll()
+    assert "staged" in over.error.message and over.bytes == 0
+
+
+def test_slots_that_are_let_go_while_they_are_read_are_told_of_when_the_read_has_stopped() -> None:
+    for error in (BROKEN, None):
+        peer = Peer()
+        peer.copies.start(Source(), job(range(3)))
+        peer.hold(peer.asked[0])
+        peer.copies.poll()
+        peer.take_back((1, 1), error)
+        assert peer.copies.poll() == [], "a READ still writes to the pages"
+        peer.land(peer.reading[0])
+        (over,) = peer.copies.poll()
+        assert over.error is not None and peer.here[100] == -1
+
+
+def test_whatever_happens_every_job_ends_once_and_what_counts_is_right() -> None:
+    """Many jobs, and an owner, READs and callers that do anything at any moment."""
+    ends = {True: 0, False: 0}
+    for seed in range(300):
+        pick, peer = random.Random(seed), Peer()
+        jobs = {
+            number: job(range(9 * number, 9 * number + pick.randrange(1, 9)), number) for number in range(4)
+        }
+        for made in jobs.values():
+            peer.copies.start(Source(), made)
+        over = _play(pick, peer, list(jobs.values()))
+        assert sorted(done.job.name for done in over) == sorted(made.name for made in jobs.values())
+        for done in over:
+            ends[done.error is None] += 1
+            right = all(peer.here.get(100 + page) == page for page in done.job.source.pages)
+            assert done.error is not None or right
+    assert min(ends.values()) > 100
+
+
+def _play(pick: random.Random, peer: Peer, jobs: list[Copy]) -> list[Done[Copy]]:
+    over: list[Done[Copy]] = []
+    luck = pick.choice((0.0, 0.02, 0.2))
+    for _ in range(400):
+        moves: list[Callable[[], None]] = []
+        error = BROKEN if pick.random() < luck else None
+        moves += [lambda one=one: peer.hold(one) for one in peer.asked]
+        moves += [lambda one=one, e=error: peer.land(one, e) for one in peer.reading]
+        for name in list(peer.holding):
+            if name in peer.confirmed or name in peer.stopping or pick.random() < luck:
+                cause = None if name in peer.confirmed and error is None else BROKEN
+                moves.append(lambda name=name, cause=cause: peer.take_back(name, cause))
+        if pick.random() < luck:
+            moves.append(lambda: peer.copies.cancel(pick.choice(jobs)))
+        for one in [one for one in peer.asked if one.name in peer.stopping]:  # the front ends it at once
+            moves.append(lambda one=one: _end(peer, one))
+        if moves:
+            pick.choice(moves)()
+        if pick.random() < 0.5:
+            over += peer.copies.poll()
+    return over + peer.copies.poll()
+
+
+def _end(peer: Peer, job: Copy) -> None:
+    peer.asked.remove(job)
+    peer.stopping.discard(job.name)
+    peer.gone.append(Done(job, 0, 0.0, BROKEN))
