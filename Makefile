@@ -19,7 +19,7 @@ serve: $(STAMP)
 	@exec $(BIN)/eyas serve
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile  # a file's clusters are started once
+	$(BIN)/python -m pytest -n 3 --dist loadfile  # a file's clusters are started once; a test waits a third of its time
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow

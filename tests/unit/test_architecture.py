@@ -36,7 +36,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def _parse_once() -> Iterator[None]:
     """All these tests read the same trees, and no later test needs them."""
     yield
-    parsed.cache_clear()
+    for known in (parsed, functions, imported):
+        known.cache_clear()
 
 
 @functools.cache
@@ -50,8 +51,9 @@ def sources(*folders: str) -> Iterator[tuple[str, ast.Module, str]]:
     return itertools.chain.from_iterable(map(parsed, folders))
 
 
-def functions(tree: ast.Module) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+@functools.cache
+def functions(tree: ast.Module) -> list[Function]:
+    return [node for node in ast.walk(tree) if isinstance(node, Function)]
 
 
 def parameters(function: Function) -> int:
@@ -156,12 +158,15 @@ def test_few_read_the_environment() -> None:
     assert readers == []
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
+@functools.cache
+def imported(tree: ast.Module) -> list[str]:
+    names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def test_stubs_stay_at_the_edge() -> None:

@@ -76,7 +76,7 @@ def names(word: str) -> Iterator[str]:
         if (word.endswith(SUFFIXES) or first in PACKAGES) and gone(word):
             yield f"{word} does not exist"
     elif re.fullmatch(r"\w+\.(?:py|proto)", word):
-        if not any(path.name == word for folder in PACKAGES for path in (ROOT / folder).rglob(f"*{word}")):
+        if word not in file_names():
             yield f"{word}: no file has this name"
     elif DOTTED.fullmatch(word) and not word.endswith(SUFFIXES + DATA):
         if first in PACKAGES:
@@ -137,6 +137,11 @@ def module_of(path: str) -> str:
 
 
 @functools.cache
+def file_names() -> set[str]:
+    return {path.name for folder in PACKAGES for path in (ROOT / folder).rglob("*.*")}
+
+
+@functools.cache
 def trees() -> dict[str, ast.Module]:
     return {module.name: module.tree for module in shape.modules(*PACKAGES)}
 
@@ -190,7 +195,7 @@ def commands(line: str) -> Iterator[str]:
     for target in re.findall(r"^make ([a-z-]+)", line):
         if not re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE):
             yield f"make {target}: the Makefile has no such target"
-    known = {flag for flags in eyas_flags().values() for flag in flags} | program_flags()
+    known = all_flags()
     if command := re.match(r"(?:\.venv/bin/)?eyas ([a-z]+)", line):
         if command[1] not in eyas_flags():
             yield f"eyas {command[1]}: there is no such command"
@@ -221,6 +226,11 @@ def eyas_flags() -> dict[str, set[str]]:
         return next(choices, {})
 
     return {name: flags(parser) for name, parser in commands(cli._parser()).items()}
+
+
+@functools.cache
+def all_flags() -> set[str]:
+    return set().union(*eyas_flags().values(), program_flags())
 
 
 @functools.cache
