@@ -15,6 +15,7 @@ import eyas
 from eyas import flags, layout_flags, process_flags
 from eyas.admin.flags import add_certs, add_keys
 from eyas.bench.flags import add_bench
+from eyas.bench.tuning.flags import add_tune
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
 from eyas.common.errors import ConfigError, EyasError
 from eyas.configuration import (
@@ -74,13 +75,19 @@ def _parser() -> Parser:
     examined = command("doctor", _doctor, doctor)
     flags.add_server(examined)
     process_flags.add_tls_dir(examined)
-    examined.add_commands({"head": Command("look at a draft head, and at how it fits", "eyas.train.doctor")})
+    examined.add_commands(
+        {
+            "head": Command("look at a draft head, and at how it fits", "eyas.train.doctor"),
+            "determinism": Command("ask the same in different company", "eyas.evals.determinism"),
+        }
+    )
     examined.set_defaults(run=_doctor)
     add_plan(command("plan", _plan, "how many workers a load needs, and whether splitting them pays"))
     demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
     layout_flags.add_layout(demo)
     flags.add_engine(demo)
     add_bench(command("bench", None, "measure a server, an engine or its kernels"))
+    add_tune(command("tune", None, "find the fastest tiles of a model's products on this GPU"))
     add_train(command("train", None, "train a draft head, or the embedded model"))
     add_certs(command("certs", _certs, "make the certificates of a cluster"))
     add_keys(command("keys", None, "the file of API keys"))

@@ -50,10 +50,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         draft_capture_layers=args.draft_capture_layers,
         speculative_token_map=args.speculative_token_map,
         tensor_parallel_size=args.tensor_parallel_size,
+        dp_attention=args.dp_attention,
         load_format=args.load_format,
         dtype=args.dtype,
         attention_backend=args.attention_backend,
         prefill_attention_backend=args.prefill_attention_backend,
+        deterministic=args.deterministic,
         num_pages=args.num_pages,
         mem_fraction_static=args.mem_fraction_static,
         context_length=args.context_length,
@@ -64,6 +66,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         cuda_graph_max_bs=0 if args.disable_cuda_graph else args.cuda_graph_max_bs,
         cuda_graph_bs=args.cuda_graph_bs,
         overlap_schedule=False if args.disable_overlap_schedule else None,
+        uniform_experts=args.uniform_experts,
         lease_s=args.lease_s,
         host_cache_gb=args.host_cache_gb,
         transfer=args.transfer,
@@ -135,6 +138,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         advertise=args.advertise,
         metrics_port=args.metrics_port,
         registry=args.registry,
+        registry_ca=args.registry_ca,
         tls_dir=tls_folder.chosen(args.tls_dir),
         drain_s=args.drain_s,
     )
@@ -181,7 +185,7 @@ def gateway_alone(args: argparse.Namespace) -> GatewayConfig:
     """The configuration of `eyas gateway`. Raises ConfigError for targets without the auto layout."""
     _check_targets(args, args.layout)
     config = gateway_config(args, args.registry)
-    return dataclasses.replace(config, layout=args.layout, member=args.member)
+    return dataclasses.replace(config, layout=args.layout, member=args.member, registry_ca=args.registry_ca)
 
 
 def _check_targets(args: argparse.Namespace, layout: str) -> None:
@@ -238,30 +242,27 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     ranks = engine.tensor_parallel_size
     named = {name: value for name in LAYOUTS_OF if (value := getattr(args, name)) is not None}
     counts = {"prefill_tp": ranks, "decode_tp": ranks, "workers": workers} | named
+    if engine.deterministic and counts["prefill_tp"] != counts["decode_tp"]:
+        text = f"--decode-tp: {counts['decode_tp']} is not --prefill-tp {counts['prefill_tp']}, as"
+        why = "sums over another number of GPUs have other bits"
+        raise ConfigError(f"{text} --deterministic asks: {why}", param="decode-tp")
     _check_transfer(engine.transfer, max(counts["prefill_tp"], counts["decode_tp"]))
     return ServeConfig(gateway=gateway, engine=engine, layout=layout, gpus=args.gpus, **counts)
 
 
 def usual_layout(args: argparse.Namespace) -> tuple[str, int]:
-    """The layout, asked for or usual, and how many workers it has, but for a flag that says otherwise.
-
-    Raises ConfigError for the auto layout of workers whose steps are not measured.
-    """
+    """The layout, asked for or usual, and how many workers it has, but for a flag that says otherwise."""
     ranks = args.tensor_parallel_size
-    if args.layout == "auto" and ranks > 1:
-        flag = "tensor-parallel-size"
-        text = "workers of --layout auto have one GPU each; those of unified and split may share a model"
-        raise ConfigError(f"--{flag}: {text}", param=flag)
     if args.layout not in (None, "auto"):
         return args.layout, ServeConfig.workers
     if args.device == "cpu":
         return ("split", ServeConfig.workers) if args.layout is None else ("auto", 2)
-    if ranks > 1 or args.workers == 1:
+    if args.workers == 1:
         return args.layout or "unified", ServeConfig.workers
     gpus = args.gpus or range(visible() if args.device == "cuda" else 1)
-    if args.layout is None and len(set(gpus)) < 2:
+    if args.layout is None and len(set(gpus)) < 2 * ranks:
         return "unified", ServeConfig.workers
-    return "auto", max(len(gpus), 1)
+    return "auto", max(len(gpus) // ranks, 1)
 
 
 def _check_layout(args: argparse.Namespace, layout: str) -> None:

@@ -25,7 +25,7 @@ from eyas.common.types import Role
 from kv_transfer.backends.table import AUTO, BACKENDS, NONE
 
 DEFAULT_URL = f"http://{GatewayConfig.host}:{GatewayConfig.port}"
-REGISTRY = "redis://HOST:PORT/DB|static:HOST:PORT,..."
+REGISTRY = "redis[s]://HOST:PORT/DB|static:HOST:PORT,..."
 
 
 # --- the engine ----------------------------------------------------------------------------------------
@@ -55,6 +55,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         default=engine.tensor_parallel_size,
         metavar="N",
         help=f"GPUs that share the model ({engine.tensor_parallel_size})",
+    )
+    add(
+        "--dp-attention",
+        type=positive,
+        default=engine.dp_attention,
+        metavar="N",
+        help="processes that attend with requests of their own and share a model's experts, whole "
+        f"({engine.dp_attention})",
     )
     add("--dtype", choices=["auto", *DTYPES], help=f"of weights and KV ({_either('dtype')})")
     add("--context-length", type=positive, metavar="N", help="tokens per request (the model's)")
@@ -147,8 +155,15 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         help="the batch sizes with a CUDA graph",
     )
     graphs.add_argument("--disable-cuda-graph", action="store_true", help="launch kernels one by one")
+    text = "tokens do not depend, to the bit, on what shares a step (on a CPU they never do)"
+    group.add_argument("--deterministic", action="store_true", help=text)
     group.add_argument(
         "--disable-overlap-schedule", action="store_true", help="plan each step after the previous one ended"
+    )
+    group.add_argument(
+        "--uniform-experts",
+        action="store_true",
+        help="chance chooses experts, each as often as the others, for benchmarks; answers mean nothing",
     )
 
 

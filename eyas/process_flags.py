@@ -58,9 +58,15 @@ def add_tls_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-dir", metavar="DIR", help=text)
 
 
+def _add_registry_ca(parser: argparse.ArgumentParser) -> None:
+    text = "authorities for the certificate of a registry rediss:// (the system's)"
+    parser.add_argument("--registry-ca", metavar="FILE", help=text)
+
+
 def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas gateway`, which has no engine's flags next to its own."""
     parser.add_argument("--registry", required=True, metavar=REGISTRY)
+    _add_registry_ca(parser)
     parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
     add_gateway(parser, GatewayConfig())
     parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
@@ -83,6 +89,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     )
     add("--metrics-port", type=port, default=worker.metrics_port, help="0: any free one")
     add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (none)")
+    _add_registry_ca(parser)
     add_tls_dir(parser)
     add("--threads", type=positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
     add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")

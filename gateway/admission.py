@@ -18,7 +18,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
 from eyas.common.logging import request_id, traceparent
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, DraftLimits, GenerationRequest, Role, WorkerInfo
+from eyas.common.types import EXACT, FAST, Choice, DraftLimits, GenerationRequest, Role, WorkerInfo
 
 DEFAULT_MAX_TOKENS = 4096  # a caller who wants a longer answer says so
 MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
@@ -58,8 +58,9 @@ class GenerationOptions:
 class ServedModel:
     """What all workers of the model can do: the smallest of their limits.
 
-    `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing. `sampling` holds the
-    model's own defaults of sampling parameters. Lengths are in tokens.
+    `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing. `arithmetic`: as in
+    `WorkerInfo` if it is the same of all; else "fast". `sampling` holds the model's own
+    defaults of sampling parameters. Lengths are in tokens.
     """
 
     id: str
@@ -67,6 +68,7 @@ class ServedModel:
     vocab_size: int
     fingerprint: str
     synthetic: bool = False
+    arithmetic: str = FAST
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def params(self, **asked: Any) -> SamplingParams:
@@ -76,12 +78,20 @@ class ServedModel:
     @property
     def system_fingerprint(self) -> str:
         """Names model and mode in OpenAI's replies."""
-        return f"fp_{self.fingerprint[:12]}" + ("_synthetic" if self.synthetic else "")
+        exact = f"_{self.arithmetic}" if self.arithmetic.startswith(EXACT) else ""
+        return f"fp_{self.fingerprint[:12]}{exact}" + ("_synthetic" if self.synthetic else "")
 
 
 def is_synthetic(workers: Iterable[WorkerInfo]) -> bool:
     """Whether a decode worker among them accepts drafts by chance."""
     return any(worker.synthetic and Role.DECODE in worker.roles for worker in workers)
+
+
+def arithmetic_of(workers: Iterable[WorkerInfo]) -> str:
+    """Of answers: exact if all that the target model's workers among them compute is, in one way."""
+    targets = [worker for worker in workers if {Role.PREFILL, Role.DECODE} & set(worker.roles)]
+    found = {worker.arithmetic for worker in targets} or {FAST}
+    return found.pop() if len(found) == 1 else FAST
 
 
 def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> ServedModel:
@@ -95,6 +105,7 @@ def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> Served
         vocab_size=min(worker.vocab_size for worker in targets),
         fingerprint=targets[0].fingerprint,
         synthetic=is_synthetic(targets),
+        arithmetic=arithmetic_of(targets),
         sampling=config.sampling,
     )
 

@@ -26,8 +26,8 @@ class BackendHealth(msgspec.Struct, frozen=True):
     degraded: str = ""
 
 
-Lane = Callable[[Entry], bool]
-"""Takes an entry at once, and then nothing else gets it; False: it did not."""
+Lane = Callable[[Entry, float], bool]
+"""Takes an entry that came now (monotonic seconds), and then nothing else gets it; False: it did not."""
 
 
 class GenerationStream(Protocol):

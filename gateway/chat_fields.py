@@ -6,7 +6,7 @@ The string under a field is its description in /openapi.json and docs/api.md.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from gateway import unsupported
+from gateway.field_rules import given, needs
 from gateway.fields import Body, refuse
 
 MAX_TOOLS = 512
@@ -86,10 +87,18 @@ class ToolCall(Body):
     """What was called."""
 
 
+_ASSISTANTS = given("role", {"const": "assistant"})
+_CALLS = given("tool_calls", {"type": "array", "minItems": 1})
+
+
 class ChatMessage(Body):
     """One message of a chat."""
 
     unsupported = unsupported.MESSAGE
+    rules = (
+        needs({"not": _ASSISTANTS}, {**given("content"), "not": _CALLS}),
+        needs(given("role", {"const": "tool"}), given("tool_call_id")),
+    )
 
     role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], AfterValidator(_system_role)]
     """Whose words these are; a developer's are the system's, a tool's are the result of a call."""
@@ -117,6 +126,19 @@ class ChatMessage(Body):
         return self
 
 
+def _of_an_object(parameters: dict[str, Any]) -> dict[str, Any]:
+    if parameters.get("type", "object") != "object":
+        raise ValueError("must be the schema of an object: its type must be 'object'")
+    return parameters
+
+
+Parameters = Annotated[
+    dict[str, Any],
+    AfterValidator(_of_an_object),
+    Field(json_schema_extra={"properties": {"type": {"const": "object"}}}),
+]
+
+
 class FunctionTool(Body):
     """A function that the model may ask for."""
 
@@ -124,7 +146,7 @@ class FunctionTool(Body):
     """What calls name it by: letters, digits and _ . : / -"""
     description: str | None = None
     """What it does, for the model."""
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     """A JSON schema of its arguments; without one it takes none."""
     strict: bool | None = None
     """True: its arguments follow the schema, however the model comes to call it."""
@@ -184,8 +206,15 @@ ToolChoice = Annotated[
 ]
 
 
+_MUST_CALL = given("tool_choice", {"anyOf": [{"const": "required"}, {"type": "object"}]})
+
+
 class ToolFields(Body):
     """Which tools the model may call."""
+
+    rules: ClassVar[tuple[dict[str, Any], ...]] = (
+        needs(_MUST_CALL, given("tools", {"type": "array", "minItems": 1})),
+    )
 
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     """The tools that the model may call."""
@@ -196,12 +225,15 @@ class ToolFields(Body):
 
     @model_validator(mode="after")
     def _choice_is_among_them(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        if twice := sorted(name for name in set(names) if names.count(name) > 1):
+            refuse("tools", f"name {twice[0]!r:.100} twice: each needs a name of its own")
         named = self.named_tool
         if not self.must_call:
             return self
         if not self.tools:
             refuse("tool_choice", "needs tools")
-        if named is not None and named not in {tool.function.name for tool in self.tools}:
+        if named is not None and named not in names:
             refuse("tool_choice", f"names {named!r:.100}, which is none of tools")
         return self
 

@@ -16,7 +16,7 @@ from eyas.common.errors import InvalidRequest
 from gateway.admission import GenerationOptions, ServedModel, admit, check_model
 from gateway.chat_fields import ChatMessage
 from gateway.dialect import Dialect, dialect_of
-from gateway.history import template_messages
+from gateway.history import calls_in, template_messages
 from gateway.openai_request import ApiCall, api_call, generation_options, named, text_rules, timeout_s
 from gateway.parsers import reasoning
 from gateway.parsers.message import Reading
@@ -63,7 +63,7 @@ async def chat_call(config: GatewayConfig, served: ServedModel, model: ChatModel
     """The call of a chat. Raises EyasError for what the model cannot do."""
     check_model(config, body.model)
     text, prompt = await chat_prompt(model, body.messages, body, special=body.add_special_tokens)
-    reading = reading_of(model.dialect, body, text)
+    reading = reading_of(model.dialect, body, body.messages, text)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     options = await _options(served, model, body, reading, limit)
     names = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
@@ -134,7 +134,9 @@ def _check(dialect: Dialect, field: str, can: bool, lack: str) -> None:
         raise InvalidRequest(f"{field} is not supported: the model's chat template {lack}", param=field)
 
 
-def reading_of(dialect: Dialect, body: TemplateFields, prompt: str) -> Reading | None:
+def reading_of(
+    dialect: Dialect, body: TemplateFields, messages: Sequence[ChatMessage], prompt: str
+) -> Reading | None:
     """What is looked for in the answer; None if it is content from its first character to its last."""
     tools = {tool.function.name: tool.function.parameters or {} for tool in body.callable_tools}
     tags = dialect.reasoning
@@ -142,9 +144,10 @@ def reading_of(dialect: Dialect, body: TemplateFields, prompt: str) -> Reading |
         return None
     continues = body.continue_final_message
     return Reading(
-        calls=dialect.calls if tools else None,
+        calls=dialect.calls if tools or (dialect.calls and dialect.calls.frame) else None,
         tools=tools,
         most_calls=1 if body.named_tool or not body.parallel_tool_calls else None,
+        calls_before=calls_in(messages),
         is_named=body.named_tool is not None,
         reasoning=tags,
         is_open=tags is not None and reasoning.is_open(tags, prompt, continues=continues),

@@ -41,10 +41,10 @@ _log = logging.getLogger("eyas.gateway")
 class Cluster:
     """What the gateway routes to: workers of one model, a session per decode worker, requests in flight.
 
-    The first target worker seen fixes the model, and the first decode worker whether drafts are accepted by
-    chance (benchmarks). Workers that differ get no requests, so every answer comes from one model. A session
-    reconnects by itself and outlives its worker; it ends when the registry has not listed the worker for
-    `RETIRE_S`.
+    The first target worker seen fixes model and arithmetic, and the first decode worker whether drafts are
+    accepted by chance (benchmarks). Workers that differ get no requests, so every answer comes from one
+    model. A session reconnects by itself and outlives its worker; it ends when the registry has not listed
+    the worker for `RETIRE_S`.
     """
 
     def __init__(self, registry: Registry, dial: rpc.Dial = rpc.channel) -> None:
@@ -58,7 +58,7 @@ class Cluster:
         self._holdings = Holdings()
         self._watch = CacheWatch(self._channels, self._holdings)
         self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
-        self._fingerprint = ""
+        self._fingerprint = self._arithmetic = ""
         self._synthetic: bool | None = None
         self._reported: set[tuple[str, str]] = set()  # (worker, difference) in the log
         self._task: asyncio.Task[None] | None = None
@@ -165,6 +165,7 @@ class Cluster:
         if not {Role.PREFILL, Role.DECODE} & set(info.roles):
             return True
         self._fingerprint = self._fingerprint or info.fingerprint
+        self._arithmetic = self._arithmetic or info.arithmetic
         difference = self._difference(info)
         if difference and (info.worker, difference) not in self._reported:
             self._reported.add((info.worker, difference))
@@ -175,6 +176,8 @@ class Cluster:
         """How a target worker differs from the ones that get requests; empty if it does not."""
         if info.fingerprint != self._fingerprint:
             return f"serves another model ({info.model})"
+        if info.arithmetic != self._arithmetic:
+            return f"computes by {info.arithmetic} arithmetic, and others by {self._arithmetic}"
         if Role.DECODE not in info.roles:
             return ""
         if self._synthetic is None:

@@ -30,17 +30,19 @@ class Pace:
     `steps`: entries with new tokens, over all choices; `tokens`: what they had.
     """
 
+    __slots__ = ("_began", "_choices", "_first", "_last", "steps", "tokens")
+
     def __init__(self, choices: int) -> None:
         self.steps = 0
         self.tokens = 0
         self._choices = choices
         self._began = self._first = self._last = time.monotonic()
 
-    def came(self, tokens: int) -> None:
+    def came(self, tokens: int, now: float) -> None:
         """Counts new tokens of a choice, which came now."""
-        self._last = time.monotonic()
+        self._last = now
         if not self.steps:
-            self._first = self._last
+            self._first = now
         self.steps += 1
         self.tokens += tokens
 
@@ -59,19 +61,26 @@ class Pace:
 class Delivery:
     """A bounded buffer of entries between the workers' streams and one consumer.
 
-    `push`, `close` and `end` neither wait nor raise, so a shared stream can call them; `take` waits. `lane`:
-    what entries are offered to while the consumer waits for the next.
+    `push`, `offer`, `close` and `end` neither wait nor raise, so a shared stream can call them; `take` waits.
+    `lane`: what entries are offered to while the consumer waits for the next.
     """
+
+    # All streams' rows pass by in turn, so what a row touches is in no cache: slots are half of it.
+    __slots__ = (
+        *("_buffer", "_ended", "_error", "_limit", "_open", "_outputs", "_prompt_delivered", "_reader"),
+        *("_steps", "_waits", "lane", "pace"),
+    )
 
     def __init__(self, choices: Sequence[Choice], limit: int = MAX_BUFFERED_STEPS) -> None:
         self._outputs = {c.index: array("i", c.output_ids) for c in choices}
         self.pace = Pace(len(choices))
-        self._open = set(self._outputs)
+        self._open = dict(self._outputs)  # those of the choices that go on
         self._steps = limit
         self._limit = limit * max(1, len(choices))  # a step has one entry per choice
         self._buffer: deque[Entry] = deque()
         self.lane: Lane | None = None
         self._reader: asyncio.Future[None] | None = None  # what `take` waits for
+        self._waits = False  # the reader has dealt with all that it took, and nothing has woken it since
         self._prompt_delivered = False
         self._ended = False
         self._error: EyasError | None = None
@@ -97,17 +106,35 @@ class Delivery:
 
     def unfinished(self) -> tuple[Choice, ...]:
         """The open choices and the tokens delivered of each: another worker goes on from these."""
-        return tuple(Choice(i, tuple(ids)) for i, ids in self._outputs.items() if i in self._open)
+        return tuple(Choice(i, tuple(ids)) for i, ids in self._open.items())
+
+    def offer(self, entry: Entry, now: float) -> bool:
+        """Gives the lane an entry that has just the next tokens. False: it is to be pushed."""
+        lane, output, tokens = self.lane, self._open.get(entry.choice), entry.tokens
+        if lane is None or output is None or not self._waits or entry.index != len(output) or not tokens:
+            return False
+        try:
+            if not lane(entry, now):
+                return False
+        except Exception:
+            _log.exception("request %s failed", entry.id)
+            self.end(EyasError("internal error"))
+            return False
+        for token in tokens:  # quicker than `extend`, which makes an iterator
+            output.append(token)
+        self.pace.came(len(tokens), now)
+        return True
 
     def push(self, entry: Entry) -> None:
-        """Buffers what is new in `entry`.
+        """Buffers what is new in `entry`, unless the lane takes it.
 
         Tokens with known indices or of closed choices are dropped, timings never; the prompt's
         log-probabilities pass once. A skipped index, or a reader that lags too far behind, ends the delivery
         with an error.
         """
         output = self._outputs.get(entry.choice)
-        if self._ended or output is None:
+        now = time.monotonic()
+        if output is None or self.offer(entry, now) or self._ended:
             return
         known = len(output) - entry.index
         if known or entry.prompt is not None or entry.choice not in self._open:
@@ -119,22 +146,9 @@ class Delivery:
             return
         if entry.tokens:
             output.extend(entry.tokens)
-            self.pace.came(len(entry.tokens))
+            self.pace.came(len(entry.tokens), now)
         if entry.finish is not None:
-            self._open.discard(entry.choice)
-        lane, reader = self.lane, self._reader
-        if lane is None or reader is None or reader.done():
-            self._hold(entry)
-            return
-        try:  # the reader waits, so it has dealt with all that it took
-            if not lane(entry):
-                self._hold(entry)
-        except Exception:
-            _log.exception("request %s failed", entry.id)
-            self.end(EyasError("internal error"))
-
-    def _hold(self, entry: Entry) -> None:
-        """Keeps an entry for the reader."""
+            self._open.pop(entry.choice, None)
         if len(self._buffer) >= self._limit:
             self._buffer.clear()
             self.end(Cancelled(f"the client reads too slowly: {self._steps} steps were waiting for it"))
@@ -154,7 +168,7 @@ class Delivery:
 
     def close(self, choice: int) -> None:
         """Drops everything that still comes for this choice."""
-        self._open.discard(choice)
+        self._open.pop(choice, None)
         self._wake()
 
     def end(self, error: EyasError | None = None) -> None:
@@ -172,18 +186,20 @@ class Delivery:
                 return ()
             # A bare future: this runs for every step, and an asyncio.Event would double the cost.
             self._reader = asyncio.get_running_loop().create_future()
+            self._waits = True
             try:
                 await self._reader
             finally:
-                self._reader = None
+                self._reader, self._waits = None, False
         if len(buffer) > MAX_TAKEN:
             return [buffer.popleft() for _ in range(MAX_TAKEN)]
         self._buffer = deque()
         return buffer
 
     def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
+        if self._waits and self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+        self._waits = False
 
 
 def _without_first(entry: Entry, known: int) -> Entry:

@@ -88,6 +88,17 @@ class TokenBytes:
 class Detokenizer:
     """The text of one choice, as its tokens come."""
 
+    __slots__ = (
+        "_decoder",
+        "_entries",
+        "_last",
+        "_needs_pieces",
+        "_partial",
+        "_skip_special",
+        "_stages",
+        "_table",
+    )
+
     def __init__(
         self, table: TokenBytes, decoder: StreamedDecoder, context: Sequence[int], skip_special: bool
     ) -> None:
@@ -105,14 +116,30 @@ class Detokenizer:
 
     def feed(self, ids: Sequence[int]) -> str:
         """The characters that these tokens completed (often one word each, sometimes none)."""
+        parts = [self._partial]
         if self._needs_pieces:
-            return self._decode(self._join(ids), final=False)
-        entries, known = self._entries, len(self._entries)
-        return self._decode(b"".join([entries[id] for id in ids if 0 <= id < known]), final=False)
+            parts += self._pieces(ids)
+        else:
+            entries, known = self._entries, len(self._entries)
+            for id in ids:  # a comprehension would cost twice as much for one token, and most steps have one
+                if 0 <= id < known:
+                    parts.append(entries[id])
+        data = b"".join(parts)
+        try:
+            text, self._partial = data.decode(), b""
+        except UnicodeDecodeError:  # it ends inside a character, or has bytes that belong to none
+            text, used = codecs.utf_8_decode(data, "replace", False)
+            self._partial = data[used:]
+        for stage in self._stages:
+            text = stage.feed(text)
+        return text
 
     def flush(self) -> str:
         """Ends the text: a character still unfinished becomes U+FFFD."""
-        return self._decode(b"", final=True)
+        text, self._partial = self._partial.decode(errors="replace"), b""
+        for stage in self._stages:
+            text = stage.feed(text) + stage.flush()
+        return text
 
     def _follow(self, context: Sequence[int]) -> None:
         """Feeds the text before this one without giving it out: the caller has it already."""
@@ -121,8 +148,8 @@ class Detokenizer:
         for stage in self._stages:
             rest = stage.feed(rest) + stage.settle()
 
-    def _join(self, ids: Sequence[int]) -> bytes:
-        """The bytes of `ids` where they depend on the pieces before."""
+    def _pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each of `ids` where they depend on the pieces before."""
         parts = []
         for id in ids:
             piece = self._table.piece(id, self._skip_special)
@@ -132,15 +159,7 @@ class Detokenizer:
             parts.append(self._entries[id] if first is None else first(piece))
             self._last = piece
         self._needs_pieces = self._decoder.distinct or self._last is None
-        return b"".join(parts)
-
-    def _decode(self, data: bytes, *, final: bool) -> str:
-        data = self._partial + data
-        text, used = codecs.utf_8_decode(data, "replace", final)
-        self._partial = data[used:]
-        for stage in self._stages:
-            text = stage.feed(text) + (stage.flush() if final else "")
-        return text
+        return parts
 
 
 class LateDetokenizer:

@@ -16,7 +16,7 @@ from gateway.chat import ChatTemplate, TooManySteps
 from gateway.parsers.events import CallArguments, CallBegun, Event, merged
 from gateway.parsers.message import MessageParser, Reading
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.table import REASONING, TOOL_FORMATS, ToolFormat
+from gateway.parsers.table import REASONING, TOOL_FORMATS, Ids, ToolFormat, counted_id
 
 AUTO, NONE = "auto", "none"  # of both flags, beside the names in the tables
 ABSENT = object()
@@ -33,7 +33,8 @@ class Dialect:
     """What the model's template knows beside text.
 
     `calls`: the format of calls, None if it writes none. `text_arguments`: it wants the arguments of calls in
-    the history as the text of an object, not as an object. `no_content`: what it wants where a message has
+    the history as the text of an object, not as an object; `object_arguments`: it fails on any that are no
+    object. `no_content`: what it wants where a message has
     calls and no content; ABSENT: no such key. `lists_parts`: it goes through the parts of content itself.
     `reads`: the variables that it reads.
     """
@@ -41,6 +42,7 @@ class Dialect:
     calls: ToolFormat | None = None
     reasoning: Tags | None = None
     text_arguments: bool = False
+    object_arguments: bool = False
     no_content: Any = ABSENT
     lists_parts: bool = False
     reads: frozenset[str] = frozenset()
@@ -53,11 +55,15 @@ def dialect_of(
     if template is None:
         return Dialect()
     calls, style = _calls_of(template, tool_parser)
+    frame = None if calls is None else calls.frame
     text_arguments, no_content = style
     return Dialect(
         calls=calls,
-        reasoning=_reasoning_of(template, reasoning_parser),
+        reasoning=_reasoning_of(template, reasoning_parser) if frame is None else frame.reasoning,
         text_arguments=text_arguments,
+        object_arguments=not text_arguments
+        and calls is not None
+        and not _takes_text(template, calls, no_content),
         no_content=no_content,
         lists_parts=template.lists_parts,
         reads=template.reads,
@@ -81,10 +87,7 @@ def _calls_of(template: ChatTemplate, parser: str) -> tuple[ToolFormat | None, t
 def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no_content: Any) -> bool:
     """Whether the template writes a call in this format if it gets it in this way."""
     arguments = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
-    call = {"id": "abcdef123", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
-    answer: dict[str, Any] = {"role": "assistant", "content": no_content, "tool_calls": [call]}
-    if no_content is ABSENT:
-        del answer["content"]
+    answer = _answer(format, arguments, no_content)
     try:
         prompt = template.render([_QUESTION], tools=_TOOLS)
         whole = template.render([_QUESTION, answer], tools=_TOOLS, add_generation_prompt=False)
@@ -95,6 +98,23 @@ def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no
         return False
     parser = MessageParser(Reading(format, {_NAME: _SCHEMA}))
     return _has_the_call(merged([*parser.feed(text), *parser.end()]))
+
+
+def _takes_text(template: ChatTemplate, format: ToolFormat, no_content: Any) -> bool:
+    """Whether a template that wants objects also writes a call whose arguments could not be read as one."""
+    try:
+        template.render([_QUESTION, _answer(format, '{"half', no_content)], tools=_TOOLS)
+    except (InvalidRequest, TooManySteps):
+        return False
+    return True
+
+
+def _answer(format: ToolFormat, arguments: Any, no_content: Any) -> dict[str, Any]:
+    """A message with a call of the tool."""
+    id = counted_id(_NAME, 0) if format.ids is Ids.COUNTED else "abcdef123"
+    call = {"id": id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+    answer: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
+    return answer if no_content is ABSENT else answer | {"content": no_content}
 
 
 def _has_the_call(events: list[Event]) -> bool:

@@ -13,16 +13,19 @@ from typing import Annotated, Any, ClassVar, NamedTuple, NoReturn, Self, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.logging import REQUEST_ID
+from gateway.field_rules import or_null
 
 _REFUSED = "refused"
 _MAX_QUOTED = 100  # characters of a name that an error repeats
@@ -47,10 +50,16 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
     unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+    rules: ClassVar[tuple[dict[str, Any], ...]] = ()  # JSON schemas of what more than one field must keep
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core))
+        for name, field in schema["properties"].items():
+            if name not in schema.get("required", ()):
+                schema["properties"][name] = or_null(field)
+        if cls.rules:
+            schema["allOf"] = list(cls.rules)
         for name, known in cls.unsupported.items():
             values = [None, *known.neutral]
             schema["properties"][name] = {"enum": values, "description": f"Not supported: {known.reason}."}
@@ -81,12 +90,30 @@ def _request_id(value: str) -> str:
     return value
 
 
-RequestId = Annotated[str, AfterValidator(_request_id)]
+RequestId = Annotated[
+    str, AfterValidator(_request_id), WithJsonSchema({"type": "string", "pattern": f"^{REQUEST_ID.pattern}$"})
+]
+
+
+def whole(value: Any) -> Any:
+    """A whole number that is written with a fraction, as 2.0, as the integer that it is to JSON schemas."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(whole)
+"""Stands behind the bounds of a whole number: what stands before them would keep them from the schema."""
 
 
 def is_ids(value: Any) -> bool:
     """Whether it is a list of whole numbers, at least one."""
     return isinstance(value, list) and set(map(type, value)) == {int}
+
+
+def as_ids(value: Any) -> list[int] | None:
+    """The token ids that it is, at least one; None if it is something else."""
+    if isinstance(value, list) and float in set(map(type, value)):
+        value = [whole(id) for id in value]
+    return value if is_ids(value) else None
 
 
 B = TypeVar("B", bound=Body)

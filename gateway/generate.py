@@ -276,6 +276,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         if entry.timings is not None:
             entry = msgspec.structs.replace(entry, timings=leg.named(entry.timings))
         self._delivery.push(entry)
+        leg.lane = self._delivery.offer if self._delivery.lane else None  # of the next entries
         if self._delivery.over:
             if self._delivery.complete:
                 leg.close(cancel=self._ended_elsewhere)
@@ -305,7 +306,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         If the client has token 0 already, decode computes the prompt itself and goes on from there.
         """
         self._spend_retry(Unavailable("the pages of the prompt could not be transferred"))
-        leg.waits = True
+        leg.waits, leg.lane = True, None
         if self._prefill is not None:
             self._avoid.add(self._prefill.worker)
         if self._first_tokens:

@@ -13,6 +13,7 @@ from pydantic import Field, PlainValidator, model_validator
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar
+from gateway.field_rules import given, needs
 from gateway.fields import Body, refuse
 
 
@@ -40,6 +41,11 @@ class JsonSchemaFormat(Body):
 
 class ResponseFormat(Body):
     """What an answer must be, in OpenAI's words."""
+
+    rules = (
+        needs(given("type", {"const": "json_schema"}), given("json_schema")),
+        needs(given("type", {"const": "structural_tag"}), {"anyOf": [given("format"), given("structures")]}),
+    )
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     """`text`: anything."""

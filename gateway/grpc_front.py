@@ -83,7 +83,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self._check(request)
         chat = chat_of(request)
         text, prompt = await chat_prompt(self._chats, chat.messages, chat)
-        reading = reading_of(self._chats.dialect, chat, text)
+        reading = reading_of(self._chats.dialect, chat, chat.messages, text)
         rules = grpc_messages.text_rules(request.options, continues_prompt=False)
         if reading is not None:
             rules = read_rules(rules, reading)

@@ -16,7 +16,8 @@ from eyas.common.grammar import Grammar
 from eyas.common.priority import MOST_PRIORITY
 from eyas.common.types import DraftLimits, Finish, GenerationRequest, PromptLogprobs, TokenLogprob
 from gateway.admission import GenerationOptions, ServedModel
-from gateway.schema import MAX_BAD_WORDS, MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
+from gateway.field_types import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
+from gateway.schema import MAX_BAD_WORDS
 from gateway.text import TextDelta, TextRules, UsageCounts
 from gateway.timings import LegObject, TimingsObject
 from protos import eyas_pb2

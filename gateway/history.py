@@ -14,16 +14,23 @@ from typing import Any
 from gateway.chat import Message
 from gateway.chat_fields import ChatMessage, ToolCall
 from gateway.dialect import ABSENT, Dialect
+from gateway.parsers.table import Ids, counted_id
 
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 def template_messages(messages: Sequence[ChatMessage], dialect: Dialect) -> list[Message]:
     """The chat as this dialect's template reads it. Keys without a value are left out."""
-    return [_message(message, dialect) for message in messages]
+    ids = _Ids(dialect)
+    return [_message(message, dialect, ids) for message in messages]
 
 
-def _message(message: ChatMessage, dialect: Dialect) -> Message:
+def calls_in(messages: Sequence[ChatMessage]) -> int:
+    """How many calls the chat has."""
+    return sum(len(message.tool_calls or ()) for message in messages)
+
+
+def _message(message: ChatMessage, dialect: Dialect, ids: _Ids) -> Message:
     read: dict[str, Any] = {"role": message.role}
     content = _content(message, dialect)
     if content is not ABSENT:
@@ -33,9 +40,9 @@ def _message(message: ChatMessage, dialect: Dialect) -> Message:
     if (thought := message.reasoning) is not None:
         read |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), thought)
     if message.tool_calls:
-        read["tool_calls"] = [_call(call, dialect) for call in message.tool_calls]
+        read["tool_calls"] = [_call(call, dialect, ids) for call in message.tool_calls]
     if message.tool_call_id is not None:
-        read["tool_call_id"] = _id(message.tool_call_id, dialect)
+        read["tool_call_id"] = ids.of_result(message.tool_call_id)
     return read
 
 
@@ -51,15 +58,18 @@ def _content(message: ChatMessage, dialect: Dialect) -> Any:
     return "\n".join(part.text for part in content)
 
 
-def _call(call: ToolCall, dialect: Dialect) -> Mapping[str, Any]:
+def _call(call: ToolCall, dialect: Dialect, ids: _Ids) -> Mapping[str, Any]:
     arguments = call.function.arguments
     if dialect.text_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif not dialect.text_arguments and isinstance(arguments, str):
         arguments = _object(arguments)
+        if dialect.object_arguments and not isinstance(arguments, dict):
+            arguments = {"arguments": arguments}
     function = {"name": call.function.name, "arguments": arguments}
     told = {"type": "function", "function": function}
-    return told if call.id is None else {"id": _id(call.id, dialect), **told}
+    id = ids.of_call(call)
+    return told if id is None else {"id": id, **told}
 
 
 def _object(arguments: str) -> Any:
@@ -71,8 +81,30 @@ def _object(arguments: str) -> Any:
     return read if isinstance(read, dict) else arguments
 
 
-def _id(id: str, dialect: Dialect) -> str:
-    """The id of a call; for templates that want nine characters, nine made of any other."""
-    if dialect.calls is None or not dialect.calls.short_ids or _SHORT_ID.fullmatch(id):
-        return id
-    return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+class _Ids:
+    """The ids of a chat's calls as the template wants them, in the order in which messages have them."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._kind = Ids.FREE if dialect.calls is None else dialect.calls.ids
+        self._counted: dict[str, str] = {}  # by the caller's ids
+        self._count = 0
+
+    def of_call(self, call: ToolCall) -> str | None:
+        """Of a call; one without an id gets one only where calls are counted."""
+        if self._kind is Ids.COUNTED:
+            id = counted_id(call.function.name, self._count)
+            self._count += 1
+            if call.id is not None:
+                self._counted[call.id] = id
+            return id
+        return None if call.id is None else self._short(call.id)
+
+    def of_result(self, id: str) -> str:
+        """Of the call whose result a message is."""
+        return self._counted.get(id, id) if self._kind is Ids.COUNTED else self._short(id)
+
+    def _short(self, id: str) -> str:
+        """The id; for templates that want nine characters, nine made of any other."""
+        if self._kind is not Ids.SHORT or _SHORT_ID.fullmatch(id):
+            return id
+        return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:9]

@@ -80,7 +80,7 @@ def create_app(
     front = HttpFront(config, backend, tokenizer, metrics, quotas or Quotas())
     pages = [*Pages(config, backend, metrics).endpoints(), *Console(metrics).endpoints()]
     endpoints = described([*front.endpoints(), *pages])
-    app = Starlette(routes=[front.route(endpoint) for endpoint in endpoints])
+    app = Starlette(routes=front.routes(endpoints))
     app.add_middleware(RequestMiddleware, metrics=metrics)
     if config.cors_origins:
         app.add_middleware(
@@ -121,7 +121,9 @@ class HttpFront:
         return [
             Endpoint("POST", "/v1/chat/completions", self.chat, "Answers a chat", ChatBody, gives=streams),
             Endpoint("POST", "/v1/responses", self.responses, "Answers items", ResponsesBody, gives=streams),
-            Endpoint("POST", "/v1/embeddings", self.embeddings, "Refused: the model makes no embeddings"),
+            Endpoint(
+                "POST", "/v1/embeddings", self.embeddings, "Refused: the model makes no embeddings", gives=()
+            ),
             Endpoint("POST", "/v1/completions", self.completions, "Continues text", TextBody, gives=streams),
             Endpoint(
                 "POST", "/generate", self.generate, "Continues text, as SGLang", GenerateBody, gives=streams
@@ -130,10 +132,22 @@ class HttpFront:
             Endpoint("POST", "/detokenize", self.detokenize, "Token ids to text", DetokenizeBody),
         ]
 
-    def route(self, endpoint: Endpoint) -> Route:
-        """Starlette's route for any endpoint, behind the key if the endpoint asks for one."""
-        answer = self._keyed(endpoint.answer, endpoint.generates) if endpoint.keyed else endpoint.answer
-        return Route(endpoint.path, answer, methods=[endpoint.method])
+    def routes(self, endpoints: Sequence[Endpoint]) -> list[Route]:
+        """Starlette's routes of endpoints, behind the key where one asks for it.
+
+        A path with one answer to several methods is one route: who asks by another method hears of them all.
+        """
+        methods: dict[tuple[str, Answerer], list[str]] = {}
+        for endpoint in endpoints:
+            methods.setdefault((endpoint.path, endpoint.answer), []).append(endpoint.method)
+        first = {(endpoint.path, endpoint.answer): endpoint for endpoint in reversed(endpoints)}
+        return [
+            Route(path, self._guarded(first[path, answer]), methods=methods[path, answer])
+            for path, answer in methods
+        ]
+
+    def _guarded(self, endpoint: Endpoint) -> Answerer:
+        return self._keyed(endpoint.answer, endpoint.generates) if endpoint.keyed else endpoint.answer
 
     def _keyed(self, endpoint: Answerer, generates: bool) -> Answerer:
         """Checks the key and notes the caller, and the limits of one that `generates`.

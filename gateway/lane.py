@@ -14,54 +14,62 @@ from collections.abc import Callable
 import msgspec
 
 from eyas.common.types import Entry
-from gateway.metrics import Meter
+from gateway.metrics import Meter, Rhythm
 from gateway.parts import Parts
-from gateway.text import TextStream
+from gateway.text import Bare, TextStream
 
 TextEvent = Callable[[int, str], bytes]
 """(choice, text): the event that adds text to a choice and says nothing else."""
+
+Track = tuple[Bare, Rhythm, bytes, bytes]
+"""Of a choice: its text, its pace, and what is before and after the text in its events."""
 
 _encode = msgspec.json.Encoder().encode
 _MARK = secrets.token_hex(16)  # a text that stands for any other: nothing else in an event is like it
 
 
-class TextEvents:
-    """Events that add text to a choice and say nothing else: most of them.
-
-    `render(choice, text)` is the plain way to write one. All of its bytes but the text's are rendered once
-    per choice.
-    """
-
-    def __init__(self, render: Callable[[int, str], bytes]) -> None:
-        self._render = render
-        self._around: dict[int, tuple[bytes, bytes]] = {}
-
-    def event(self, choice: int, text: str) -> bytes:
-        """The event, byte by byte as `render` writes it."""
-        if choice not in self._around:
-            before, _, after = self._render(choice, _MARK).partition(_encode(_MARK))
-            self._around[choice] = before, after
-        before, after = self._around[choice]
-        return before + _encode(text) + after
+def around(event: TextEvent, choice: int) -> tuple[bytes, bytes]:
+    """What is before and after the text, which is JSON, in each event of a choice."""
+    before, _, after = event(choice, _MARK).partition(_encode(_MARK))
+    return before, after
 
 
 class Express:
-    """The lane of one response."""
+    """The lane of one response. All bytes of its events but the text's are rendered once per choice."""
+
+    __slots__ = ("_event", "_meter", "_parts", "_text", "_tracks", "_usage")
 
     def __init__(self, text: TextStream, event: TextEvent, meter: Meter, parts: Parts) -> None:
         self._text = text
         self._event = event
         self._meter = meter
         self._parts = parts
+        self._usage = text.usage
+        self._tracks: dict[int, Track] = {}
 
-    def take(self, entry: Entry) -> bool:
+    def take(self, entry: Entry, now: float) -> bool:
         """Shows an entry; False, and nothing has happened: it is the reader's."""
-        if self._parts.blocked:
+        if entry.finish is not None or entry.logprobs or self._parts.blocked:
             return False
-        text = self._text.bare(entry)
-        if text is None:
+        if entry.timings is not None or entry.prompt is not None:
             return False
-        self._meter.tokens(entry.choice, len(entry.tokens))
+        choice, tokens = entry.choice, entry.tokens
+        track = self._tracks.get(choice) or self._begin(choice)
+        if track is None:
+            return False
+        bare, rhythm, before, after = track
+        text = bare(tokens)
+        self._usage.completion_tokens += len(tokens)
+        if entry.offered:
+            self._usage.drafted(entry.accepted, entry.offered, 1)
+        rhythm.tokens(len(tokens), now)
         if text:
-            self._parts.write(self._event(entry.choice, text))
+            self._parts.write(before + _encode(text) + after)
         return True
+
+    def _begin(self, choice: int) -> Track | None:
+        bare = self._text.bare(choice)
+        if bare is None:
+            return None
+        self._tracks[choice] = track = (bare, self._meter.rhythm(choice), *around(self._event, choice))
+        return track

@@ -17,6 +17,7 @@ from eyas.common.clients import PrefillEvent, Reply
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.replies import Admitted, Failed, PrefillDone, PrefillStarted
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Role, Timings
+from gateway.backend import Lane
 from gateway.cluster import Cluster
 from gateway.ledger import Stake, UnderWay
 from gateway.sessions import Listener
@@ -52,7 +53,8 @@ class LegOwner(Protocol):
 class DecodeLeg(Listener):
     """A request on one decode worker, from `submit` to `close`.
 
-    `admitted`: the worker has queued it. `waits`: it waits for pages, so it needs an `attach`.
+    `admitted`: the worker has queued it. `waits`: it waits for pages, so it needs an `attach`. `lane`: takes
+    entries that its owner need not see.
     """
 
     def __init__(self, cluster: Cluster, worker: str, attempt: int, owner: LegOwner) -> None:
@@ -60,6 +62,7 @@ class DecodeLeg(Listener):
         self.attempt = attempt
         self.admitted = False
         self.waits = False
+        self.lane: Lane | None = None
         self._id = ""
         self._sent = 0.0
         self._spoke = False  # so the prompt is computed

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from eyas.common.types import Finish
 from gateway.parsers.events import CallBegun, Event, merged
 from gateway.parsers.message import MessageParser, Reading
+from gateway.parsers.table import Ids, counted_id
 from gateway.text import TextDelta
 
 CALLS = "tool_calls"  # why a choice ended, in OpenAI's words
@@ -27,7 +28,8 @@ class MessageReader:
         self.call_ids: list[str] = []
         self.reasoning_tokens = 0
         self._parser = MessageParser(reading)
-        self._short_ids = reading.calls is not None and reading.calls.short_ids
+        self._ids = Ids.FREE if reading.calls is None else reading.calls.ids
+        self._calls_before = reading.calls_before
         self._is_named = reading.is_named
         self._offsets: list[int] | None = [] if reading.reasoning is not None else None
 
@@ -36,7 +38,7 @@ class MessageReader:
         events = self._parser.feed(delta.text)
         if delta.finish is not None:
             events += self._parser.end()
-        self.call_ids += [self._new_id() for event in events if isinstance(event, CallBegun)]
+        self.call_ids += [self._new_id(event) for event in events if isinstance(event, CallBegun)]
         self._count(delta.offsets)
         return merged(events)
 
@@ -56,7 +58,11 @@ class MessageReader:
         else:
             self.reasoning_tokens, self._offsets = bisect_left(self._offsets, end), None
 
-    def _new_id(self) -> str:
-        if not self._short_ids:
-            return f"call_{secrets.token_hex(12)}"
-        return secrets.token_hex(5)[:9]
+    def _new_id(self, call: CallBegun) -> str:
+        match self._ids:
+            case Ids.FREE:
+                return f"call_{secrets.token_hex(12)}"
+            case Ids.SHORT:
+                return secrets.token_hex(5)[:9]
+            case Ids.COUNTED:
+                return counted_id(call.name, self._calls_before + call.index)

@@ -178,13 +178,29 @@ class GatewayMetrics:
         return Meter(self)
 
 
+class Rhythm:
+    """When the tokens of one choice come."""
+
+    __slots__ = ("_last", "_seconds")
+
+    def __init__(self, seconds: PlainHistogram) -> None:
+        self._seconds = seconds
+        self._last = 0.0  # when its last tokens came
+
+    def tokens(self, count: int, now: float) -> None:
+        """Counts tokens that came now."""
+        if self._last:
+            self._seconds.observe((now - self._last) / count)
+        self._last = now
+
+
 class Meter:
     """Measures one call. A context manager around everything after the request is parsed."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._start = 0.0
-        self._last: dict[int, float] = {}  # choice -> time of its last tokens
+        self._rhythms: dict[int, Rhythm] = {}  # by choice
         self._finishes: list[Finish] = []
 
     def __enter__(self) -> Meter:
@@ -208,11 +224,15 @@ class Meter:
     def tokens(self, choice: int, count: int) -> None:
         """Counts tokens of a choice that arrive now."""
         now = time.monotonic()
-        if last := self._last.get(choice):
-            self._metrics.inter_token.observe((now - last) / count)
-        elif not self._last:
+        if not self._rhythms:
             self._metrics.first_token.observe(now - self._start)
-        self._last[choice] = now
+        self.rhythm(choice).tokens(count, now)
+
+    def rhythm(self, choice: int) -> Rhythm:
+        """What counts the tokens of a choice, once the call has had some."""
+        if choice not in self._rhythms:
+            self._rhythms[choice] = Rhythm(self._metrics.inter_token)
+        return self._rhythms[choice]
 
     def ended(self, usage: UsageCounts, traces: Sequence[RequestTrace]) -> None:
         """Counts the whole call; called once, however it ended. `traces`: one per prompt."""

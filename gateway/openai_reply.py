@@ -14,7 +14,7 @@ import msgspec
 from eyas.common.errors import EyasError
 from gateway.answer import Answer
 from gateway.detokenize import TokenBytes
-from gateway.lane import TextEvent, TextEvents
+from gateway.lane import TextEvent
 from gateway.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.openai_request import ApiCall
 from gateway.text import TextDelta, UsageCounts
@@ -239,7 +239,7 @@ class ChatFormat(Format):
         self._table = table
         self._wants_logprobs = call.logprobs
         self._frame = Frame(call, answer, "chat.completion", "chat.completion.chunk")
-        self.text_event = TextEvents(self._render).event if _is_bare(call) else None
+        self.text_event = self._render if _is_bare(call) else None
 
     def opening(self) -> bytes:
         first, prompt = ChatDelta(role="assistant", content=""), prompt_ids(self._call, 0)
@@ -286,7 +286,7 @@ class TextFormat(Format):
         self._answer = answer
         self._frame = Frame(call, answer, "text_completion", "text_completion")
         self._to_begin = set(range(call.choices)) if call.echoes or call.token_ids else set()
-        self.text_event = TextEvents(self._render).event if _is_bare(call) else None
+        self.text_event = self._render if _is_bare(call) else None
 
     def opening(self) -> bytes:
         """The echoed prompts; with log-probabilities they wait for the first delta, which brings these."""

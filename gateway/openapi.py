@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 
@@ -24,11 +25,14 @@ Answerer = Callable[[Request], Awaitable[Response]]
 JSON = "application/json"
 EVENTS = "text/event-stream"
 HTML = "text/html; charset=utf-8"
+_OF_BODIES = (400, 404, 408, 413)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One route. `keyed`: it asks for an API key, if any is configured. `gives`: media types of answers."""
+    """One route. `keyed`: it asks for an API key, if any is configured. `gives`: media types of answers;
+    none: it refuses whatever is asked.
+    """
 
     method: str
     path: str  # as Starlette writes it
@@ -90,15 +94,12 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "operationId": f"{endpoint.method.lower()} {endpoint.path}",
-        "responses": {
-            "200": {"description": "The answer", "content": {kind: {} for kind in endpoint.gives}},
-            "default": {"description": "An error", "content": {JSON: {"schema": _ref("ErrorBody")}}},
-        },
+        "responses": _responses(endpoint),
     }
     if endpoint.keyed:
         operation["security"] = [{"key": []}]
     if "{" in endpoint.path:
-        name = endpoint.path.partition("{")[2].partition(":")[0]
+        name = endpoint.path.partition("{")[2].partition("}")[0].partition(":")[0]
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         ]
@@ -106,6 +107,20 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         content = {JSON: {"schema": _ref(endpoint.body.__name__)}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _responses(endpoint: Endpoint) -> dict[str, Any]:
+    """The answers of a route by their statuses; `default` are what any route may fail with."""
+    found: dict[str, Any] = {}
+    if endpoint.gives:
+        found["200"] = {"description": "The answer", "content": {kind: {} for kind in endpoint.gives}}
+    statuses = [*_OF_BODIES] if endpoint.body or not endpoint.gives else []
+    statuses += [401] if endpoint.keyed else []
+    statuses += [429] if endpoint.generates else []
+    failed = {"content": {JSON: {"schema": _ref("ErrorBody")}}}
+    for status in sorted(statuses):
+        found[str(status)] = {"description": HTTPStatus(status).phrase, **failed}
+    return found | {"default": {"description": "An error", **failed}}
 
 
 def _ref(name: str) -> dict[str, str]:

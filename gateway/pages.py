@@ -16,7 +16,7 @@ from starlette.responses import Response
 import eyas
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
-from gateway.admission import ServedModel, check_model, served_model
+from gateway.admission import ServedModel, arithmetic_of, check_model, served_model
 from gateway.backend import GenerationBackend
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import JSON, Endpoint
@@ -73,6 +73,7 @@ class Pages:
                 "preferred_sampling_params": with_file_names(model.sampling) or None,
                 "max_model_len": model.context_length,
                 "vocab_size": model.vocab_size,
+                "arithmetic": model.arithmetic,
                 **_mark(model),
             }
         )
@@ -108,9 +109,9 @@ class Pages:
         health = self._backend.health()
         if health.problem:
             raise Unavailable(health.problem)
-        return json_response(
-            {"status": "degraded", "reason": health.degraded} if health.degraded else {"status": "ok"}
-        )
+        status = {"status": "degraded", "reason": health.degraded} if health.degraded else {"status": "ok"}
+        workers = (link.info for link in self._backend.links())
+        return json_response(status | {"arithmetic": arithmetic_of(workers)})
 
     async def cluster(self, _: Request) -> Response:
         """Every worker known, its load, and the gateway's connection to it."""

@@ -14,6 +14,8 @@ PARTS = "eyas.parts"
 class Parts(Protocol):
     """The short way for parts of a body that has begun: past the layers of calls around `send`."""
 
+    __slots__ = ()
+
     @property
     def blocked(self) -> bool:
         """Whether the client reads slowly."""

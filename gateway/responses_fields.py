@@ -10,11 +10,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from eyas.common.params import INT32_MAX, MAX_TOP_LOGPROBS
 from gateway import unsupported
-from gateway.chat_fields import MAX_TOOLS, word_or_tool
+from gateway.chat_fields import MAX_TOOLS, Parameters, ToolFields, word_or_tool
+from gateway.field_rules import given, needs
+from gateway.field_types import Count, Priority, Seed, TopLogprobs
 from gateway.fields import Body, refuse
-from gateway.schema import Priority, SamplingFields, Seed, Speculation
+from gateway.schema import SamplingFields, Speculation
+
+UNNAMED = "answer"
+"""What a schema is called that has no name."""
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -22,7 +26,7 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 class ItemPart(Body):
     """A part of an item's content: its text, or what an assistant refused."""
 
-    type: str
+    type: str = Field(json_schema_extra={"enum": [*_TEXTS, "refusal"]})
     """`input_text`, `output_text`, `text`, `reasoning_text`, `summary_text` or `refusal`."""
     text: str = ""
     """The text."""
@@ -57,10 +61,27 @@ def text_of(content: Any) -> str:
     return "".join(part.text or part.refusal for part in content or ())
 
 
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+
+
 class Item(Body):
     """One item of the chat so far. Without a type it is a message."""
 
-    type: str = "message"
+    rules = (
+        *(
+            needs(given("type", {"const": type}), {"allOf": [given(name) for name in names]})
+            for type, names in _NEEDED.items()
+            if names
+        ),
+        needs({"not": given("type")}, {"allOf": [given(name) for name in _NEEDED["message"]]}),
+    )
+
+    type: str = Field("message", json_schema_extra={"enum": [*_NEEDED]})
     """`message`, `function_call`, `function_call_output` or `reasoning`."""
     role: Literal["system", "developer", "user", "assistant"] | None = None
     """Of a message: whose words these are."""
@@ -79,12 +100,7 @@ class Item(Body):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        needed = {
-            "message": ("role", "content"),
-            "function_call": ("call_id", "name"),
-            "function_call_output": ("call_id", "output"),
-            "reasoning": (),
-        }.get(self.type)
+        needed = _NEEDED.get(self.type)
         if needed is None:
             refuse("type", f"is not supported: {self.type!r:.40}; requests share no state")
         for name in needed:
@@ -101,7 +117,8 @@ def _text_or_items(value: Any, items: ValidatorFunctionWrapHandler) -> Any:
     return items(value)
 
 
-Input = Annotated[list[Item], WrapValidator(_text_or_items, json_schema_input_type=str | list[Item])]
+Items = Annotated[list[Item], Field(min_length=1)]
+Input = Annotated[list[Item], WrapValidator(_text_or_items, json_schema_input_type=str | Items)]
 
 
 class FlatTool(Body):
@@ -113,7 +130,7 @@ class FlatTool(Body):
     """What calls name it by: letters, digits and _ . : / -"""
     description: str | None = None
     """What it does, for the model."""
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     """A JSON schema of its arguments; without one it takes none."""
     strict: bool | None = None
     """True: its arguments follow the schema, however the model comes to call it."""
@@ -137,12 +154,14 @@ FlatToolChoice = Annotated[
 class FlatFormat(Body):
     """What the answer's text must be."""
 
+    rules = (needs(given("type", {"const": "json_schema"}), given("schema")),)
+
     type: Literal["text", "json_object", "json_schema"]
     """`text`: anything."""
     name: str | None = None
-    """Not read."""
+    """Not read, but repeated in the answer."""
     description: str | None = None
-    """Not read."""
+    """Not read, but repeated in the answer."""
     definition: dict[str, Any] | None = Field(None, validation_alias="schema")
     """With `json_schema`: the schema that the answer follows."""
     strict: bool | None = None
@@ -167,7 +186,7 @@ class TextOptions(Body):
 class ReasoningOptions(Body):
     """How the model reasons."""
 
-    effort: str | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """How much, for templates that read it."""
     summary: str | None = None
     """Not read: the reasoning itself is told."""
@@ -178,6 +197,7 @@ class ResponsesBody(SamplingFields):
 
     endpoint: ClassVar[str] = "responses"
     unsupported = unsupported.RESPONSES
+    rules = (*SamplingFields.rules, *ToolFields.rules)
 
     model: str
     """The id of the served model."""
@@ -187,7 +207,7 @@ class ResponsesBody(SamplingFields):
     """What a system message says before them."""
     stream: bool = False
     """Answers as server-sent events, as tokens come."""
-    max_output_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    max_output_tokens: Count | None = None
     """The longest answer, in tokens. By default what fits, at most 4096."""
     tools: list[FlatTool] | None = Field(None, max_length=MAX_TOOLS)
     """The tools that the model may call."""
@@ -199,11 +219,11 @@ class ResponsesBody(SamplingFields):
     """What the answer's text must be."""
     reasoning: ReasoningOptions | None = None
     """How the model reasons."""
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: TopLogprobs | None = None
     """The answer also tells log-probabilities, and this many of the likeliest tokens of each place."""
     include: list[str] | None = None
     """`message.output_text.logprobs`: log-probabilities are told. Others are not read."""
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     """Repeated in the answer."""
     store: bool | None = None
     """Not read: nothing is kept."""

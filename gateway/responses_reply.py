@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.common.errors import EyasError
+from eyas.common.errors import EyasError, InvalidRequest, Overloaded
 from eyas.common.types import Finish
 from gateway.answer import Answer
 from gateway.detokenize import TokenBytes
@@ -22,7 +22,7 @@ from gateway.openai_reply import Format
 from gateway.openai_request import ApiCall
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
 from gateway.parsers.message import Reading
-from gateway.responses_fields import FlatChoice, ResponsesBody
+from gateway.responses_fields import UNNAMED, FlatChoice, ResponsesBody
 from gateway.text import TextDelta
 
 _encode = msgspec.json.Encoder().encode
@@ -62,7 +62,7 @@ class ResponsesFormat(Format):
 
     def failure(self, error: EyasError) -> bytes:
         self._close("incomplete")
-        failed = self._response("failed") | {"error": {"code": error.code, "message": str(error)}}
+        failed = self._response("failed") | {"error": {"code": _code(error), "message": str(error)}}
         self._tell("response.failed", response=failed)
         return self._drain()
 
@@ -233,14 +233,15 @@ class _Message(_Part):
 
     def add(self, text: str) -> None:
         self._text.append(text)
-        self._tell(f"{self.events}.delta", delta=text, logprobs=self._new_scores())
+        scored = [_brief(token) for token in self._new_scores()]
+        self._tell(f"{self.events}.delta", delta=text, logprobs=scored)
 
     def _part(self, text: str) -> Object:
         return super()._part(text) | {"annotations": [], "logprobs": self._scored}
 
     def _scores(self) -> Object:
         self._new_scores()  # of tokens without a text, such as the last one
-        return {"logprobs": self._scored}
+        return {"logprobs": [_brief(token) for token in self._scored]}
 
     def _new_scores(self) -> list[Any]:
         scored = self._told.take_scores()
@@ -258,16 +259,28 @@ class _Call(_Item):
         self._told.tell_item("response.function_call_arguments.delta", item_id=self.item["id"], delta=text)
 
     def end(self) -> None:
-        whole = {"arguments": "".join(self._text)}
-        self.item |= whole
+        whole = "".join(self._text)
+        self.item["arguments"] = whole
         self._told.tell_item(
-            "response.function_call_arguments.done",
-            **{"item_id": self.item["id"], "name": self.item["name"], **whole},
+            "response.function_call_arguments.done", item_id=self.item["id"], arguments=whole
         )
 
 
 def _id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def _code(error: EyasError) -> str:
+    """The error by one of the names that OpenAI has for a response that fails."""
+    if isinstance(error, Overloaded):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
+
+
+def _brief(token: Any) -> Object:
+    """A token's log-probability as events tell it: without bytes, which the part has."""
+    top = [{"token": other.token, "logprob": other.logprob} for other in token.top_logprobs]
+    return {"token": token.token, "logprob": token.logprob, "top_logprobs": top}
 
 
 def _frame(call: ApiCall, body: ResponsesBody) -> Object:
@@ -277,14 +290,17 @@ def _frame(call: ApiCall, body: ResponsesBody) -> Object:
     told = {"type": "text"} if format is None else format.model_dump(exclude_none=True)
     if "definition" in told:
         told["schema"] = told.pop("definition")
+        told.setdefault("name", UNNAMED)
     choice: Any = body.tool_choice
     return {
         "id": call.id,
         "object": "response",
+        "background": False,
         "created_at": call.created,
         "model": call.model.id,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": None,
@@ -295,6 +311,7 @@ def _frame(call: ApiCall, body: ResponsesBody) -> Object:
         "text": {"format": told},
         "tool_choice": choice.model_dump() if isinstance(choice, FlatChoice) else choice or "auto",
         "tools": [_tool(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",
     }

@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from eyas.common.errors import InvalidRequest
-from gateway.responses_fields import FlatChoice, Item, ResponsesBody, text_of
+from gateway.fields import validated
+from gateway.responses_fields import UNNAMED, FlatChoice, Item, ResponsesBody, text_of
 from gateway.schema import ChatBody, SamplingFields
 
 _AS_THEY_ARE = (
     *(name for name in SamplingFields.model_fields if name != "no_stop_trim"),
     *("seed", "parallel_tool_calls", "chat_template_kwargs", "priority", "prompt_cache_key", "timeout"),
 )
-FIELDS = {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
+FIELDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
 """What a chat's fields are called here."""
 
 
@@ -42,12 +46,12 @@ def as_chat(body: ResponsesBody) -> ChatBody:
     if chat["reasoning_effort"] == "medium":
         del chat["reasoning_effort"]  # what everyone means who says nothing
     try:
-        read = ChatBody.model_validate(chat)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        reason = first.get("ctx", {}).get("reason", first["msg"])
-        name = str(first.get("ctx", {}).get("field", first["loc"][0] if first["loc"] else "input"))
-        raise InvalidRequest(f"{name} {reason}", param=FIELDS.get(name, name)) from None
+        read = validated(ChatBody, chat)
+    except InvalidRequest as error:
+        theirs = error.param or ""
+        first = theirs.partition("[")[0].partition(".")[0]
+        name = FIELDS.get(first, theirs)
+        raise InvalidRequest(error.message.replace(theirs, name, 1), param=name) from None
     return read.model_copy(update={"speculative": body.speculative})
 
 
@@ -70,7 +74,7 @@ def _format(body: ResponsesBody) -> dict[str, Any] | None:
         return {"type": asked.type}
     return {
         "type": "json_schema",
-        "json_schema": {"name": asked.name or "answer", "schema": asked.definition},
+        "json_schema": {"name": asked.name or UNNAMED, "schema": asked.definition},
     }
 
 

@@ -7,7 +7,6 @@ what protobuf can carry.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -15,58 +14,39 @@ from pydantic import (
     AliasChoices,
     BeforeValidator,
     Field,
-    PlainValidator,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
 
 from eyas.common import types
-from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
-from eyas.common.priority import MOST_PRIORITY
+from eyas.common.params import MAX_STOP_TOKEN_IDS
 from gateway import unsupported
 from gateway.chat_fields import ChatMessage, Content, TextPart, ToolFields
-from gateway.fields import Body, RequestId, is_ids, refuse
+from gateway.field_rules import exactly_one, given, needs
+from gateway.field_types import (
+    AtLeastOne,
+    AtLeastTwo,
+    BadWord,
+    Biases,
+    Choices,
+    Count,
+    FromMinusOne,
+    LastTokens,
+    Priority,
+    Prompts,
+    Seed,
+    Stops,
+    TokenId,
+    TopLogprobs,
+)
+from gateway.fields import Body, RequestId, refuse
 from gateway.grammar_fields import GrammarFields, GuidedFields
 
-MAX_CHOICES = 16
-MAX_PROMPTS = 64
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 512
 MAX_BAD_WORDS = 64
 
 # Variables of every template that are fields of their own, and what a caller must not replace.
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
-_TOKEN_ID = re.compile(r"[0-9]{1,10}")
-
-
-def _stop_list(value: Any) -> Any:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError("must be a string or a list of strings")
-    if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
-        raise ValueError(f"must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters")
-    return stops
-
-
-def _prompt_list(value: Any) -> list[str | list[int]]:
-    """OpenAI's four forms (text, ids, and lists of either) as one list of prompts."""
-    if isinstance(value, str) or is_ids(value):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a string, a list of token ids, or a list of either")
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"must be at most {MAX_PROMPTS} prompts")
-    if not all(isinstance(item, str) for item in value) and not all(map(is_ids, value)):
-        raise ValueError("must be a list of strings or a list of lists of token ids")
-    return value
-
-
-def _id_keys(value: Any) -> Any:
-    """JSON's keys are strings. Those that are no id stay as they are: the error names them."""
-    if not isinstance(value, dict):
-        return value
-    return {int(key) if _TOKEN_ID.fullmatch(key) else key: bias for key, bias in value.items()}
 
 
 def _no_reserved(variables: dict[str, Any]) -> dict[str, Any]:
@@ -76,23 +56,6 @@ def _no_reserved(variables: dict[str, Any]) -> dict[str, Any]:
     if "chat_template" in variables:
         raise ValueError("chat_template is not supported: chats go through the model's own template")
     return variables
-
-
-TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
-Stops = Annotated[list[str], BeforeValidator(_stop_list, json_schema_input_type=str | list[str])]
-BadWord = Annotated[str, Field(max_length=MAX_STOP_LENGTH, pattern=r"\S")]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-Biases = Annotated[
-    dict[TokenId, Bias],
-    Field(max_length=MAX_BIASED_TOKENS),
-    BeforeValidator(_id_keys, json_schema_input_type=dict[str, Bias]),
-]
-Prompts = Annotated[
-    list[str | list[int]],
-    PlainValidator(_prompt_list, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
-]
 
 
 def _only_content(kind: Any) -> Any:
@@ -128,11 +91,11 @@ class StreamOptions(Body):
 class DraftLimits(Body):
     """How far a request's drafts reach at most."""
 
-    steps: int | None = Field(None, ge=1, le=INT32_MAX)
+    steps: AtLeastOne | None = None
     """How deep, in tokens; at most the server's `--spec-steps`."""
-    topk: int | None = Field(None, ge=1, le=INT32_MAX)
+    topk: AtLeastOne | None = None
     """How many branches a node has (1: a chain); at most the server's `--spec-topk`."""
-    draft_tokens: int | None = Field(None, ge=2, le=INT32_MAX)
+    draft_tokens: AtLeastTwo | None = None
     """How many nodes are verified, the root too; at most the server's `--spec-draft-tokens`."""
 
 
@@ -165,7 +128,7 @@ class SamplingFields(GrammarFields):
     """0 takes the likeliest token. The model's default, else 1."""
     top_p: float | None = Field(None, gt=0, le=1)
     """Keeps the likeliest tokens that together have this probability. The model's default, else 1."""
-    top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
+    top_k: FromMinusOne | None = None
     """Keeps this many of the likeliest tokens; -1 and 0 keep all. The model's default, else all."""
     min_p: float | None = Field(None, ge=0, lt=1)
     """Keeps tokens that have at least this share of the likeliest one's probability. As above, else 0."""
@@ -205,11 +168,11 @@ class GenerationBody(GuidedFields, SamplingFields):
     """Answers as server-sent events, as tokens come."""
     stream_options: StreamOptions | None = None
     """Read with `stream` only."""
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    n: Choices = 1
     """How many answers each prompt gets."""
-    max_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    max_tokens: Count | None = None
     """The longest answer, in tokens. Chat: what fits, at most 4096; completions: 16."""
-    min_tokens: int = Field(0, ge=0, le=INT32_MAX)
+    min_tokens: Count = 0
     """The shortest answer, in tokens: nothing ends it before."""
     seed: Seed | None = None
     """Fixes the whole answer; random unless given."""
@@ -217,7 +180,7 @@ class GenerationBody(GuidedFields, SamplingFields):
     """Texts of at most 64 tokens that no choice may hold, with or without a space before them."""
     include_stop_str_in_output: bool = False
     """What stopped a choice is the end of its text."""
-    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
+    truncate_prompt_tokens: LastTokens | None = None
     """Keeps this many of the prompt's last tokens; -1: as many as leave room for `max_tokens`."""
     return_token_ids: bool = False
     """The answer also holds the ids of prompt (`prompt_token_ids`) and choices (`token_ids`)."""
@@ -257,8 +220,15 @@ class GenerationBody(GuidedFields, SamplingFields):
         return options is not None and options.include_usage and options.continuous_usage_stats
 
 
+_ENDS = {
+    "allOf": [given(end, {"const": True}) for end in ("continue_final_message", "add_generation_prompt")]
+}
+
+
 class TemplateFields(ToolFields):
     """How messages become a prompt."""
+
+    rules = (*ToolFields.rules, {"not": _ENDS})
 
     add_generation_prompt: bool | None = None
     """The prompt ends where the assistant's next message begins; true unless a message is continued."""
@@ -290,16 +260,21 @@ class ChatBody(TemplateFields, GenerationBody):
 
     endpoint = "chat"
     unsupported = unsupported.CHAT
+    rules = (
+        *GenerationBody.rules,
+        *TemplateFields.rules,
+        needs(given("top_logprobs", {"minimum": 1}), given("logprobs", {"const": True})),
+    )
 
     messages: list[ChatMessage] = Field(min_length=1)
     """The chat so far."""
-    max_completion_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    max_completion_tokens: Count | None = None
     """The newer name of `max_tokens`; it wins."""
     prediction: Prediction | None = None
     """What the answer is expected to be: it comes sooner the more of it is right, and is the same."""
     logprobs: bool = False
     """The answer also tells the log-probability of each token."""
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: TopLogprobs | None = None
     """With `logprobs`: and this many of the likeliest tokens of its place."""
     add_special_tokens: bool = False
     """What the tokenizer puts around a text is put around the chat, beside what its template writes."""
@@ -311,15 +286,22 @@ class ChatBody(TemplateFields, GenerationBody):
         return self
 
 
+_SEVERAL = {"type": "array", "minItems": 2, "items": {"type": ["string", "array"]}}
+
+
 class TextBody(GenerationBody):
     """The body of /v1/completions."""
 
     endpoint = "completions"
     unsupported = unsupported.TEXT
+    rules = (
+        *GenerationBody.rules,
+        needs(given("timings", {"const": True}), {"not": given("prompt", _SEVERAL)}),
+    )
 
     prompt: Prompts
     """What to continue: text, token ids, or a list of at most 64 of either."""
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    logprobs: TopLogprobs | None = None
     """The answer also tells the log-probabilities of each token and of this many of the likeliest ones."""
     echo: bool = False
     """The text begins with the prompt."""
@@ -335,6 +317,8 @@ class TextBody(GenerationBody):
 
 class TokenizeBody(TemplateFields):
     """Exactly one of `prompt` (text) and `messages` (a chat)."""
+
+    rules = (*TemplateFields.rules, exactly_one("prompt", "messages"))
 
     model: str | None = None
     """Not read."""
@@ -357,7 +341,7 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     """Not read."""
-    tokens: list[int]
+    tokens: list[TokenId]
     """Token ids."""
     skip_special_tokens: bool = True
     """Special tokens are left out of the text."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Protocol
 
 from eyas.common.clients import DecodeSession, DecodeSessionClient, Heartbeat, Reply
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.replies import Step
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
+from gateway.backend import Lane
 
 SILENCE_S = 5.0  # without a message a worker counts as lost: it sends a heartbeat every second
 MIN_BACKOFF_S = 0.1
@@ -25,7 +27,10 @@ _log = logging.getLogger("eyas.gateway")
 class Listener(Protocol):
     """One request on this worker, as its session calls it. No method waits or raises."""
 
+    __slots__ = ()
+
     attempt: int  # of its submit: messages of lower attempts are not passed on
+    lane: Lane | None  # where entries are offered first
 
     def on_entry(self, entry: Entry) -> None:
         """Takes tokens of one choice."""
@@ -142,10 +147,13 @@ class Session:
                             listener.on_reply(event)
 
     def _hand_out(self, entries: tuple[Entry, ...]) -> None:
+        now, known = time.monotonic(), self._listeners
         for entry in entries:
-            listener = self._listeners.get(entry.id)
+            listener = known.get(entry.id)
             if listener is not None and entry.attempt >= listener.attempt:
-                listener.on_entry(entry)
+                lane = listener.lane
+                if lane is None or not lane(entry, now):
+                    listener.on_entry(entry)
 
     def _drain(self) -> None:
         """Tells all listeners, at every heartbeat: one that cannot move now may be able to at the next."""

@@ -13,12 +13,13 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from eyas.common.config import GatewayConfig
-from eyas.common.params import INT32_MAX, MAX_TOP_LOGPROBS
 from gateway import unsupported
 from gateway.admission import GenerationOptions, ServedModel, admit, check_model
-from gateway.fields import Body, RequestId, is_ids, refuse
+from gateway.field_rules import at_most_one, exactly_one
+from gateway.field_types import MAX_PROMPTS, Choices, Count, Ids, Many, Priority, Seed, TopLogprobs
+from gateway.fields import WHOLE, Body, RequestId, as_ids, refuse
 from gateway.openai_request import ApiCall, named, sampling_params, text_rules, timeout_s
-from gateway.schema import MAX_CHOICES, MAX_PROMPTS, Priority, SamplingFields, Seed, Speculation, drafting
+from gateway.schema import SamplingFields, Speculation, drafting
 from gateway.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -41,8 +42,12 @@ def _texts(value: Any) -> str | list[str]:
 
 
 def _ids(value: Any) -> list[int] | list[list[int]]:
-    if is_ids(value) or (isinstance(value, list) and value and all(map(is_ids, value))):
-        return value  # type: ignore[no-any-return]
+    if (ids := as_ids(value)) is not None:
+        return ids
+    if isinstance(value, list) and value:
+        lists = [ids for item in value if (ids := as_ids(item)) is not None]
+        if len(lists) == len(value):
+            return lists
     raise ValueError("must be a list of token ids or a list of such lists")
 
 
@@ -50,23 +55,25 @@ def _rids(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Texts = Annotated[str | list[str], PlainValidator(_texts, json_schema_input_type=str | list[str])]
-Ids = Annotated[
-    list[int] | list[list[int]], PlainValidator(_ids, json_schema_input_type=list[int] | list[list[int]])
-]
-Rids = Annotated[list[RequestId], BeforeValidator(_rids, json_schema_input_type=str | list[str])]
+Texts = Annotated[str | list[str], PlainValidator(_texts, json_schema_input_type=str | Many[str])]
+IdLists = Annotated[list[int] | list[list[int]], PlainValidator(_ids, json_schema_input_type=Ids | Many[Ids])]
+Rids = Annotated[list[RequestId], BeforeValidator(_rids, json_schema_input_type=RequestId | list[RequestId])]
+
+
+Start = Annotated[int, Field(ge=-1), WHOLE]
 
 
 class SamplingBody(SamplingFields):
     """SGLang's `sampling_params`."""
 
     unsupported = unsupported.SAMPLING_PARAMS
+    rules = (*SamplingFields.rules, at_most_one("seed", "sampling_seed"))
 
-    max_new_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    max_new_tokens: Count | None = None
     """The longest answer, in tokens; what fits, at most 128, unless given."""
-    min_new_tokens: int = Field(0, ge=0, le=INT32_MAX)
+    min_new_tokens: Count = 0
     """The shortest answer, in tokens: nothing ends it before."""
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    n: Choices = 1
     """How many answers each prompt gets."""
     sampling_seed: Seed | None = None
     """Fixes the whole answer; random unless given."""
@@ -95,10 +102,11 @@ class GenerateBody(Body):
     """Exactly one of `text` and `input_ids`; `speculative`, `timings` and `timeout` are extensions."""
 
     unsupported = unsupported.GENERATE
+    rules = (exactly_one("text", "input_ids"),)
 
     text: Texts | None = None
     """What to continue: a text or a list of at most 64."""
-    input_ids: Ids | None = None
+    input_ids: IdLists | None = None
     """The same as token ids."""
     sampling_params: SamplingBody = SamplingBody.model_validate({})
     """How to generate."""
@@ -110,11 +118,11 @@ class GenerateBody(Body):
     """The id of the served model, if given."""
     return_logprob: bool = False
     """The answer also tells the log-probability of each token."""
-    top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs_num: TopLogprobs = 0
     """With `return_logprob`: and this many of the likeliest tokens of its place."""
     return_text_in_logprobs: bool = False
     """Log-probabilities come with the tokens' texts."""
-    logprob_start_len: int | None = Field(None, ge=-1)
+    logprob_start_len: Start | None = None
     """With `return_logprob`: the prompt's tokens after this place have theirs told too; -1: none of them."""
     speculative: Speculation = Field(True)  # type: ignore[assignment]  # a bool stays one
     """False turns drafting off for this request; an object says how far its drafts reach at most."""
@@ -153,7 +161,7 @@ class GenerateBody(Body):
 
     @property
     def _lists_ids(self) -> bool:
-        return bool(self.input_ids) and not is_ids(self.input_ids)
+        return isinstance(self.input_ids, list) and isinstance(self.input_ids[0], list)
 
 
 async def generate_call(

@@ -7,7 +7,7 @@ usage. It knows tokens and text; it refuses to know HTTP, JSON and protobuf.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -16,6 +16,9 @@ from eyas.common.types import Entry, Finish, GenerationRequest, PromptLogprobs, 
 from gateway.backend import GenerationStream, Lane
 from gateway.stop import StopMatcher
 from gateway.tokenizer import Tokenizer
+
+Bare = Callable[[Sequence[int]], str]
+"""Of the next tokens alone: their text."""
 
 
 class TextRules(msgspec.Struct, frozen=True):
@@ -75,9 +78,13 @@ class UsageCounts(msgspec.Struct):
         """Counts a delta."""
         self.completion_tokens += len(delta.tokens)
         if delta.offered:
-            self.accepted += delta.accepted
-            self.rejected += delta.offered - delta.accepted
-            self.verify_steps += delta.verify_steps
+            self.drafted(delta.accepted, delta.offered, delta.verify_steps)
+
+    def drafted(self, accepted: int, offered: int, verify_steps: int) -> None:
+        """Counts drafts, in depth, that this number of steps verified."""
+        self.accepted += accepted
+        self.rejected += offered - accepted
+        self.verify_steps += verify_steps
 
     @property
     def acceptance_length(self) -> float | None:
@@ -128,8 +135,8 @@ class ChoiceText:
         self._include_stop = rules.include_stop
         self._offsets = rules.offsets
         self._min_tokens = request.params.min_tokens
-        self.bare = self._detokenizer.feed if not rules.stops else None
-        """Of the next tokens alone: their text. None if stop strings are looked for."""
+        self.bare: Bare | None = self._detokenizer.feed if not rules.stops else None
+        """None if stop strings are looked for."""
         self._tokens = 0
         self._length = 0  # characters decoded so far, with those held back
 
@@ -220,23 +227,13 @@ class TextStream:
         """See `GenerationStream.use_lane`."""
         self._stream.use_lane(lane)
 
-    def bare(self, entry: Entry) -> str | None:
-        """Shows the next entry, and gives its text, if it only adds tokens that `take` would show alike.
+    def bare(self, number: int) -> Bare | None:
+        """What shows a choice's next tokens as `take` would, until it finishes; the caller counts `usage`.
 
-        None, and nothing has happened: the entry says more, or is among the first.
+        None: its first tokens are still to come, or there is more to say than their text.
         """
-        choice = self._open.get(entry.choice)
-        if choice is None or choice.bare is None or not self.trace.second or entry.finish is not None:
-            return None
-        if entry.logprobs or entry.timings is not None or entry.prompt is not None:
-            return None
-        usage = self.usage
-        usage.completion_tokens += len(entry.tokens)
-        if entry.offered:
-            usage.accepted += entry.accepted
-            usage.rejected += entry.offered - entry.accepted
-            usage.verify_steps += 1
-        return choice.bare(entry.tokens)
+        choice = self._open.get(number)
+        return choice.bare if choice is not None and self.trace.second else None
 
     async def take(self) -> Sequence[TextDelta]:
         """The deltas of what has come, at least one; () once every choice has finished.

@@ -6,12 +6,14 @@ calls and how a grammar is followed.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar, GrammarKind
+from eyas.common.grammar import Grammar, GrammarKind, renewed
+from eyas.common.json_schema import exact
 from gateway.chat_fields import Tool, ToolFields
 from gateway.parsers.message import Reading
 from gateway.parsers.reasoning import Tags
@@ -39,7 +41,7 @@ def answer_grammar(
     answer = _answer(body, reading.calls, asked, mark)
     if answer is None or (reading.calls is None and reading.reasoning is None):
         return asked
-    if reading.reasoning is not None:
+    if reading.reasoning is not None and (reading.calls is None or reading.calls.frame is None):
         answer = sequence(*_thought(reading.reasoning, reading.is_open, mark), answer)
     return Grammar.structural_tag({"type": "structural_tag", "format": answer})
 
@@ -58,9 +60,10 @@ def as_format(grammar: Grammar) -> Format:
         case GrammarKind.CHOICE:
             return either([text(choice) for choice in json.loads(grammar.text)])
     tag = json.loads(grammar.text)
+    if isinstance(tag, dict) and "structures" in tag and "format" not in tag:
+        tag = renewed(tag)
     if not isinstance(tag, dict) or "format" not in tag:
-        reason = "structural tags beside tools or reasoning must have a format, not structures"
-        raise InvalidRequest(reason, param="response_format")
+        raise InvalidRequest("structural tags must have a format", param="response_format")
     inner: Format = tag["format"]
     return inner
 
@@ -69,6 +72,11 @@ def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, m
     """The answer after its reasoning; None if it may be any text."""
     content = None if asked is None else as_format(asked)
     if calls is None:
+        return content
+    frame = calls.frame
+    if content is not None and frame is not None:
+        content = frame.content(content, mark)
+    if not body.callable_tools:
         return content
     must = body.must_call
     strict = any(tool.function.strict for tool in body.callable_tools)
@@ -79,6 +87,8 @@ def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, m
         return held
     if content is not None:
         return either([content, held])
+    if frame is not None:
+        return either([frame.content(frame.free(mark), mark), held])
     if not calls.anywhere:
         return either([held, {"type": "regex", "pattern": r"([^{\s][\s\S]*)?"}])
     begin = mark(calls.markers[0])
@@ -94,20 +104,30 @@ def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Form
         reason = f"{field} {what} is not supported: calls in the format {format.name} have no grammar"
         raise InvalidRequest(reason, param=field)
     name = body.named_tool
-    tools = [tool for tool in body.callable_tools if name in (None, tool.function.name)]
-    schemas = {tool.function.name: _schema(tool, must) for tool in tools}
+    schemas = {
+        tool.function.name: _schema(tool, must, f"tools[{i}].function.parameters")
+        for i, tool in enumerate(body.callable_tools)
+        if name in (None, tool.function.name)
+    }
     return format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
 
 
-def _schema(tool: Tool, must: bool) -> Mapping[str, Any]:
+def _schema(tool: Tool, must: bool, field: str) -> Mapping[str, Any]:
     """What a call's arguments follow. Where calls are asked for that is the tool's schema, unless it says
-    `"strict": false`; else only if it says true.
+    `"strict": false`; else only if it says true. Raises InvalidRequest, which names the field, for a schema
+    that cannot be followed.
     """
     function = tool.function
     strict = function.strict if function.strict is not None else must
     if not strict:
         return _ANY_OBJECT
-    return _NO_ARGUMENTS if function.parameters is None else function.parameters
+    if function.parameters is None:
+        return _NO_ARGUMENTS
+    try:
+        exact(copy.deepcopy(function.parameters))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{field} cannot be followed: {error.message}", param=field) from None
+    return function.parameters
 
 
 def _thought(tags: Tags, is_open: bool, mark: Mark) -> list[Format]:

@@ -301,4 +301,5 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         known = InvalidRequest(f"{where}: {error.detail}")
     response = error_response(known)
     response.status_code = error.status_code
+    response.headers.update(error.headers or {})  # Allow, where the method is wrong
     return response

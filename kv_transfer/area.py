@@ -62,6 +62,15 @@ class DeviceArea:
     giver: str = ""
 
 
+def map_file(path: Path) -> mmap.mmap:
+    """A file that another process of this host has made, mapped, to be read and written."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        return mmap.mmap(fd, 0)
+    finally:
+        os.close(fd)
+
+
 def create_file(path: Path, size: int) -> mmap.mmap:
     """A new file of `size` bytes, mapped.
 

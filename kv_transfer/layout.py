@@ -25,6 +25,7 @@ class PageMeaning(msgspec.Struct, frozen=True):
 
     `fingerprint` names the weights; `rope` spells every parameter of the rotary embedding, since keys are
     stored rotated; `latent`: elements of a key that are its value as well (0: values have rows of their own).
+    `arithmetic`: how they are computed; "": in any way, as a draft head's, whose tokens are advice.
     """
 
     fingerprint: str
@@ -35,6 +36,7 @@ class PageMeaning(msgspec.Struct, frozen=True):
     head_dim: int
     rope: str
     latent: int = 0
+    arithmetic: str = ""
 
     def hash(self) -> str:
         """32 hexadecimal digits, equal on two workers exactly if every field and the protocol are."""
@@ -55,13 +57,17 @@ def window_pages(page_bytes: int) -> int:
 def check_compatible(mine: PoolInfo, theirs: PoolInfo) -> None:
     """Raise a `ConfigError` that names the first difference, unless pages of `theirs` can become `mine`.
 
-    Pools may differ in length: page numbers are mapped one by one; and in ranks, which share the heads.
+    Pools may differ in length: page numbers are mapped one by one; and in ranks, which share the heads, or
+    have them all.
     """
     ours, peers = mine.geometry, theirs.geometry
-    heads = (ours.kv_heads * len(mine.ranks), peers.kv_heads * len(theirs.ranks))
+    heads = (ours.kv_heads, peers.kv_heads)
+    if not ours.replicated:
+        heads = (ours.kv_heads * len(mine.ranks), peers.kv_heads * len(theirs.ranks))
     rest = ("dtype", "layers", "fields", "head_dim", "page_size")
     fields = [(field, getattr(ours, field), getattr(peers, field)) for field in rest]
-    for field, here, there in [*fields[:2], ("kv_heads", *heads), *fields[2:]]:
+    arithmetic = ("arithmetic", mine.arithmetic, theirs.arithmetic)
+    for field, here, there in [*fields[:2], ("kv_heads", *heads), *fields[2:], arithmetic]:
         if here != there:
             raise ConfigError(
                 f"KV pages cannot be exchanged: {field} is {here} here and {there} at the peer."

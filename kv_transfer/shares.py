@@ -1,7 +1,7 @@
 """How the ranks of two engines share the heads of one KV format: which rank has what of which other rank's.
 
-Rank r of n has heads r * heads / n to (r + 1) * heads / n. Pure maths of numbers: it knows neither pages nor
-bytes.
+Rank r of n has heads r * heads / n to (r + 1) * heads / n; or each has everything, as of latents. Pure maths
+of numbers: it knows neither pages nor bytes.
 """
 
 from __future__ import annotations
@@ -29,3 +29,10 @@ def shares(peer_rank: int, peer_heads: int, our_heads: int, our_ranks: int) -> l
         if start < end:
             found.append(Share(rank, start - first, start - rank * our_heads, end - start))
     return found
+
+
+def replicas(peer_rank: int, peer_ranks: int, heads: int, our_ranks: int) -> list[Share]:
+    """Which of our ranks take all `heads` of one peer's rank, where every rank has them all: each takes them
+    of one, and the peer's ranks take turns. There may be none.
+    """
+    return [Share(rank, 0, 0, heads) for rank in range(our_ranks) if rank % max(peer_ranks, 1) == peer_rank]

@@ -16,7 +16,7 @@ class HandshakeRequest(_message.Message):
     def __init__(self, group: _Optional[_Union[_common_pb2.KvKind, str]] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("layout_hash", "epoch", "geometry", "ranks", "board")
+    __slots__ = ("layout_hash", "epoch", "geometry", "ranks", "board", "arithmetic")
     class BoardEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -29,12 +29,14 @@ class HandshakeResponse(_message.Message):
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     BOARD_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     layout_hash: str
     epoch: int
     geometry: Geometry
     ranks: _containers.RepeatedCompositeFieldContainer[RankPool]
     board: _containers.ScalarMap[str, bytes]
-    def __init__(self, layout_hash: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[_Union[Geometry, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankPool, _Mapping]]] = ..., board: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    arithmetic: str
+    def __init__(self, layout_hash: _Optional[str] = ..., epoch: _Optional[int] = ..., geometry: _Optional[_Union[Geometry, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankPool, _Mapping]]] = ..., board: _Optional[_Mapping[str, bytes]] = ..., arithmetic: _Optional[str] = ...) -> None: ...
 
 class Geometry(_message.Message):
     __slots__ = ("pages", "page_size", "layers", "kv_heads", "head_dim", "dtype", "fields")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.newer_templates import GLM45, GPT_OSS, KIMI_K2
+
 PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -291,6 +293,9 @@ TEMPLATES = {
     "mistral_v11": MISTRAL_V11,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v3_1": DEEPSEEK_V3_1,
+    "glm45": GLM45,
+    "kimi_k2": KIMI_K2,
+    "gpt_oss": GPT_OSS,
     "gemma": GEMMA,
     "documents": DOCUMENTS,
     "effort": EFFORT,

@@ -1,9 +1,10 @@
-"""How tests share the cores: threads of each, and who stands beside whom (`pytest -n 2`)."""
+"""How tests share the cores (`pytest -n 2`): threads of each, and neighbours; Ctrl-C works in all of them."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 if "PYTEST_XDIST_WORKER" in os.environ:  # torch is not imported yet; what a test starts inherits it
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A shell starts background jobs with SIGINT ignored, and their children inherit that. Tests press Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("busy", deadline=None)  # neighbours may make any example slow
 settings.load_profile("busy")

@@ -2,14 +2,17 @@
 
 `python -m tests.foresight_rates` prints a table: for each temperature and number of outcomes the share of
 rounds whose proposal was ready, and tokens per round. Everything that is drafted ahead is ready in time here,
-so the figures are of the heads, not of the machine.
+so the figures are of the heads, not of the machine. Others than the embedded ones: `--target`, `--draft`, and
+`--prompts`, JSON lines as `eyas train` takes them.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -22,6 +25,7 @@ from eyas.engine.speculation.ahead import Ahead, Verified, advance, fan_out
 from eyas.engine.speculation.draft_runner import Chain, DraftRequest, DraftRunner, Extension
 from eyas.engine.speculation.verify import walk
 from eyas.evals.heldout import held_out_prompts
+from eyas.train.conversations import Speech, read_lines
 from gateway.tokenizer import Tokenizer
 from tests.unit.model_rig import HeadRig, Rig
 
@@ -111,32 +115,63 @@ class Story:
         return ahead
 
 
-def figures() -> Iterator[tuple[float, int, Counts]]:
+@dataclass(frozen=True)
+class Case:
+    """A target, a head and what is asked; `outcomes`: numbers of them. All but the folders may be cut."""
+
+    target: Path
+    draft: Path
+    prompts: Sequence[Sequence[int]]
+    outcomes: Sequence[int] = OUTCOMES
+    threads: int = 1
+
+
+def figures(case: Case) -> Iterator[tuple[float, int, Counts]]:
     """Temperature, outcomes, what was counted. The answers are the same whatever is drafted."""
-    torch.set_num_threads(1)
-    rig = Rig(NANO, pages=512)
-    head = HeadRig(NANO_HEAD, rig)
-    tokenizer = Tokenizer.load(NANO)
-    chats = held_out_prompts(PROMPTS, 1)
-    prompts = [asyncio.run(tokenizer.encode_chat(chat)) for chat in chats]
+    rig = Rig(case.target, pages=512)
+    head = HeadRig(case.draft, rig)
+    torch.set_num_threads(case.threads)
     for temperature in (0.0, 1.0):
         expected = None
-        for outcomes in OUTCOMES:
+        for outcomes in case.outcomes:
             drafted_ahead.OUTCOMES = outcomes
             counts, story = Counts(), Story(rig, head, outcomes)
             answers = [
-                story.tell(prompt, SamplingParams(temperature=temperature, seed=i), counts)
-                for i, prompt in enumerate(prompts)
+                story.tell(tuple(prompt), SamplingParams(temperature=temperature, seed=i), counts)
+                for i, prompt in enumerate(case.prompts)
             ]
             assert expected in (None, answers), "drafts have changed a token"
             expected = answers
             yield temperature, outcomes, counts
 
 
+def embedded_prompts() -> list[tuple[int, ...]]:
+    """Held-out chats of the embedded model."""
+    tokenizer = Tokenizer.load(NANO)
+    return [asyncio.run(tokenizer.encode_chat(chat)) for chat in held_out_prompts(PROMPTS, 1)]
+
+
+def prompts_in(file: Path, target: Path) -> list[list[int]]:
+    """The questions of a file, in the target's ids."""
+    speech = Speech(target)
+    return [ids for line in read_lines(file, "prompts")[:PROMPTS] if (ids := speech.question(line))]
+
+
 def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", type=Path, default=NANO)
+    parser.add_argument("--draft", type=Path, default=NANO_HEAD)
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="(held-out chats of the embedded model)")
+    parser.add_argument("--outcomes", type=int, nargs="+", default=list(OUTCOMES))
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    prompts = prompts_in(given.prompts, given.target) if given.prompts else embedded_prompts()
     print("| temperature | outcomes | foreseen | tokens per round | of foreseen ones | of the others |")
     print("|---|---|---|---|---|---|")
-    for temperature, outcomes, c in figures():
+    for temperature, outcomes, c in figures(
+        Case(given.target, given.draft, prompts, given.outcomes, given.threads)
+    ):
         foreseen = c.tokens_of_hits / max(c.hits, 1)
         others = (c.tokens - c.tokens_of_hits) / max(c.rounds - c.hits, 1)
         cells = (f"{c.hits / c.rounds:.2f}", f"{c.tokens / c.rounds:.2f}", f"{foreseen:.2f}", f"{others:.2f}")

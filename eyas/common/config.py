@@ -17,7 +17,7 @@ from typing import Any
 
 from eyas.common.address import is_address, join
 from eyas.common.errors import ConfigError
-from eyas.common.types import Role
+from eyas.common.types import EXACT, FAST, Role
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NANO = ASSETS / "nano"
@@ -74,30 +74,46 @@ class EngineConfig:
     worker: str = "127.0.0.1:0"  # the address that handles carry
     device: str = "cpu"  # or "cuda"
     tensor_parallel_size: int = 1  # GPUs that share the model
+    dp_attention: int = 1  # ranks that attend with requests of their own, and share all experts
     load_format: str = "auto"  # or "dummy": random weights of the configured shape
     dtype: str = "float32"  # of weights and KV: "bfloat16", "float16" or "float32"
     attention_backend: str = "torch"  # of decode and verify rows: "torch" or "triton"
     prefill_attention_backend: str = "torch"  # of prompts: the same, or beside triton "flashinfer"
+    deterministic: bool = False  # tokens do not depend on what shares a step, to the bit, on a GPU either
     threads: int = 1
     page_size: int = 16  # rows per page
-    num_pages: int | None = 2048  # None: what mem_fraction_static leaves beside the weights
+    num_pages: int | None = 2048  # of each attention rank; None: what mem_fraction_static leaves
     mem_fraction_static: float = 0.88  # of the device's memory, for weights and KV pages
     host_cache_gb: float = 0.0  # GiB of the host's memory for pages that leave the prefix cache; 0: none
     pool_dir: str = "/dev/shm"
     context_length: int | None = None  # tokens; None: the model's
-    max_running: int = 64  # sequences in a step (slots)
+    max_running: int = 64  # sequences in a step (slots), of each attention rank
     max_waiting: int = 256  # requests queued; one more is refused with 429
     chunk_tokens: int = 256  # the most rows of a step with prompts (on a CPU: of its prompt rows)
     mixed_tokens: int = 0  # rows of a step with prompts and decode rows; 0: chunk_tokens
     cuda_graph_max_bs: int = 0  # the largest batch with a CUDA graph; 0: no graphs
     cuda_graph_bs: tuple[int, ...] = ()  # the batches with a graph; (): the engine's choice up to the largest
     overlap_schedule: bool = False  # prepare a step while the one before it runs
+    uniform_experts: bool = False  # chance chooses experts, for benchmarks; answers mean nothing
     lease_s: float = 30.0
     transfer: str = "auto"  # how KV is pulled: by one backend, or the best; "none": it stays
     encrypted: bool = False  # KV leaves this host in encrypted ways alone
     transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()
+
+    @property
+    def arithmetic(self) -> str:
+        """ "exact": a request's tokens follow it alone, to the bit; "fast": but for near-ties.
+
+        In plain torch a CPU's is always exact. Of several GPUs that share a model it is "exact_tp2", by their
+        number: sums over other numbers have other bits.
+        """
+        plain = self.device == "cpu" and self.attention_backend == "torch"
+        if not (plain or self.deterministic):
+            return FAST
+        ranks = self.tensor_parallel_size
+        return EXACT if ranks == 1 else f"{EXACT}_tp{ranks}"
 
     @property
     def speculates(self) -> bool:
@@ -136,6 +152,8 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     defaults = EngineConfig() if device == "cpu" else GPU_DEFAULTS
     if asked.get("attention_backend") == "torch":  # which then attends prompts as well
         defaults = dataclasses.replace(defaults, prefill_attention_backend="torch")
+    elif asked.get("deterministic") and device != "cpu":
+        defaults = dataclasses.replace(defaults, prefill_attention_backend="triton")
     left = {name for name in _ON_GPU if asked.get(name) in (None, "auto")}
     chosen = {name: value for name, value in asked.items() if name not in left}
     config = dataclasses.replace(defaults, device=device, **chosen)
@@ -161,6 +179,7 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
 
 def _check_device(config: EngineConfig) -> None:
     _check_synthetic(config)
+    _check_attention_ranks(config)
     if config.device != "cpu":
         if not re.fullmatch(r"cuda(:[0-9]+)?", config.device):
             raise ConfigError(f"--device: {config.device!r} is neither cpu nor cuda", param="device")
@@ -168,6 +187,7 @@ def _check_device(config: EngineConfig) -> None:
             flag = "tensor-parallel-size"
             raise ConfigError(f"--{flag}: --attention-backend torch runs on one GPU", param=flag)
         _check_attention(config.attention_backend, config.prefill_attention_backend)
+        _check_deterministic(config)
         return
     rules = {
         "dtype": config.dtype == "float32",
@@ -207,6 +227,17 @@ def _check_draft_tokens(spec: SpeculationConfig) -> None:
         )
 
 
+def _check_attention_ranks(config: EngineConfig) -> None:
+    """Raises ConfigError for what several attention ranks cannot do, whatever the model."""
+    if config.dp_attention == 1:
+        return
+    flag = "dp-attention"
+    if config.device != "cpu":
+        raise ConfigError(f"--{flag}: {config.dp_attention} ranks need --device cpu so far", param=flag)
+    if config.host_cache_gb:
+        raise ConfigError(f"--{flag}: attention ranks have no pages in --host-cache-gb", param=flag)
+
+
 def _check_lookup(config: EngineConfig) -> None:
     """Raises ConfigError for trees where all drafts are looked up."""
     if config.draft is None and config.speculation.ngram and config.speculation.topk > 1:
@@ -215,7 +246,10 @@ def _check_lookup(config: EngineConfig) -> None:
 
 
 def _check_synthetic(config: EngineConfig) -> None:
-    """Raises ConfigError where acceptance by chance is asked for and cannot be had."""
+    """Raises ConfigError where chance is asked to accept, or to choose experts, and cannot."""
+    if config.uniform_experts and config.attention_backend == "torch":
+        flag = "uniform-experts"
+        raise ConfigError(f"--{flag}: needs a GPU and --attention-backend triton (--device cuda)", param=flag)
     flag = "rejection-sample-method"
     if not config.speculation.synthetic_rates:
         return
@@ -238,6 +272,20 @@ def _check_attention(rounds: str, prompts: str) -> None:
         raise ConfigError(f"--{flag}: {prompts} does not go with --attention-backend {rounds}", param=flag)
 
 
+def _check_deterministic(config: EngineConfig) -> None:
+    """Raises ConfigError for what has no exact arithmetic on a GPU, whatever the model."""
+    refusals = {
+        "attention-backend": config.attention_backend == "torch",
+        "prefill-attention-backend": config.prefill_attention_backend == "flashinfer",
+        "dtype": config.dtype == "float32",
+    }
+    for flag, refused in refusals.items():
+        if config.deterministic and refused:
+            value = getattr(config, flag.replace("-", "_"))
+            text = f"--{flag}: {value} has no exact arithmetic on a GPU, as --deterministic asks"
+            raise ConfigError(text, param=flag)
+
+
 @dataclass(frozen=True)
 class WorkerConfig:
     """One worker: a front (gRPC server) and its engine."""
@@ -247,7 +295,8 @@ class WorkerConfig:
     port: int = 0  # 0: any free port
     advertise: str | None = None  # HOST or HOST:PORT by which others reach it; None: where it listens
     metrics_port: int = 0  # 0: any free port
-    registry: str = "static:"  # the workers it may dial: static:host:port,... or redis://host:port/db
+    registry: str = "static:"  # the workers it may dial: static:host:port,... or redis[s]://host:port/db
+    registry_ca: str | None = None  # authorities for the certificate of rediss://; None: the system's
     tls_dir: str | None = None  # its certificate and the cluster's authority; None: services talk in plain
     drain_s: float = 30.0  # seconds for what it has accepted, once it is asked to leave
 
@@ -280,7 +329,8 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int = 8001
-    registry: str = "static:"  # static:host:port,host:port or redis://host:port/db
+    registry: str = "static:"  # static:host:port,host:port or redis[s]://host:port/db
+    registry_ca: str | None = None  # as a worker's
     layout: str = "static"  # requests go by the workers' roles; or "auto": where it is predicted to be best
     ttft_target: float = 1.0  # of auto, in seconds: a good request's first token comes within
     tpot_target: float = 0.05  # of auto, in seconds: its mean time per later token, at most

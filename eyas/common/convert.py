@@ -18,6 +18,7 @@ from eyas.common.convert_rates import backlog_from_pb, backlog_to_pb, rates_from
 from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
 from eyas.common.page_names import PageShape
 from eyas.common.types import (
+    FAST,
     Choice,
     DraftLimits,
     Finish,
@@ -277,6 +278,7 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
         stays=info.stays,
         backlog=backlog_to_pb(info.backlog),
         rates=None if info.rates is None else rates_to_pb(info.rates),
+        arithmetic=info.arithmetic,
     )
 
 
@@ -304,6 +306,7 @@ def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
         stays=pb.stays,
         backlog=backlog_from_pb(pb.backlog),
         rates=rates_from_pb(pb.rates) if pb.HasField("rates") else None,
+        arithmetic=pb.arithmetic or FAST,
     )
 
 

@@ -23,6 +23,7 @@ def pool_to_pb(pool: PoolInfo) -> transfer_pb2.HandshakeResponse:
             for rank in pool.ranks
         ],
         board=pool.board,
+        arithmetic=pool.arithmetic,
     )
 
 
@@ -36,4 +37,4 @@ def pool_from_pb(pb: transfer_pb2.HandshakeResponse) -> PoolInfo:
         RankPool(rank.rank, rank.checksum, {export.backend: dict(export.fields) for export in rank.exports})
         for rank in pb.ranks
     )
-    return PoolInfo(pb.epoch, pb.layout_hash, geometry, ranks, dict(pb.board))
+    return PoolInfo(pb.epoch, pb.layout_hash, geometry, ranks, dict(pb.board), pb.arithmetic)

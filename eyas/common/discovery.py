@@ -2,6 +2,7 @@
 
     static:host:port,...      the addresses of all workers
     redis://host:port/db      every worker keeps a key, named after its address, while it lives
+    rediss://host:port/db     the same, and Redis is reached by TLS
 
 Either way only addresses are taken from there: each address is asked once a second what it is, and a worker
 counts once it has answered. No request ever waits here: `workers` is the last snapshot. While Redis is away,
@@ -14,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,12 +30,14 @@ from eyas.common import rpc
 from eyas.common.address import is_address
 from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.roster import POLL_S, Roster
+from eyas.common.tls import client_context
 from eyas.common.types import WorkerInfo
 
 CANCEL_AGAIN_S = 0.2
 TTL_S = 5.0  # of a worker's key in Redis
 REFRESH_S = 1.0  # from one write of that key to the next
 REDIS_S = 1.0  # Redis counts as away when it has not answered within this time
+SCHEMES = ("redis", "rediss")  # in plain, and by TLS
 KEY_PREFIX = "eyas:worker:"
 MAX_KEYS = 1024  # the most addresses taken from Redis
 
@@ -68,18 +72,29 @@ class Registry(Protocol):
         ...
 
 
-def registry(spec: str, dial: rpc.Dial = rpc.channel) -> Registry:
-    """The registry that `spec` names; `dial` reaches the workers. Raises ConfigError if it names none."""
-    if spec.startswith("redis:"):
-        return RedisRegistry(spec, dial)
+def registry(spec: str, dial: rpc.Dial = rpc.channel, ca: str | None = None) -> Registry:
+    """The registry that `spec` names; `dial` reaches the workers. Raises ConfigError if it names none.
+
+    `ca`: a file of authorities for Redis' certificate; None: the system's.
+    """
+    if is_redis(spec):
+        return RedisRegistry(spec, dial, ca)
+    if ca is not None:
+        raise _no_tls()
     kind, _, rest = spec.partition(":")
     addresses = [address.strip() for address in rest.split(",") if address.strip()]
     if kind != "static":
-        raise ConfigError(f"registry must start with 'static:' or 'redis://', not {spec!r}", param="registry")
+        kinds = "'static:', 'redis://' or 'rediss://'"
+        raise ConfigError(f"registry must start with {kinds}, not {spec!r}", param="registry")
     for address in addresses:
         if not is_address(address):
             raise ConfigError(f"registry names {address!r}, which is not host:port", param="registry")
     return StaticRegistry(list(dict.fromkeys(addresses)), dial)
+
+
+def is_redis(spec: str) -> bool:
+    """Whether it names a Redis, into which workers write themselves."""
+    return spec.partition(":")[0] in SCHEMES
 
 
 # --- a list of addresses ---------------------------------------------------------------------------------
@@ -123,8 +138,8 @@ class RedisRegistry(Registry):
     a bad `url`.
     """
 
-    def __init__(self, url: str, dial: rpc.Dial = rpc.channel) -> None:
-        self._keys = WorkerKeys(url, "going on with the workers that are known")
+    def __init__(self, url: str, dial: rpc.Dial = rpc.channel, ca: str | None = None) -> None:
+        self._keys = WorkerKeys(url, "going on with the workers that are known", ca)
         self._roster = Roster(aliases=False, dial=dial)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -162,8 +177,8 @@ class Presence:
     Raises ConfigError for a bad `url`.
     """
 
-    def __init__(self, url: str, describe: Callable[[], WorkerInfo]) -> None:
-        self._keys = WorkerKeys(url, "processes that start now will not find this worker")
+    def __init__(self, url: str, describe: Callable[[], WorkerInfo], ca: str | None = None) -> None:
+        self._keys = WorkerKeys(url, "processes that start now will not find this worker", ca)
         self._describe = describe
         self._worker = ""  # whose key was written
         self._tasks: list[asyncio.Task[None]] = []
@@ -193,8 +208,11 @@ class WorkerKeys:
     When Redis goes away that is logged once, with `meanwhile`: what follows from it. So is its return.
     """
 
-    def __init__(self, url: str, meanwhile: str) -> None:
-        """Raises ConfigError unless `url` is redis://[user:password@]host[:port][/db]."""
+    def __init__(self, url: str, meanwhile: str, ca: str | None = None) -> None:
+        """Raises ConfigError unless `url` is redis[s]://[user:password@]host[:port][/db].
+
+        `ca`: a file of authorities for the certificate that Redis shows by TLS; None: the system's.
+        """
         self._name = _check(url)
         self._meanwhile = meanwhile
         self._redis = redis.asyncio.Redis.from_url(
@@ -203,6 +221,7 @@ class WorkerKeys:
             socket_timeout=REDIS_S,
             socket_connect_timeout=REDIS_S,
             retry=Retry(NoBackoff(), 0),  # the caller tries again in a second
+            **_tls(url, ca),
         )
         self._away = False
         self._ignoring = False  # some keys are ignored, which is in the log
@@ -255,15 +274,30 @@ class WorkerKeys:
 
 def _check(url: str) -> str:
     """How to name the Redis at `url`, without its password. Raises ConfigError for another kind of URL."""
-    shape = "registry must be redis://host:port/db"
+    shape = "registry must be redis://host:port/db or rediss://host:port/db"
     try:
         parts = urlsplit(url)
         port, db = parts.port or 6379, parts.path.strip("/") or "0"
     except ValueError as error:
         raise ConfigError(f"{shape}: {error}", param="registry") from error
-    if parts.scheme != "redis" or not parts.hostname or not db.isdigit() or parts.query or parts.fragment:
+    if parts.scheme not in SCHEMES or not parts.hostname or not db.isdigit() or parts.query or parts.fragment:
         raise ConfigError(shape, param="registry")
-    return f"redis {parts.hostname}:{port}/{db}"
+    return f"{parts.scheme} {parts.hostname}:{port}/{db}"
+
+
+def _tls(url: str, ca: str | None) -> dict[str, Any]:
+    """How the library is to check Redis' certificate: it must be valid for the host of the URL."""
+    if not url.startswith("rediss:"):
+        if ca is not None:
+            raise _no_tls()
+        return {}
+    client_context(ca, "registry-ca")  # the library would only say so when it connects
+    least = ssl.TLSVersion.TLSv1_2
+    return {"ssl_ca_certs": ca, "ssl_check_hostname": True, "ssl_min_version": least}
+
+
+def _no_tls() -> ConfigError:
+    return ConfigError("--registry-ca goes with a registry rediss://host:port/db", param="registry-ca")
 
 
 def _key(worker: str) -> bytes:

@@ -45,6 +45,15 @@ def capability(device: str) -> int:
     return int(version)
 
 
+def model(device: str) -> str:
+    """What the driver calls "cuda" or "cuda:1", "NVIDIA H200" for instance; "" if it does not tell."""
+    try:
+        told = _visible("name")
+    except ConfigError:
+        return ""
+    return told[number_of(device)] if number_of(device) < len(told) else ""
+
+
 def number_of(device: str) -> int:
     """1 for "cuda:1", 0 for "cuda"."""
     return int(device.partition(":")[2] or 0)

@@ -82,6 +82,27 @@ class Grammar(msgspec.Struct, frozen=True):
             raise InvalidRequest("the grammar holds a NUL character", param="grammar")
 
 
+def renewed(tag: dict[str, Any]) -> dict[str, Any]:
+    """A structural tag in an older notation, which clients still send: a list of (begin, schema, end), and
+    triggers. Raises InvalidRequest for anything else.
+    """
+    try:
+        tags = [
+            {
+                "type": "tag",
+                "begin": one["begin"],
+                "content": {"type": "json_schema", "json_schema": one["schema"]},
+                "end": one["end"],
+            }
+            for one in tag["structures"]
+        ]
+    except (KeyError, TypeError):
+        message = "structures must be a list of objects with begin, schema and end"
+        raise InvalidRequest(message, param="grammar") from None
+    form = {"type": "triggered_tags", "triggers": tag.get("triggers", []), "tags": tags}
+    return {"type": "structural_tag", "format": form}
+
+
 def _json_text(value: Any, what: str) -> str:
     try:
         if isinstance(value, str):

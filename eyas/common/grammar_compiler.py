@@ -11,13 +11,13 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar, GrammarKind
+from eyas.common.grammar import Grammar, GrammarKind, renewed
 from eyas.common.json_schema import exact
 from eyas.common.vocabulary import pieces
 
@@ -27,6 +27,9 @@ MAX_WHITESPACE = 16
 
 _MOST_SAID = 300  # characters of a reason: errors may quote the whole grammar
 _ORIGIN = re.compile(r"^(\[[0-9:]*\] )?(/\S+:\d+: )?")
+_TEXTS_AND_CLASSES = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
+_OF_BOUNDED = r"[^\"\\\r\n]"  # in text of a bounded length, as the library writes its rules
+_IN_STRINGS = r"[^\0-\x1f\"\\]"
 _ABSENT = ("torch", "transformers")
 
 
@@ -53,6 +56,7 @@ class GrammarCompiler:
         info = xgrammar.TokenizerInfo(
             self.pieces, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(eos_ids)
         )
+        self._grammar = xgrammar.Grammar
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, grammar: Grammar) -> Any:
@@ -80,10 +84,26 @@ class GrammarCompiler:
         return self._tag(_exact_tag(json.loads(grammar.text)))
 
     def _json(self, schema: Any) -> Any:
-        return self._compiler.compile_json_schema(json.dumps(schema), max_whitespace_cnt=MAX_WHITESPACE)
+        text, most = json.dumps(schema), MAX_WHITESPACE
+        bounded = self._bounded(text, lambda: self._grammar.from_json_schema(text, max_whitespace_cnt=most))
+        return bounded or self._compiler.compile_json_schema(text, max_whitespace_cnt=most)
 
     def _tag(self, tag: dict[str, Any]) -> Any:
-        return self._compiler.compile_structural_tag(json.dumps(tag))
+        text = json.dumps(tag)
+        bounded = self._bounded(text, lambda: self._grammar.from_structural_tag(text))
+        return bounded or self._compiler.compile_structural_tag(text)
+
+    def _bounded(self, text: str, read: Callable[[], Any]) -> Any:
+        """Compiles a grammar with text of a bounded length; None: `text` has none. In such text the library
+        lets control characters through, which JSON's strings do not have.
+        """
+        if "Length" not in text:
+            return None
+        rules = str(read())
+        if _OF_BOUNDED not in rules:
+            return None
+        exact = _TEXTS_AND_CLASSES.sub(lambda one: _IN_STRINGS if one[0] == _OF_BOUNDED else one[0], rules)
+        return self._compiler.compile_grammar(self._grammar.from_ebnf(exact))
 
 
 def _one_of(texts: Any) -> dict[str, Any]:
@@ -101,7 +121,7 @@ def _exact_tag(tag: Any) -> Any:
     if not isinstance(tag, dict):
         raise InvalidRequest("a structural tag must be an object", param="grammar")
     if "format" not in tag and "structures" in tag:
-        tag = _renewed(tag)
+        tag = renewed(tag)
     todo: list[tuple[Any, str]] = [(tag, "#")]
     while todo:
         value, pointer = todo.pop()
@@ -113,25 +133,6 @@ def _exact_tag(tag: Any) -> Any:
         elif isinstance(value, dict):
             todo += [(part, f"{pointer}/{name}") for name, part in value.items()]
     return tag
-
-
-def _renewed(tag: dict[str, Any]) -> dict[str, Any]:
-    """An older notation, which clients still send: a list of (begin, schema, end), and triggers."""
-    try:
-        tags = [
-            {
-                "type": "tag",
-                "begin": one["begin"],
-                "content": {"type": "json_schema", "json_schema": one["schema"]},
-                "end": one["end"],
-            }
-            for one in tag["structures"]
-        ]
-    except (KeyError, TypeError):
-        message = "structures must be a list of objects with begin, schema and end"
-        raise InvalidRequest(message, param="grammar") from None
-    form = {"type": "triggered_tags", "triggers": tag.get("triggers", []), "tags": tags}
-    return {"type": "structural_tag", "format": form}
 
 
 def _reason(error: Exception) -> str:

@@ -8,10 +8,12 @@ JSON Schema, and refuses to know tokens. The walk does not recurse.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from eyas.common.errors import InvalidRequest
+from eyas.common.patterns import EXPRESSIONS, Pattern, Unheld
 from eyas.common.schema_branches import disjoint, resolve, type_of_value
 
 MAX_DEPTH = 32
@@ -40,7 +42,10 @@ _UNSUPPORTED = {
     *("$dynamicRef", "$recursiveRef", "contentSchema"),
 }
 _BOUNDS = _OF_TYPE["number"] - {"multipleOf"}
+_COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _CONSTRAINTS = {"type", *_INSTEAD}.union(*_OF_TYPE.values())
+_NOT_IN_JSON = "".join(map(chr, range(0x20))) + '"\\'
+_JSON_ESCAPES = {character: json.dumps(character)[1:-1] for character in _NOT_IN_JSON}
 _LOOKS_AROUND = ("(?=", "(?!", "(?<")
 
 Schema = dict[str, Any]
@@ -88,6 +93,7 @@ class _Walk:
             self._look_instead(schema, pointer, instead[0])
             return
         types = _types(schema, pointer)
+        _look_at_counts(schema, pointer)
         if "string" in types:
             _look_at_string(schema, pointer)
         if {"number", "integer"} & types:
@@ -132,7 +138,7 @@ class _Walk:
             schema["enum"] = fitting
 
 
-def refuse(pointer: str, reason: str) -> None:
+def refuse(pointer: str, reason: str) -> NoReturn:
     """Raises InvalidRequest for the place in the schema."""
     raise InvalidRequest(f"at {pointer[:200]}: {reason}", param="grammar")
 
@@ -169,6 +175,15 @@ def _types(schema: Schema, pointer: str) -> set[str]:
     return set(implied)
 
 
+def _look_at_counts(schema: Schema, pointer: str) -> None:
+    for name in _COUNTS & schema.keys():
+        count = schema[name]
+        if isinstance(count, float) and count.is_integer():
+            count = schema[name] = int(count)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            refuse(f"{pointer}/{name}", f"{name} must be a whole number, 0 or more")
+
+
 def _look_at_string(schema: Schema, pointer: str) -> None:
     sized = [name for name in ("minLength", "maxLength") if name in schema]
     shaped = [name for name in ("pattern", "format") if name in schema]
@@ -181,6 +196,14 @@ def _look_at_string(schema: Schema, pointer: str) -> None:
     pattern = schema.get("pattern", "")
     if not isinstance(pattern, str) or any(mark in pattern for mark in _LOOKS_AROUND):
         refuse(f"{pointer}/pattern", "pattern must be a text without look-around and named groups")
+    if not pattern:
+        return
+    try:
+        quoted = Pattern(pattern, _NOT_IN_JSON, _JSON_ESCAPES, EXPRESSIONS)
+    except Unheld as reason:
+        refuse(f"{pointer}/pattern", f"the pattern is not supported: {reason}")
+    if quoted.escaped:  # xgrammar would write the character as it is, and end the string with it
+        schema["pattern"] = quoted.written
 
 
 def _look_at_number(schema: Schema, pointer: str, types: set[str]) -> None:
@@ -224,4 +247,4 @@ def _list(schema: Schema, name: str, pointer: str) -> list[Any]:
     found = schema[name]
     if not isinstance(found, list) or not found:
         refuse(f"{pointer}/{name}", f"{name} must be a list that is not empty")
-    return found  # type: ignore[no-any-return]
+    return found

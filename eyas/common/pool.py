@@ -40,6 +40,11 @@ class Geometry(msgspec.Struct, frozen=True):
             raise ValueError("every size must be at least 1")
 
     @property
+    def replicated(self) -> bool:
+        """Whether every rank has all heads: rows that are key and value are every query head's."""
+        return self.fields == 1
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one page: all fields of all its slots, in all layers."""
         return self.page_rows * self.kv_heads * self.head_dim * _ITEMSIZE[self.dtype]
@@ -70,6 +75,7 @@ class RankPool(msgspec.Struct, frozen=True):
 class PoolInfo(msgspec.Struct, frozen=True):
     """The pages of one group of one worker. `epoch` names their incarnation, `layout_hash` their meaning.
 
+    `arithmetic`: how they are computed, which is part of that meaning; "": in any way.
     `board`: where pullers of the owner's host see which of its leases are alive; empty: nowhere.
     """
 
@@ -78,3 +84,4 @@ class PoolInfo(msgspec.Struct, frozen=True):
     geometry: Geometry
     ranks: tuple[RankPool, ...]
     board: Export = {}
+    arithmetic: str = ""

@@ -189,18 +189,19 @@ def _unary(behaviour: Unary, method: str) -> Unary:
     return call
 
 
-def _streaming(behaviour: Stream, method: str) -> Stream:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        stream = behaviour(request, context)
+def _streaming(behaviour: Stream, method: str) -> Unary:
+    # It writes the messages itself. gRPC lets go of a generator whose caller leaves while a message is sent:
+    # that would end when it is collected, in another task and context, and keep its places until then.
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        stream: Any = behaviour(request, context)
         try:
-            async for message in stream:
-                yield message
+            async with contextlib.aclosing(stream) as messages:
+                async for message in messages:
+                    await context.write(message)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
             _set_status(context, as_eyas(error, method))
-        finally:
-            await stream.aclose()  # type: ignore[attr-defined]  # our handlers are async generators
 
     return call
 

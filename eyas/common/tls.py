@@ -39,12 +39,12 @@ def client_tls(ca: str | None) -> ChannelTls:
     return ChannelTls(grpc.ssl_channel_credentials(None if ca is None else _read(ca, "ca")))
 
 
-def client_context(ca: str | None) -> ssl.SSLContext:
-    """The same for HTTP. `ca` None: the system's authorities."""
+def client_context(ca: str | None, flag: str = "ca") -> ssl.SSLContext:
+    """The same for HTTP. `ca` None: the system's authorities. `flag`: what named the file."""
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
-        raise ConfigError(f"--ca: {ca} names no authorities: {_reason(error)}", param="ca") from error
+        raise ConfigError(f"--{flag}: {ca} names no authorities: {_reason(error)}", param=flag) from error
 
 
 # --- the gateway's door ------------------------------------------------------------------------------------

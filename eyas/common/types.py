@@ -23,6 +23,13 @@ class Role(enum.StrEnum):
     DRAFT = "draft"
 
 
+FAST, EXACT = "fast", "exact"
+"""The arithmetics of an engine: does a request's answer follow it alone but for near-ties, or to the bit?
+
+Names of the second kind begin with EXACT; engines whose names are equal compute the same bits.
+"""
+
+
 class Choice(msgspec.Struct, frozen=True):
     """One of a request's n continuations; `output_ids` are the tokens it already has."""
 
@@ -236,7 +243,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
     `synthetic`: it accepts drafts by chance, for benchmarks, and its answers mean nothing. `starting`: its
     engine still loads, so only its address and roles are known. `stays`: no KV page leaves it or comes.
-    `rates`: None if they are not known.
+    `rates`: None if they are not known. `arithmetic`: "exact" if a request's tokens follow it alone, to the
+    bit, else "fast"; "exact_tp2" where two GPUs share the model, whose bits are others.
     """
 
     worker: str
@@ -257,3 +265,4 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     stays: bool = False
     backlog: Backlog = Backlog()
     rates: StepRates | None = None
+    arithmetic: str = FAST

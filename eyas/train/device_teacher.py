@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.attention.device import chunk_tile_rows, row_attention
+from eyas.engine.attention.rows import Most
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights, Placement
 from eyas.engine.kernels import skinny
-from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
-from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.train.heads.base import Ends
@@ -32,13 +32,13 @@ class DeviceTeacher(Teacher):
         device = placement.device
         self._last = room.pages - 1
         self._pages = torch.zeros(room.texts, pages_for(room.length, PAGE), dtype=torch.int32, device=device)
-        self._tile = tile_rows(config.num_heads, config.num_kv_heads)
+        self._tile = chunk_tile_rows(config)
         shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, device)
         self._pool = KvPool(shape)
-        attention = PagedAttention(self._pages, config.num_heads, shape, Most(1, 1), pdl=False)
+        attention = row_attention(self._pages, config.num_heads, shape, Most(1, 1), pdl=False)
         launch = skinny.Launch.on(device, pdl=False)  # other kernels than the engine's stand between
         context = LayerContext.on(device, config, ProcessGroup(RankInfo(), device), launch, attention)
-        with FolderWeights(config.folder, config.spelling, placement) as weights:
+        with FolderWeights(config.folder, config.spelling, placement, quantized=config.fp8) as weights:
             self._model = FusedDecoder(config, weights, context)
             gain = final_gain(config, weights)
         super().__init__(config, Ends(self._model.embedding, self._model.lm_head, gain), placement)

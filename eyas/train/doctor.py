@@ -99,9 +99,9 @@ def _built(head: DraftConfig, target: ModelConfig, *, blank: bool) -> tuple[Insp
     """Builds the head of its tensors, and says what that was not possible for."""
     family = head_family(head.algorithm)
     backend = TorchAttention.of(head.decoder, PoolShape(head.kv_format, pages=1, page_size=16))
-    with FolderWeights(target.folder, target.spelling) as weights:
+    with FolderWeights(target.folder, target.spelling, quantized=target.fp8) as weights:
         ends = EmbeddingAndHead.load(target, weights)
-    with Inspection(head.folder, family.spelling, blank=blank) as inspected:
+    with Inspection(head.folder, family.spelling, head.decoder.fp8, blank=blank) as inspected:
         try:
             family.load_tap(head, inspected, lambda rows: rows)
             family.load_draft(head, inspected, ends, backend)

@@ -109,7 +109,8 @@ async def _visit(worker: dict[str, Any], dial: rpc.Dial) -> list[str]:
     load = f"{worker['running']} running, {worker['waiting']} waiting"
     pages = f"{worker['pages_used']} of {worker['pages_total']} pages"
     state = "ok" if not problems else "!!"
-    print(f"  {state} {address:21} {roles:20} epoch {worker['epoch']:20} {load}, {pages}")
+    said = f"epoch {worker['epoch']:20} {worker['arithmetic']:5} {load}, {pages}"
+    print(f"  {state} {address:21} {roles:20} {said}")
     return problems
 
 

@@ -22,7 +22,7 @@ from eyas.worker.pool_folder import remove_pools
 
 
 def main(config: EngineConfig, endpoint: str) -> None:
-    """Loads and runs the engine for `config` until `Shutdown`, or SIGTERM."""
+    """Loads and runs the engine for `config` until `Shutdown`, or the end of its front."""
     eyas_logging.setup("engine", config.log_format)
     try:
         serve(lambda link: _run(config, link), endpoint)
@@ -31,11 +31,15 @@ def main(config: EngineConfig, endpoint: str) -> None:
 
 
 def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
-    """Runs `engine` in this process. An exception becomes a last `Stopped` event, and exit code 1."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # the front handles a terminal's signals: it sends Shutdown
+    """Runs `engine` in this process. An exception becomes a last `Stopped` event, and exit code 1.
+
+    Signals that ask to leave are the front's: it drains and sends Shutdown. A terminal, systemd and `timeout`
+    tell every process of a group, so they tell this one too.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwinds, so that the pools are unlinked
-    signal_on_parent_death(signal.SIGTERM)
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))  # unwinds, so that the pools are unlinked
+    signal_on_parent_death(signal.SIGUSR1)
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
         sys.exit(1)  # the parent ended before we asked for the signal

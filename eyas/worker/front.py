@@ -176,6 +176,7 @@ class Front:
             stays=not ready.pools,
             backlog=self._load.backlog,
             rates=ready.rates,
+            arithmetic=ready.arithmetic,
         )
 
     def _send(self, commands: Sequence[Command]) -> None:

@@ -47,7 +47,8 @@ def run_group(config: GatewayConfig) -> None:
     if config.key_limits is not None:
         text = "each of %d gateway processes counts what keys use: a key may have up to %d times its limits"
         _logger.warning(text, config.processes, config.processes)
-    registry(config.registry)  # what is wrong with them is told once, before any process starts
+    # What is wrong with them is told once, before any process starts.
+    registry(config.registry, ca=config.registry_ca)
     Tokenizer.load(config.model)
     service_tls(config.tls_dir)
     if config.door is not None:

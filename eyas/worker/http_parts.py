@@ -35,14 +35,17 @@ class Outbox:
 class HeldParts(Parts):
     """The parts of one response with a chunked body, whose header is sent by its cycle."""
 
+    __slots__ = ("_cycle", "_flow", "_held", "_outbox")
+
     def __init__(self, cycle: RequestResponseCycle, outbox: Outbox) -> None:
         self._cycle = cycle
+        self._flow = cycle.flow
         self._outbox = outbox
         self._held: list[bytes] = []
 
     @property
     def blocked(self) -> bool:
-        return self._cycle.flow.write_paused and not self._cycle.disconnected
+        return self._flow.write_paused  # never once the client is gone
 
     def write(self, part: bytes) -> None:
         if not self._held:

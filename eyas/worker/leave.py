@@ -1,8 +1,9 @@
 """What signals mean to a worker and a gateway: leave after draining, or leave now.
 
 SIGTERM or SIGINT asks the process to leave: open requests may end, within its drain time. A second one, or
-SIGHUP (the terminal or the supervisor is gone), means now. This file knows signals and clocks; its owner
-knows how to leave.
+SIGHUP (the terminal or the supervisor is gone), means now. But systemd tells every process of a service, and
+a supervisor among them tells its children once more: a SIGTERM so soon after the first word is the same word.
+This file knows signals and clocks; its owner knows how to leave.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
+
+SAME_WORD_S = 1.0  # a busy supervisor passes a signal on within this time
 
 
 class Leave:
@@ -18,9 +22,10 @@ class Leave:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.now = asyncio.Event()
+        self._asked_at = 0.0
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._ask)
+        loop.add_signal_handler(signal.SIGINT, self._ask)
+        loop.add_signal_handler(signal.SIGTERM, self._ask_once)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
             loop.add_signal_handler(signal.SIGHUP, self._hurry)
 
@@ -35,6 +40,11 @@ class Leave:
             self.now.set()
         else:
             self.asked.set()
+            self._asked_at = time.monotonic()
+
+    def _ask_once(self) -> None:
+        if not self.asked.is_set() or time.monotonic() - self._asked_at > SAME_WORD_S:
+            self._ask()
 
     def _hurry(self) -> None:
         self.asked.set()

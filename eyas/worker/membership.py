@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from eyas.common import rpc
 from eyas.common.config import WorkerConfig
-from eyas.common.discovery import Presence, registry
+from eyas.common.discovery import Presence, is_redis, registry
 from eyas.common.errors import TransferFailed
 from eyas.common.types import Role, WorkerInfo
 
@@ -33,10 +33,10 @@ class Membership:
     ) -> None:
         self._config = config
         self._describe = describe
-        self._members = registry(config.registry, dial)
+        self._members = registry(config.registry, dial, config.registry_ca)
         self._presence: Presence | None = None
-        if config.registry.startswith("redis:"):
-            self._presence = Presence(config.registry, describe)
+        if is_redis(config.registry):
+            self._presence = Presence(config.registry, describe, config.registry_ca)
 
     @property
     def _alone(self) -> bool:

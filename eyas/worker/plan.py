@@ -35,7 +35,8 @@ class ClusterPlan:
 
 
 def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> ClusterPlan:
-    """The processes for `config`. CPU engines share all cores but one, with at least one thread each.
+    """The processes for `config`. CPU engines, and each one's attention ranks, share all cores but one, with
+    at least one thread each.
 
     One core per gateway process stays free, for the fronts too: an engine with more threads than free cores
     waits at every barrier for the thread without a core (8 times slower on two cores). Raises ConfigError if
@@ -44,7 +45,8 @@ def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> Cluster
     engines = {"unified": _unified, "split": _split, "auto": _auto}[config.layout](config)
     if config.engine.device != "cpu":
         engines = _on_gpus(config, engines, machine.gpus)
-    threads = max(1, (machine.cores - config.gateway.processes) // len(engines))
+    processes = sum(engine.dp_attention for engine in engines.values())
+    threads = max(1, (machine.cores - config.gateway.processes) // processes)
     workers = {
         name: _worker(dataclasses.replace(engine, threads=threads), next(ports))
         for name, engine in engines.items()
@@ -85,7 +87,9 @@ def _split(config: ServeConfig) -> dict[str, EngineConfig]:
     return (
         _tier(Role.PREFILL, config.prefill, engine(Role.PREFILL, ranks=config.prefill_tp))
         | _tier(Role.DECODE, config.decode, engine(Role.DECODE, *here, ranks=config.decode_tp))
-        | _tier(Role.DRAFT, elsewhere, dataclasses.replace(engine(Role.DRAFT), host_cache_gb=0.0))
+        | _tier(
+            Role.DRAFT, elsewhere, dataclasses.replace(engine(Role.DRAFT), host_cache_gb=0.0, dp_attention=1)
+        )
     )
 
 
@@ -128,6 +132,8 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         **_graph_flags(worker.engine),
         **_speculation_flags(worker.engine),
     }
+    if worker.registry_ca is not None:
+        flags["registry-ca"] = worker.registry_ca
     if worker.tls_dir is not None:
         flags["tls-dir"] = worker.tls_dir
     if worker.advertise:
@@ -141,6 +147,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "draft": engine.draft or ("ngram" if engine.speculation.ngram else "none"),
         "device": engine.device,
         "tensor-parallel-size": engine.tensor_parallel_size,
+        "dp-attention": engine.dp_attention,
         "load-format": engine.load_format,
         "dtype": engine.dtype,
         "attention-backend": engine.attention_backend,
@@ -157,6 +164,8 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "log-format": engine.log_format,
         "transfer": engine.transfer,
     }
+    if engine.deterministic:
+        flags["deterministic"] = True
     if engine.draft_capture_layers:
         flags["draft-capture-layers"] = ",".join(map(str, engine.draft_capture_layers))
     if engine.speculative_token_map is not None:
@@ -165,6 +174,8 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         flags["num-pages"] = engine.num_pages
     if engine.context_length is not None:
         flags["context-length"] = engine.context_length
+    if engine.uniform_experts:
+        flags["uniform-experts"] = True
     return flags
 
 
@@ -215,6 +226,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags |= {"layout": "auto", "ttft-target": gateway.ttft_target, "tpot-target": gateway.tpot_target}
     if gateway.door is not None:
         flags |= {"ssl-certfile": gateway.door.certfile, "ssl-keyfile": gateway.door.keyfile}
+    if gateway.registry_ca is not None:
+        flags["registry-ca"] = gateway.registry_ca
     if gateway.tls_dir is not None:
         flags["tls-dir"] = gateway.tls_dir
     if gateway.api_key_file is not None:

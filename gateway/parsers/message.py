@@ -22,13 +22,15 @@ class Reading:
     """What is looked for in an answer.
 
     `calls`: the format of its calls; None: none are looked for. `most_calls`: later ones are dropped.
-    `is_named`: the caller named the tool, so that a call is no news about why the answer ends.
-    `reasoning`: the tags of its reasoning; `is_open`: the first tag is in the prompt.
+    `calls_before`: how many the chat has already. `is_named`: the caller named the tool, so that a call is
+    no news about why the answer ends. `reasoning`: the tags of its reasoning; `is_open`: the first tag is in
+    the prompt.
     """
 
     calls: ToolFormat | None = None
     tools: Tools = field(default_factory=dict)
     most_calls: int | None = None
+    calls_before: int = 0
     is_named: bool = False
     reasoning: Tags | None = None
     is_open: bool = False
@@ -36,20 +38,23 @@ class Reading:
     @property
     def markers(self) -> tuple[str, ...]:
         """Tokens that must show in the text, even special ones."""
+        if self.calls is not None and self.calls.frame is not None:
+            return self.calls.markers
         return (*(self.calls.markers if self.calls else ()), *(self.reasoning or ()))
 
 
 class MessageParser:
-    """Reads one answer. `reasoning_end`: how many characters the reasoning and its tags have.
-
-    It is 0 without reasoning, and None as long as that is not known.
-    """
+    """Reads one answer."""
 
     def __init__(self, reading: Reading) -> None:
-        self.reasoning_end: int | None = None
         self._source = Source()
         self._out = Output(reading.most_calls)
         self._steps = self._read(reading)
+
+    @property
+    def reasoning_end(self) -> int | None:
+        """How many characters the reasoning and its tags have: 0 without any, None until that is known."""
+        return self._out.reasoning_end
 
     @property
     def is_cut(self) -> bool:
@@ -72,10 +77,13 @@ class MessageParser:
 
     def _read(self, reading: Reading) -> Wait[None]:
         source, out, tags, end = self._source, self._out, reading.reasoning, 0
+        if reading.calls is not None and reading.calls.frame is not None:
+            yield from reading.calls.read(source, out, reading.tools)
+            return
         if tags is not None and (yield from reasoning.begins(source, out, tags, reading.is_open)):
             yield from reasoning.read(source, out, tags)
             end = source.consumed
-        self.reasoning_end = end
+        out.reasoning_end = end
         if reading.calls is not None:
             yield from reading.calls.read(source, out, reading.tools)
         else:

@@ -14,11 +14,13 @@ from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, 
 class Output:
     """The events of one answer. `most_calls`: later calls are dropped; None: none is.
 
-    `is_open`: whether a call has begun that is not complete.
+    `is_open`: whether a call has begun that is not complete. `reasoning_end`: where the reasoning ends, in
+    characters of the answer, 0 without any; None: that is not known.
     """
 
     def __init__(self, most_calls: int | None = None) -> None:
         self.is_open = False
+        self.reasoning_end: int | None = None
         self._events: list[Event] = []
         self._most = most_calls
         self._calls = 0

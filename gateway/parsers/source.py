@@ -13,6 +13,8 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
 
+from gateway.parsers.json_scan import JsonScan
+
 T = TypeVar("T")
 Wait = Generator[None, None, T]
 """A reading under way: it yields wherever it waits for more text, and returns a T."""
@@ -22,6 +24,7 @@ _STRUCTURE = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
 _SCALAR = re.compile(r"[-+.\w]+")
 SPACE = re.compile(r"\s+")
+MOST_SPACE = 64  # characters that are looked past to see what follows
 
 
 class Malformed(Exception):
@@ -63,6 +66,11 @@ class Source:
         """Ends that; gives the text that was kept."""
         kept, self._kept = self._kept or [], None
         return "".join(kept)
+
+    def back(self, text: str) -> None:
+        """Makes `text`, which was read last, unread."""
+        self.consumed -= len(text)
+        self._text, self._at = text + self._text[self._at :], 0
 
     # --- readings; each looks at the text from where the last one ended ---
 
@@ -122,6 +130,38 @@ class Source:
             if self.ended:
                 return ""
             yield
+
+    def leads_to(self, literals: tuple[str, ...]) -> Wait[bool]:
+        """Whether one of `literals` comes next, behind a little white space or none, or the text ends. Reads
+        nothing.
+        """
+        while True:
+            near = self._text[self._at : self._at + MOST_SPACE + 1]
+            if rest := near.lstrip():
+                at = self._at + len(near) - len(rest)
+                if self._text.startswith(literals, at):
+                    return True
+                rest = self._text[at : at + max(map(len, literals))]
+                if not any(literal.startswith(rest) for literal in literals):
+                    return False
+            elif len(near) > MOST_SPACE:
+                return False
+            if self.ended:
+                return True
+            yield
+
+    def whole_json(self) -> Wait[str]:
+        """Reads a JSON object, array or string as it is written. "": none comes, and nothing is read."""
+        scan, parts = JsonScan(), list[str]()
+        while not scan.over:
+            end = scan.find(self._text, self._at)
+            parts.append(self._take(end - self._at))
+            if scan.failed or (self.ended and not scan.over):
+                self.back("".join(parts))
+                return ""
+            if not scan.over:
+                yield
+        return "".join(parts)
 
     def json(self, sink: Sink) -> Wait[None]:
         """Gives `sink` one JSON value as it is written, once its first character is there.

@@ -49,9 +49,9 @@ def repeated(item: Format, between: Format | None, many: bool) -> Format:
     return sequence(item, {"type": "star", "content": following})
 
 
-def arguments(schema: Mapping[str, Any], style: str = "json") -> Format:
-    """An object that the schema describes."""
-    return {"type": "json_schema", "json_schema": dict(schema), "style": style}
+def arguments(schema: Mapping[str, Any]) -> Format:
+    """A JSON value that the schema describes."""
+    return {"type": "json_schema", "json_schema": dict(schema)}
 
 
 def call_objects(tools: Schemas, key: str) -> Format:

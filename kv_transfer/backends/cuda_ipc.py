@@ -1,7 +1,7 @@
 """`cuda_ipc`: the peer's pool is memory of GPUs of this host, which this process maps and reads.
 
 An owner's death does not disturb a copy: only the lease decides what its bytes are worth. Ranks may differ in
-number: each of ours takes its heads from the peer's ranks that have them.
+number: each of ours takes its heads from the peer's ranks that have them; from one, where all have all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kv_transfer.backends.blocking import BlockingBackend
 from kv_transfer.gpu.driver import Block, DriverError, Memory
 from kv_transfer.gpu.mapping import PeerMemory
 from kv_transfer.host_file import HostFile
-from kv_transfer.shares import Share, shares
+from kv_transfer.shares import Share, replicas, shares
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ class CudaIpcBackend(BlockingBackend):
             **HostFile.at(area.giver).export(),
             "gpu": area.allocation.driver.uuid,
             "rank": str(rank).encode(),
+            "ranks": str(len(self._devices)).encode(),
             "heads": str(area.geometry.kv_heads).encode(),
         }
 
@@ -112,14 +113,17 @@ class CudaIpcBackend(BlockingBackend):
         """Raises ConfigError if the peer is on another host, or on a GPU that ours cannot read."""
         giver = HostFile.find(export, self._pool_dir)
         rank, heads = (_number(export, field) for field in ("rank", "heads"))
+        wanted = self._shares(export, rank, heads)
+        return PeerRank(tuple(self._view(share, giver, export.get("gpu", b""), heads) for share in wanted))
+
+    def _shares(self, export: Export, rank: int, heads: int) -> list[Share]:
+        """What our ranks take of the peer's, by its number of heads."""
+        if self._devices and self._devices[0].geometry.replicated:
+            return replicas(rank, _number(export, "ranks"), heads, len(self._devices))
         ours = self._devices[0].geometry.kv_heads if self._devices else 0
-        views = tuple(
-            self._view(share, giver, export.get("gpu", b""), heads)
-            for share in shares(rank, heads, ours, len(self._devices))
-        )
-        if not views:
-            raise ConfigError("this worker's KV pool is not on a GPU, or needs nothing of this peer's")
-        return PeerRank(views)
+        if found := shares(rank, heads, ours, len(self._devices)):
+            return found
+        raise ConfigError("this worker's KV pool is not on a GPU, or needs nothing of this peer's")
 
     def copy(self, source: Source, job: Copy) -> int:
         """Pages into all of our ranks that take some of them; the bytes that came."""
@@ -135,10 +139,11 @@ class CudaIpcBackend(BlockingBackend):
     def read_back(self, source: Source, proof: Copy) -> int:
         """Of the peer's page, with the bytes that came of it as they are in our pool.
 
-        If one of our ranks has other bytes than the proof wants, it is that one's.
+        If one of our ranks has other bytes than the proof wants, it is that one's. Where none takes anything,
+        nothing is wrong.
         """
         assert isinstance(source, PeerRank)
-        found = [_checksum(view, proof) for view in source.views]
+        found = [_checksum(view, proof) for view in source.views] or [proof.proof or 0]
         return next((one for one in found if one != proof.proof), found[0])
 
     def _view(self, share: Share, giver: HostFile, gpu: bytes, heads: int) -> _View:

@@ -6,6 +6,7 @@ A position's logits are the same whatever the steps, if its arithmetic is exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,10 +19,11 @@ from eyas.engine.kernels import skinny
 from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
-from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
+from eyas.engine.parallel.shards import config_of_rank
 
 PAGE, PAGES = 16, 40
 CHUNK, ROWS = "chunk", "rows"
@@ -29,21 +31,25 @@ Step = tuple[str, int]
 
 
 class Model:
-    """A model of 16 bits and a sequence of random ids, on the CPU or the GPU."""
+    """A model of 16 bits and a sequence of random ids, on the CPU or the GPU; or `group`'s share of one."""
 
-    def __init__(self, folder: Path, exact: bool, placement: Placement) -> None:
+    def __init__(
+        self, folder: Path, exact: bool, placement: Placement, group: ProcessGroup | None = None
+    ) -> None:
         config, device = read_model(folder), placement.device
         self._device, random = device, torch.Generator().manual_seed(3)
-        self._shape = PoolShape(config.kv_format, 1 + PAGES, PAGE, placement.dtype, device)
+        share = config_of_rank(config, placement.ranks)
+        self._shape = PoolShape(share.kv_format, 1 + PAGES, PAGE, placement.dtype, device)
         self._table = torch.randperm(PAGES, generator=random).int()[None].to(device) + 1
         attention = (ExactAttention if exact else PagedAttention)(
-            self._table, config.num_heads, self._shape, Most(1, 8), pdl=False
+            self._table, share.num_heads, self._shape, Most(1, 8), pdl=False
         )
-        launch, group = skinny.Launch.on(device, False, exact), ProcessGroup(RankInfo(), device)
+        launch = replace(skinny.Launch.on(device, False, exact), cublas=device != "cpu")
+        group = group or ProcessGroup(RankInfo(), device)
         context = LayerContext.on(device, config, group, launch, attention)
         with FolderWeights(folder, config.spelling, placement) as weights:
             self._model = FusedDecoder(config, weights, context)
-        self._tile = tile_rows(config.num_heads, config.num_kv_heads)
+        self._tile = tile_rows(share.num_heads, share.num_kv_heads)
         self._tokens = self._ints(torch.randint(config.vocab_size, (PAGES * PAGE,), generator=random))
 
     def logits(self, steps: Sequence[Step]) -> dict[int, torch.Tensor]:

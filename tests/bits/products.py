@@ -107,24 +107,24 @@ class WideRows(ProductRows):
     """The same rows the wide way: a product of raw rows, and what follows it."""
 
     def run(self, rows: Sequence[int], launch: skinny.Launch) -> dict[int, torch.Tensor]:
-        """What each of these rows leaves, without any launch's scratch memory: float32 [numbers]."""
+        """What each of these rows leaves, without the launch's scratch memory: float32 [numbers]."""
         index = torch.tensor(rows, device=self._device)
         kinds = {"linear": self._settled, "gated": self._multiplied}
-        left = kinds.get(self.product.kind, self._rotated)(self._x[index], index)
+        left = kinds.get(self.product.kind, self._rotated)(self._x[index], index, launch)
         return dict(zip(rows, left, strict=True))
 
-    def _settled(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def _settled(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
         rows = self._residual[index]
-        scales = exact_wide.settle(rows, EPS, exact_wide.product(x, self._weight))
-        wide = exact_wide.product(x, self._weight, dtype=torch.float32)
+        scales = exact_wide.settle(rows, EPS, exact_wide.product(x, self._weight, launch))
+        wide = exact_wide.product(x, self._weight, launch, dtype=torch.float32)
         return torch.cat((wide, rows.float(), scales[:, None]), dim=1)
 
-    def _multiplied(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        raw = exact_wide.product(x, self._weight, "gated")
+    def _multiplied(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+        raw = exact_wide.product(x, self._weight, launch, "gated")
         return exact_wide.act_mul(raw, exact_wide.settle(x.clone(), EPS)).float()
 
-    def _rotated(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        raw = exact_wide.product(x, self._weight, self.product.kind, self.product.dim)
+    def _rotated(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+        raw = exact_wide.product(x, self._weight, launch, self.product.kind, self.product.dim)
         into = self._heads(index)
         exact_wide.rope_write(raw, exact_wide.settle(x.clone(), EPS), *into)
         return self._of_heads(index, into)

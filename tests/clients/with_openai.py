@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
@@ -11,12 +10,12 @@ import openai
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
+from strictness import strictly
 from told import CALL, MESSAGES, SCHEMA, TOOL, WEATHER, Server, check_arguments, refused, tell
 
 FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA, "strict": True}}
 FLAT = {"type": "function", **WEATHER, "strict": True}
-OURS = {"reasoning_content", "store"}  # DeepSeek's and SGLang's; and OpenAI's, which its own types lack
 
 
 class Weather(BaseModel):
@@ -215,23 +214,6 @@ def error_429(server: Server) -> None:
 
 
 # --- shapes ------------------------------------------------------------------------------------------------
-
-
-def unknown(value: Any, path: str = "") -> Iterator[str]:
-    """Fields that the SDK's types do not know."""
-    if isinstance(value, BaseModel):
-        yield from (f"{path}.{name}" for name in value.model_extra or {} if name not in OURS)
-        for name in type(value).model_fields:
-            yield from unknown(getattr(value, name, None), f"{path}.{name}")
-    elif isinstance(value, list):
-        for part in value:
-            yield from unknown(part, f"{path}[]")
-
-
-def strictly(kind: Any, raw: Any) -> None:
-    """The wire's own value must be of the SDK's type, without a conversion and without unknown fields."""
-    read = TypeAdapter(kind).validate_python(raw, strict=True)
-    assert not (more := sorted(set(unknown(read)))), f"{kind}: {more}"
 
 
 def raw(server: Server, path: str, **body: Any) -> Any:

@@ -28,7 +28,7 @@ from eyas.engine.kernels.rounds import FACTS
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.step_loop import StepLoop
-from eyas.engine.scheduling.scheduler import Limits
+from eyas.engine.scheduling.limits import Limits
 from tests.unit.engine_rig import PAGE, Rig
 
 PROMPT, CONTEXT = 4, 64

@@ -33,7 +33,16 @@ from gateway.tool_grammar import answer_grammar
 from tests.chat_templates import TEMPLATES
 from tests.unit.grammar_cases import ENDS, random_schema, some_params, text_of
 
-FORMATS = ("hermes", "qwen3_coder", "llama3_json", "mistral", "mistral_v11", "deepseek_v3_1")
+FORMATS = (
+    "hermes",
+    "qwen3_coder",
+    "llama3_json",
+    "mistral",
+    "mistral_v11",
+    "deepseek_v3_1",
+    "glm45",
+    "kimi_k2",
+)
 MAX_TOKENS = 96
 ANSWER = {
     "type": "object",
@@ -125,7 +134,7 @@ class Dialogue:
             fields["enable_thinking"] = False  # a small model would reason to the end
         chat = validated(Chat, fields)
         text, ids = asyncio.run(chat_prompt(self._model, chat.messages, chat))
-        reading = reading_of(self._model.dialect, chat, text)
+        reading = reading_of(self._model.dialect, chat, chat.messages, text)
         assert reading is not None
         self._reading = reading
         grammar = answer_grammar(chat, reading, content, self._model.tokenizer.special_id)

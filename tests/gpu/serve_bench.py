@@ -1,6 +1,6 @@
 """A server on the GPU under load.
 
-    python -m tests.gpu.serve_bench --out DIR --client FILE [--cases ...] [serve flags]
+    python -m tests.gpu.serve_bench --out DIR --client FILE [--cases ...] [--extra JSON ...] [serve flags]
 
 Starts `eyas serve`, tells how long it took to be healthy, runs a load client for one case after another, and
 tells beside each result how much CPU the gateway, the front and the engine used meanwhile. Everything it
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -41,6 +42,7 @@ class Plan:
     client: Path
     label: str
     cases: tuple[str, ...]
+    extras: tuple[str, ...]
     flags: tuple[str, ...]
 
 
@@ -51,13 +53,16 @@ def main() -> int:
     parser.add_argument(
         "--client", type=Path, required=True, metavar="FILE", help="a load client that prints RES lines"
     )
+    parser.add_argument(
+        "--extra", nargs="+", default=["{}"], metavar="JSON", help="further fields; a case runs with each"
+    )
     parser.add_argument("--label", default="eyas")
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything, the start included")
     args, flags = parser.parse_known_args()
     if not args.client.is_file():
         parser.error(f"there is no load client at {args.client}")
     args.out.mkdir(parents=True, exist_ok=True)
-    plan = Plan(args.out, args.client, args.label, tuple(args.cases), tuple(flags))
+    plan = Plan(args.out, args.client, args.label, tuple(args.cases), tuple(args.extra), tuple(flags))
     return asyncio.run(_measure(plan, args.seconds))
 
 
@@ -68,8 +73,8 @@ async def _measure(plan: Plan, seconds: float) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # ends the server too
     try:
         async with asyncio.timeout(seconds), _served(plan, report) as server:
-            for case in plan.cases:
-                report.result(await _run(plan, server, case))
+            for case, extra in itertools.product(plan.cases, plan.extras):
+                report.result(await _run(plan, server, case, extra))
     except TimeoutError:
         report.failure(f"not done after {seconds:g} s")
     except RuntimeError as error:
@@ -180,7 +185,7 @@ async def _end(process: asyncio.subprocess.Process, root: psutil.Process) -> Non
 # --- the client ----------------------------------------------------------------------------------------
 
 
-async def _run(plan: Plan, server: Server, case: str) -> dict[str, Any]:
+async def _run(plan: Plan, server: Server, case: str, extra: str) -> dict[str, Any]:
     """The client's figures of one case, and the CPU seconds that each part used a second of it.
 
     The client's first line is its warm-up's: the case is what lies between that and its second. Raises
@@ -188,7 +193,7 @@ async def _run(plan: Plan, server: Server, case: str) -> dict[str, Any]:
     """
     words = ("--url", server.url, "--model", server.model, "--vocab", str(server.vocab_size))
     client = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(plan.client), *words, "--label", plan.label, case),
+        *(sys.executable, str(plan.client), *words, "--label", plan.label, "--extra", extra, case),
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
@@ -205,7 +210,7 @@ async def _run(plan: Plan, server: Server, case: str) -> dict[str, Any]:
     tokens = max(1.0, figures["out_tok_s"] * figures["dur_s"])
     figures["cpu"] = {half: round(spent / seconds, 3) for half, spent in used.items()}
     figures["cpu_us_per_token"] = {half: round(1e6 * used[half] / tokens, 2) for half in HALVES[:2]}
-    return {"case": case, **figures}
+    return {"case": case, **({} if extra == "{}" else {"extra": extra}), **figures}
 
 
 async def _figures(client: asyncio.subprocess.Process, case: str) -> dict[str, Any]:

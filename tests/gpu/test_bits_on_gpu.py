@@ -19,7 +19,7 @@ from eyas.engine.kernels.exact_parts import Parts
 from eyas.engine.kernels.skinny_tiles import Tile, tile_for
 from tests.bits.attention import Exact, Path, Tokens, Tree, branching
 from tests.bits.compare import Composition, Difference, differences
-from tests.bits.products import Product, ProductRows, compositions, cut_by
+from tests.bits.products import Product, ProductRows, WideRows, compositions, cut_by
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,6 +66,17 @@ def test_rows_of_products(product: Product) -> None:
         cut = (cut_by(launches[0], product, cuts) for cuts in OTHER_CUTS)
         runs += [compositions(rows, launch, (3, 16, 30, 60, 128), stride=51) for launch in cut]
     assert few(differences(chain.from_iterable(runs))) == []
+
+
+@pytest.mark.parametrize("cublas", [True, False])
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: f"{p.kind}-{p.n}-{p.k}")
+def test_the_wide_way(product: Product, cublas: bool) -> None:
+    """By cuBLAS and by the kernel that stands in for it, against the narrow way."""
+    launch = skinny.Launch.on("cuda", pdl=False, exact=True)
+    narrow = compositions(ProductRows(product, "cuda", torch.bfloat16), launch, (128,))
+    wide = WideRows(product, "cuda", torch.bfloat16)
+    runs = compositions(wide, replace(launch, cublas=cublas), (128, 100, 40), stride=37)
+    assert few(differences(chain(narrow, runs))) == []
 
 
 def test_a_cut_of_k_by_the_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kernels.warm import Warmup
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
-from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo

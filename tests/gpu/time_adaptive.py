@@ -3,35 +3,54 @@
     python -m tests.gpu.time_adaptive --out FILE [--shape llama-3.1-8b] [--tables 0 0.5] [--batches 1 4]
 
 A table is the chance of a draft, given the ones before it. Plain decoding, chains of 1, 3, 5 and 7 and
-`--spec-adaptive` with 7 answer the same requests, with dummy weights and synthetic acceptance. Each batch is
-answered twice and the second time counts: adaptive depth learns in the first. A line per engine and batch is
-on disk as soon as it is known; several commands may append to one file, which `--report` reads.
+`--spec-adaptive` with 7 have an engine each, with dummy weights and synthetic acceptance, whose table changes
+between measurements. Each is of a batch that decodes for a moment, from the same length of context on;
+adaptive depth learns first. A round counts as many tokens as its depth is worth by the table, so that the
+draws' luck is no part of a figure; what was really drawn stands beside it. Lines are on disk as soon as they
+are known, several commands may append to one file, and `--report` reads them again. `--device cpu` tries the
+script out with a tiny shape.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, repeat
+from operator import mul
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from eyas.bench.files import append_line
-from eyas.common.config import SpeculationConfig, resolve_engine
+from eyas.common.config import GRAPH_ROWS, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from tests.unit.loopback import Loopback, wait_all
+from tests.gpu.steady import (
+    TINY,
+    Clocked,
+    clocked,
+    engine_config,
+    going_on,
+    rate,
+    shape_folders,
+    submit,
+    wait,
+    warm,
+)
 
 TABLES = (0.0, 0.5, 0.75, 0.95)
 BATCHES = (1, 4, 16, 64, 128, 256)
 DEPTHS = (1, 3, 5, 7)
-PROMPT, TOKENS, WAIT_S = 16, 256, 120
+TARGET = 0.98
+PROMPT, CONTEXT = 16, 2048
+AT_ONCE = {"cuda": 3072, "cpu": 16}  # rows of a step with prompts
 
 
 @dataclass(frozen=True)
@@ -44,56 +63,119 @@ class Depth:
     def __str__(self) -> str:
         return "adaptive" if self.adaptive else f"chain {self.steps}" if self.steps else "plain"
 
-    def speculation(self, chance: float) -> SpeculationConfig:
-        """With a draft accepted by `chance`, once those before it were."""
-        rates = (chance,) * self.steps
-        return SpeculationConfig(self.steps, 1, self.steps + 1, synthetic_rates=rates, adaptive=self.adaptive)
+    def options(self, head: Path) -> dict[str, Any]:
+        """Of its engine, at a table that is replaced before anything is measured."""
+        if not self.steps:
+            return {"draft": None}
+        rates = (0.5,) * self.steps
+        spec = SpeculationConfig(self.steps, 1, self.steps + 1, synthetic_rates=rates, adaptive=self.adaptive)
+        return {"draft": str(head), "speculation": spec}
 
 
-WAYS = (Depth(0), *map(Depth, DEPTHS), Depth(max(DEPTHS), adaptive=True))
+WAYS = (Depth(0), Depth(max(DEPTHS), adaptive=True), *map(Depth, DEPTHS))
 
 
-def tokens_per_s(cluster: Loopback, name: str, batch: int) -> float:
-    """Of a batch of answers that begin together, prompts included."""
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    requests = [
-        GenerationRequest(f"{name} {i}", tuple(range(100 + i, 100 + i + PROMPT)), params)
-        for i in range(batch)
-    ]
-    began = time.perf_counter()
-    wait_all([cluster.submit(request, split=False) for request in requests], WAIT_S)
-    return batch * TOKENS / (time.perf_counter() - began)
+@dataclass(frozen=True)
+class Moment:
+    """How long a batch is watched after `ramp` tokens per sequence: for `tokens` more and `least` seconds,
+    but no longer than `most` seconds.
+    """
+
+    ramp: int
+    tokens: int
+    least: float
+    most: float
 
 
-def measured(
-    folders: tuple[Path, Path], way: Depth, chance: float, batches: Sequence[int]
-) -> Iterator[dict[str, Any]]:
-    """Each batch size through one engine."""
-    options: dict[str, Any] = {"draft": str(folders[1]), "speculation": way.speculation(chance)}
-    if not way.steps:
-        options = {"draft": None}
-    config = resolve_engine(
-        "cuda", model=str(folders[0]), load_format="dummy", worker="unified", context_length=2048,
-        num_pages=max(batches) * (PROMPT + TOKENS + 64) // 16 + 64, max_running=max(batches),
-        prefill_attention_backend="triton", **options,
+MOMENTS = {
+    "cuda": (Moment(16, 160, 0.5, 0.8), Moment(16, 64, 0.2, 0.4)),
+    "cpu": (Moment(1, 2, 0.0, 30.0), Moment(1, 4, 0.0, 30.0)),
+}
+"""To learn in, `LESSONS` times, and to be counted."""
+
+LESSONS = {"cuda": 3, "cpu": 1}
+"""A look at drafts after a table without any comes after a second or two, in large batches."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run measures, and until when, by `time.monotonic`."""
+
+    device: str
+    tables: Sequence[float]
+    batches: Sequence[int]
+    folders: tuple[Path, Path]
+    end: float
+
+
+def worth(chance: float, offered: int) -> float:
+    """Tokens that a round with `offered` drafts in a row gives in the mean."""
+    return sum(accumulate(repeat(chance, offered), mul, initial=1.0))
+
+
+def watched(cluster: Clocked, name: str, batch: int, chance: float, moment: Moment) -> dict[str, Any]:
+    """Rates of a batch that begins together and is given up at the end."""
+    params = SamplingParams(temperature=0.0, max_tokens=CONTEXT - PROMPT - 64, ignore_eos=True)
+    prompts = [tuple(range(100 + i, 100 + i + PROMPT)) for i in range(batch)]
+    requests = [GenerationRequest(f"{name} {i}", prompt, params) for i, prompt in enumerate(prompts)]
+    submit(cluster, requests)
+
+    def until(tokens: int, least: float, most: float) -> int:
+        """Entries that there are once `tokens` tokens per sequence have come."""
+        begun = time.perf_counter()
+        wait(
+            lambda: (
+                time.perf_counter() - begun >= least
+                and sum(len(one.entry.tokens) for one in list(cluster.came)) >= tokens * batch
+            ),
+            most,
+        )
+        return len(cluster.came)
+
+    first = until(moment.ramp, 0.0, 60.0)
+    last = until(moment.ramp + moment.tokens, moment.least, moment.most)
+    came = cluster.came[first:last]
+    cluster.cancel([request.id for request in requests])
+    found = rate(came, lambda entry: worth(chance, entry.offered)).line(batch)
+    drawn = rate(came, lambda entry: len(entry.tokens))
+    depths = Counter(one.entry.offered for one in came)
+    return found | {
+        "drawn_per_s": round(drawn.tokens / drawn.seconds, 1),
+        "depths": {depth: round(count / len(came), 3) for depth, count in sorted(depths.items())},
+    }
+
+
+def config_of(plan: Plan, way: Depth) -> EngineConfig:
+    """The engine of a way, with graphs of the batches that are measured, as far as those have any."""
+    most = max(plan.batches)
+    options = way.options(plan.folders[1]) | {"chunk_tokens": AT_ONCE[plan.device]}
+    if plan.device != "cpu":
+        width = 1 if way.adaptive else way.steps + 1
+        options["cuda_graph_bs"] = tuple(batch for batch in plan.batches if batch * width <= GRAPH_ROWS)
+    return engine_config(
+        plan.device, model=str(plan.folders[0]), context_length=CONTEXT, max_running=most,
+        num_pages=most * 512 // 16 + CONTEXT // 4, **options,
     )  # fmt: skip
-    began = time.perf_counter()
-    cluster = Loopback(config)
-    try:
-        tokens_per_s(cluster, "warm", 1)
-        start_s = round(time.perf_counter() - began, 1)
-        for batch in batches:
-            tokens_per_s(cluster, f"learn {batch}", batch)
-            found = tokens_per_s(cluster, f"count {batch}", batch)
-            yield {
-                "table": chance,
-                "way": str(way),
-                "batch": batch,
-                "tokens_per_s": round(found, 1),
-                "start_s": start_s,
-            }
-    finally:
-        cluster.close()
+
+
+def measured(plan: Plan, way: Depth) -> Iterator[dict[str, Any]]:
+    """Each batch size and table through one engine; plain decoding knows no tables."""
+    config, (learnt, counted) = config_of(plan, way), MOMENTS[plan.device]
+    with clocked(config) as cluster:
+        rates = cluster.workers["unified"].engine._parts.runner._executor.state.synthetic
+        for batch in plan.batches:
+            for chance in plan.tables if way.steps else plan.tables[:1]:
+                if time.monotonic() > plan.end:
+                    print(f"no time is left for {way}, batch {batch}, table {chance:g}", flush=True)
+                    continue
+                if rates is not None:
+                    with torch.inference_mode():
+                        rates.fill_(chance)
+                name = f"{batch} {chance:g}"
+                for lesson in range(LESSONS[plan.device] if way.adaptive else 0):
+                    watched(cluster, f"learn {lesson} {name}", batch, chance, learnt)
+                found = watched(cluster, f"count {name}", batch, chance, counted)
+                yield {"synthetic": True, "table": chance, "way": str(way), "batch": batch} | found
 
 
 def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -101,34 +183,47 @@ def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     found: dict[tuple[float, int], dict[str, float]] = defaultdict(dict)
     plain = {line["batch"]: line["tokens_per_s"] for line in lines if line["way"] == "plain"}
     for line in lines:
-        found[line["table"], line["batch"]][line["way"]] = line["tokens_per_s"]
+        if line["way"] != "plain":
+            found[line["table"], line["batch"]][line["way"]] = line["tokens_per_s"]
     names = [str(way) for way in WAYS]
+    missing = {name for ways in found.values() for name in names if name not in ways} - {"plain"}
     yield f"{'table':>6}{'batch':>6}" + "".join(f"{name:>10}" for name in names) + f"{'ratio':>8}"
+    ratios = []
     for (table, batch), ways in sorted(found.items()):
-        ways.setdefault("plain", plain.get(batch, 0.0))
+        ways["plain"] = plain.get(batch, 0.0)
         best = max((value for name, value in ways.items() if name != "adaptive"), default=0.0)
         ratio = ways.get("adaptive", 0.0) / best if best else 0.0
+        ratios.append(ratio)
         figures = "".join(f"{ways.get(name, 0.0):>10.0f}" for name in names)
-        yield f"{table:>6g}{batch:>6}{figures}{ratio:>8.3f}"
+        yield f"{table:>6g}{batch:>6}{figures}{ratio:>8.3f} {'PASS' if ratio >= TARGET else 'FAIL'}"
+    if ratios:
+        verdict = "PASS" if min(ratios) >= TARGET and not missing else "FAIL"
+        yield f"adaptive over the best, the least of {len(ratios)}: {min(ratios):.3f} of {TARGET} {verdict}"
+    if missing:
+        yield f"not measured everywhere: {', '.join(sorted(missing))}"
 
 
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--device", choices=list(AT_ONCE), default="cuda")
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--tables", type=float, nargs="+", default=list(TABLES))
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--seconds", type=float, default=180.0, help="nothing new begins after (180)")
     parser.add_argument("--report", action="store_true", help="only print the table of what FILE has")
     given = parser.parse_args()
     if not given.report:
+        end = time.monotonic() + given.seconds - 5
         with tempfile.TemporaryDirectory() as folder:
-            model, head = Path(folder) / "model", Path(folder) / "head"
-            shape = ["-m", "eyas.bench.shapes", given.shape, str(model), "--head", str(head)]
-            subprocess.run([sys.executable, *shape], check=True)
-            for number, table in enumerate(given.tables):
-                for way in WAYS if number == 0 else WAYS[1:]:  # plain decoding is the same for all
-                    for line in measured((model, head), way, table, given.batches):
+            shape = given.shape if given.device == "cuda" else TINY
+            folders = shape_folders(shape, Path(folder))
+            plan = Plan(given.device, given.tables, given.batches, folders, end)
+            warm([config_of(plan, way) for way in WAYS])
+            for way in WAYS:
+                with going_on(str(way)):
+                    for line in measured(plan, way):
                         append_line(given.out, line)
                         print(line, flush=True)
     print(*report([json.loads(line) for line in given.out.read_text().splitlines()]), sep="\n")

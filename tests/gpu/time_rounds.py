@@ -21,15 +21,16 @@ import torch
 from eyas.bench.kernels.timing import graph_us
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.kernels.chains import propose
 from eyas.engine.kernels.paths import PathRows, compact, gather_path
-from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts, prepare, propose_rows, verdict
+from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts, prepare, verdict
 from eyas.engine.kernels.trees import Frontier, grow, new_growth, select
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 
 PAGE, HIDDEN, VOCAB, STEPS, TOPK = 16, 4096, 32000, 5, 8
 LAUNCHES, REPLAYS = 20, 15  # of a kernel in a graph, of the graph
-AGREEMENT = {"rounds": "", "paths": "", "trees": "shape3 or shape4 or verified"}
+AGREEMENT = {"rounds": "", "chains": "", "paths": "", "trees": "shape3 or shape4 or verified"}
 
 Call = Callable[[], None]
 
@@ -53,7 +54,8 @@ class Round:
         self.features = torch.randn(size * width, HIDDEN, dtype=torch.bfloat16, device="cuda")
         gathered = self.features.new_zeros(size * self.deepest, HIDDEN)
         self.extension = PathRows(gathered, new_rows(size, self.deepest), ints(size))
-        self.best, self.next = ints(size) + 1, new_rows(size, 1)
+        self.logits, self.next = torch.randn(size, VOCAB, device="cuda"), new_rows(size, 1)
+        self.token_map = torch.arange(VOCAB, device="cuda")
         if self.tree:
             self._grow(size)
         self.saved = self.tables.memory.clone()
@@ -61,8 +63,7 @@ class Round:
     def _grow(self, size: int) -> None:
         shape = PoolShape(KvFormat(32, 8, 128), (size + 1) * 64, PAGE, torch.bfloat16, "cuda")
         self.pool = KvPool(shape).tensor
-        token_map = torch.arange(VOCAB, device="cuda")
-        self.growth = new_growth(SpeculationConfig(STEPS, TOPK, self.width), size, token_map, "cuda")
+        self.growth = new_growth(SpeculationConfig(STEPS, TOPK, self.width), size, self.token_map, "cuda")
         self.levels = []
         for level in range(STEPS):
             logits = torch.randn(size * (TOPK if level else 1), VOCAB, device="cuda")
@@ -90,7 +91,9 @@ class Round:
         if self.tree:
             found["select"] = lambda: select(self.batch, self.growth)
         for step in range(0 if self.tree else self.width - 1):
-            found[f"propose {step}"] = lambda step=step: propose_rows(self.batch, self.best, step, self.next)
+            found[f"propose {step}"] = lambda step=step: propose(
+                self.batch, self.logits, step, self.token_map, self.next
+            )
         return found
 
 

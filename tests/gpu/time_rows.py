@@ -24,7 +24,7 @@ from eyas.engine.kernels import rows, sample
 from eyas.engine.kernels.skinny import KvRows, Rotation
 from eyas.engine.sampling import sampler
 
-HIDDEN, INNER, VOCAB, DRAFT_VOCAB, PAGE = 4096, 14336, 128_256, 32_000, 16
+HIDDEN, INNER, VOCAB, PAGE = 4096, 14336, 128_256, 16
 HEADS = rows.Heads(32, 8, 128)
 LAUNCHES, REPLAYS = 20, 15  # of a kernel in a graph, of the graph
 EPS = 1e-5
@@ -69,9 +69,6 @@ class Sampling:
     def choose(self, pdl: bool) -> None:
         sample.choose(self.logits, self.who, self.tables, self.out, pdl)
 
-    def propose(self, token_map: torch.Tensor, pdl: bool) -> None:
-        sample.propose(self.logits, self.who, self.tables, self.out, token_map, pdl)
-
 
 _FLOATS = ("temperature", "top_p", "min_p")
 
@@ -100,16 +97,6 @@ def agreement() -> Iterator[str]:
     normed = rows.add_norm(x, residual, EPS)
     error = (normed.float() - F.rms_norm(total, (HIDDEN,), None, EPS).float()).abs().max().item()
     yield f"add_norm: the sum is torch's: {torch.equal(total, residual)}; largest difference {error:.1e}"
-
-
-def drafting_times() -> Iterator[tuple[str, float, int]]:
-    """(what, microseconds, least bytes). Of the target's rows `eyas bench kernels sampling` tells."""
-    token_map = torch.arange(DRAFT_VOCAB, device="cuda") * 4
-    for n in (1, 8, 32):
-        for name in ("greedy", "temperature"):
-            job = Sampling([WAYS[name][0]] * n, DRAFT_VOCAB, PEAKED)
-            call = lambda job=job: job.propose(token_map, True)  # noqa: E731
-            yield f"propose {n} x {DRAFT_VOCAB}, {name}, overlapped", microseconds(call), job.logits.nbytes
 
 
 def row_times() -> Iterator[tuple[str, float, int]]:
@@ -154,13 +141,12 @@ def main() -> None:
     began, found = time.monotonic(), {}
     for line in agreement():
         print(f"{time.monotonic() - began:5.1f} s  {line}", flush=True)
-    for times in (row_times(), drafting_times()):
-        for name, us, least in times:
-            found[name] = {"us": us, "gb_per_s": least / us / 1e3}
-            print(f"{name:60s} {us:8.2f} us {least / us / 1e3:7.0f} GB/s", flush=True)
-            (args.out / "time_rows.json").write_text(json.dumps(found, indent=1))
-            if time.monotonic() - began > args.seconds:
-                return print("out of time")
+    for name, us, least in row_times():
+        found[name] = {"us": us, "gb_per_s": least / us / 1e3}
+        print(f"{name:60s} {us:8.2f} us {least / us / 1e3:7.0f} GB/s", flush=True)
+        (args.out / "time_rows.json").write_text(json.dumps(found, indent=1))
+        if time.monotonic() - began > args.seconds:
+            return print("out of time")
 
 
 if __name__ == "__main__":

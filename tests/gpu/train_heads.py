@@ -1,18 +1,19 @@
 """Trains draft heads on one GPU, in minutes each: `python -m tests.gpu.train_heads WHAT --out DIR`.
 
 `nano`: an EAGLE-2, an MTP and an EAGLE-3 head for the embedded model. `hundred`: a target of 100 M
-parameters of the same text, and an EAGLE-3 head for it. Each stage is a command of its own, whose output,
-logs and plots stand under DIR; a stage that is done is skipped, a killed one goes on. `--tiny --device cpu`
-runs every stage in small.
+parameters of the same text, and an EAGLE-3 head for it, within `--seconds`; then what the head gains by its
+own acceptance (`speed`) and how often a verdict is foreseen (`ahead`). Each stage is a command of its own,
+whose output, logs and plots stand under DIR; a stage that is done is skipped, a killed one goes on.
+`--tiny --device cpu` runs every stage in small.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from eyas.train.text.core import Split
 from eyas.train.text.dialogues import dialogue
 
 FIRST = 1 << 31  # of the dialogues, which no target has seen
+FRESH, QUESTIONS = FIRST + (1 << 20), 256  # and no head
 HEADS = {
     "eagle": ["--unroll", "1"],
     "mtp": ["--unroll", "4"],
@@ -36,6 +38,7 @@ class Scale:
     dialogues: int
     head: tuple[str, ...]
     grid: tuple[str, ...]
+    speed: tuple[str, ...] = ()
 
 
 LEARNING = ("--max-length", "1024", "--max-answer", "384", "--held-out", "256", "--learning-rate", "2e-3")
@@ -46,7 +49,7 @@ GRID = (
 )
 FULL = {
     "nano": Scale(24_000, ("--steps", "2000", "--batch-size", "32", *LEARNING, *KEPT), GRID),
-    "hundred": Scale(24_000, ("--steps", "1500", "--batch-size", "16", *LEARNING, *KEPT), GRID),
+    "hundred": Scale(12_000, ("--steps", "900", "--batch-size", "16", *LEARNING, *KEPT), GRID),
 }
 TINY = Scale(
     40,
@@ -55,28 +58,46 @@ TINY = Scale(
         *("--held-out", "2", "--measure-every", "1", "--save-every", "1"),
     ),
     (*("--batch-size", "1", "--steps", "2", "--topk", "1"), *("--num-prompts", "1", "--max-answer", "8")),
+    ("--batches", "1", "2", "--longest", "8"),
 )
-PARTS = ("train", "doctor", "grid")
+PARTS = {
+    "nano": ("train", "doctor", "grid"),
+    "hundred": ("target", "train", "doctor", "speed", "ahead", "grid"),
+}
+SHARE = 0.5  # of the time, for the target
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Where everything goes, and how large it is."""
+    """Where everything goes, how large it is, and when it ends by `time.monotonic`."""
 
     out: Path
     device: str
     scale: Scale
+    end: float
 
     def data(self) -> Path:
         """The dialogues; the last answer of each is the target's to give."""
-        file = self.out / "data.jsonl"
+        return self._dialogues("data.jsonl", FIRST, self.scale.dialogues)
+
+    def _dialogues(self, name: str, first: int, count: int) -> Path:
+        file = self.out / name
         if not file.exists():
             lines = [
-                json.dumps({"messages": [dict(message) for message in dialogue(5, FIRST + i, Split.TRAIN)]})
-                for i in range(self.scale.dialogues)
+                json.dumps({"messages": [dict(message) for message in dialogue(5, number, Split.TRAIN)]})
+                for number in range(first, first + count)
             ]
             file.write_text("\n".join(lines) + "\n")
         return file
+
+    def target(self, kind: str, target: Path) -> None:
+        """Trains the target of 100 M parameters, in its share of the time."""
+        if (target / "model.safetensors").exists():
+            return
+        seconds = SHARE * (self.end - time.monotonic())
+        tiny = ["--tiny"] if self.scale is TINY else []
+        words = ["--out", self.out, "--device", self.device, "--seconds", int(seconds), *tiny]
+        self._run("tests.gpu.train_target", *words)
 
     def train(self, kind: str, target: Path) -> None:
         """Trains a head, or goes on with it."""
@@ -86,45 +107,46 @@ class Stages:
         words = ["--target", target, "--data", self.data(), "--out", folder, "--device", self.device]
         resume = ["--resume"] if (folder / "training" / "checkpoint.pt").exists() else []
         plot = ["--plot", self.out / f"{kind}.svg"]
-        run("train", kind, *words, *plot, *resume, *HEADS[kind], *self.scale.head)
+        self._run("eyas.cli", "train", kind, *words, *plot, *resume, *HEADS[kind], *self.scale.head)
 
     def doctor(self, kind: str, target: Path) -> None:
         """Looks at it."""
-        run("doctor", "head", self.out / kind, "--target", target, "--device", self.device)
+        self._run("eyas.cli", "doctor", "head", self.out / kind, "--target", target, "--device", self.device)
 
     def grid(self, kind: str, target: Path) -> None:
         """Finds its best settings."""
         words = ["--model", target, "--draft", self.out / kind, "--device", self.device]
         results = ["--output-file", self.out / f"{kind}-grid.jsonl", "--plot", self.out / f"{kind}-grid.svg"]
-        run("bench", "speculative", *words, "--prompts", self.data(), *results, *self.scale.grid)
+        self._run(
+            "eyas.cli", "bench", "speculative", *words, "--prompts", self.data(), *results, *self.scale.grid
+        )
 
+    def speed(self, kind: str, target: Path) -> None:
+        """What it gains, greedily and at temperature 1."""
+        words = ["--target", target, "--draft", self.out / kind, "--device", self.device]
+        fresh = self._dialogues("fresh.jsonl", FRESH, QUESTIONS)
+        out = self.out / f"{kind}-speed.jsonl"
+        self._run("tests.gpu.real_head", *words, "--prompts", fresh, "--out", out, *self.scale.speed)
 
-def run(*words: object) -> None:
-    """One command; the others follow whatever comes of it."""
-    print("$ eyas", *words, flush=True)
-    done = subprocess.run([sys.executable, "-m", "eyas.cli", *map(str, words)], check=False)
-    print(f"exit code {done.returncode}", flush=True)
+    def ahead(self, kind: str, target: Path) -> None:
+        """How often drafting ahead foresees the verdict, and what features that come late cost; no clock."""
+        fresh = self._dialogues("fresh.jsonl", FRESH, QUESTIONS)
+        words = ["--target", target, "--draft", self.out / kind, "--prompts", fresh]
+        self._run("tests.foresight_rates", *words, "--outcomes", 0, 8, "--threads", 8)
 
-
-def make_hundred(stages: Stages, tiny: bool) -> Path:
-    """The target of 100 M parameters: its folder, with the embedded model's tokenizer."""
-    from eyas.train import nano
-    from eyas.train.model import LlamaShape
-    from eyas.train.plot import plot_training
-    from eyas.train.target import Recipe
-
-    shape = LlamaShape(hidden=768, layers=14, heads=12, kv_heads=4, head_dim=64, intermediate=2304)
-    recipe = Recipe(steps=1000, rows=64, length=2048, rate=2e-3)
-    scale = nano.TINY if tiny else nano.Scale(target=recipe, head=nano.FULL.head, model=shape)
-    work = nano.Run(stages.out / "hundred", scale, stages.device, seed=0)
-    if not (work.nano / "model.safetensors").exists():
-        work.nano.mkdir(parents=True, exist_ok=True)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(NANO / name, work.nano)
-        history = nano.make_target(work)
-        (stages.out / "target.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history))
-        plot_training(history, stages.out / "target.svg", "A target of 100 M parameters")
-    return work.nano
+    def _run(self, module: str, *words: object) -> None:
+        """One command, until the time is over; the others follow whatever comes of it."""
+        began, left = time.monotonic(), self.end - time.monotonic()
+        print("$ python -m", module, *words, flush=True)
+        if left <= 0:
+            print("no time is left for it", flush=True)
+            return
+        try:
+            command = [sys.executable, "-m", module, *map(str, words)]
+            said = f"exit code {subprocess.run(command, check=False, timeout=left).returncode}"
+        except subprocess.TimeoutExpired:
+            said = "it was ended: the time is over; the same command goes on with it"
+        print(f"{said}, {time.monotonic() - began:.0f} s", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -133,16 +155,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("what", choices=["nano", "hundred"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--kinds", nargs="+", choices=list(HEADS), help="(all; of hundred: eagle3)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
+    parts = sorted({part for some in PARTS.values() for part in some})
+    parser.add_argument("--parts", nargs="+", choices=parts, help="(all)")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which it ends (3600)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args(argv)
     given.out.mkdir(parents=True, exist_ok=True)
-    stages = Stages(given.out, given.device, TINY if given.tiny else FULL[given.what])
-    target = make_hundred(stages, given.tiny) if given.what == "hundred" else NANO
+    scale, end = TINY if given.tiny else FULL[given.what], time.monotonic() + given.seconds
+    stages = Stages(given.out, given.device, scale, end)
+    target = given.out / "hundred" / "nano" if given.what == "hundred" else NANO
     for kind in given.kinds or (["eagle3"] if given.what == "hundred" else list(HEADS)):
-        for part in given.parts:
-            {"train": stages.train, "doctor": stages.doctor, "grid": stages.grid}[part](kind, target)
+        for part in given.parts or PARTS[given.what]:
+            getattr(stages, part)(kind, target)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,7 @@ class Traits:
     lease_valid: bool = True
     offered_epoch: int = 5
     synthetic: bool = False
+    arithmetic: str = "fast"
     fingerprint: str = "f"
     draft_fingerprint: str = "g"
 
@@ -149,6 +150,7 @@ class FakeEngine:
             files={},
             slowest_step_s=0.1,
             synthetic=self.traits.synthetic,
+            arithmetic=self.traits.arithmetic,
         )
 
     # --- commands -----------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class ScriptedWorker(
     roles: tuple[Role, ...]
     fingerprint: str = "model-a"
     synthetic: bool = False
+    arithmetic: str = "fast"
     vocab_size: int = 1000
     context_length: int = CONTEXT_LENGTH
     script: Script = field(default_factory=Script)
@@ -128,6 +129,7 @@ class ScriptedWorker(
                 100,
                 serving=not self.script.starting,
                 synthetic=self.synthetic,
+                arithmetic=self.arithmetic,
                 starting=self.script.starting,
             )
         )

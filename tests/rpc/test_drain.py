@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from eyas.common import clients, replies, rpc
 from eyas.common.errors import Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
+from eyas.worker.leave import SAME_WORD_S
 
 LONG = 60  # tokens: a third of a second and more of a fake engine
 ENDLESS = 10_000
@@ -131,13 +133,15 @@ async def test_a_real_engine_finishes_its_requests_then_leaves(tiny, tmp_path: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_drains(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["the front", "every process"])
+async def test_a_signal_drains(number: signal.Signals, to: str, tmp_path: Path) -> None:
     async with process("decode", tmp_path) as p, rpc.channel((await p.ready()).address) as channel:
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=LONG), attempt=1, attach=False)
         events = aiter(session)
         await next_of(events, replies.Step)
-        p.popen.send_signal(number)
+        for told in [p.popen.pid] if to == "the front" else [p.engine.pid, p.popen.pid]:
+            os.kill(told, number)
         assert (await tokens_of(events))[-1].index == LONG - 1
         code, said = await p.ended()
         assert code == 0 and "Traceback" not in said
@@ -154,7 +158,7 @@ async def test_a_second_signal_does_not_wait(words: list[signal.Signals], tmp_pa
         began = time.monotonic()
         for word in words:
             p.popen.send_signal(word)
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(SAME_WORD_S + 0.1)
         with pytest.raises(Unavailable, match="leaving"):
             async for _ in events:
                 pass

@@ -20,6 +20,7 @@ from test_generate_paths import UNIFIED
 
 from eyas.client import AsyncClient
 from eyas.common.errors import ConfigError
+from eyas.worker.leave import SAME_WORD_S
 from eyas.worker.ports import claim, free_ports, listen
 
 ASKED = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 4}
@@ -80,7 +81,8 @@ async def test_all_serve_and_one_that_dies_comes_back() -> None:
 
 
 @pytest.mark.slow
-async def test_all_of_them_drain() -> None:
+@pytest.mark.parametrize("to", ["the first", "every process"])
+async def test_all_of_them_drain(to: str) -> None:
     async with workers(UNIFIED) as (worker,), group(worker.address) as (process, url, _):
         worker.script.step_s = 0.1
         asked = [asyncio.create_task(ask(url, 1)) for _ in range(8)]
@@ -88,6 +90,8 @@ async def test_all_of_them_drain() -> None:
             while len(worker.of("submit")) < 8:
                 await asyncio.sleep(0.01)
         members = psutil.Process(process.pid).children()
+        for told in members if to == "every process" else []:
+            told.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
         await asyncio.gather(*asked)
         assert await asyncio.wait_for(process.wait(), 10) == 0
@@ -104,7 +108,7 @@ async def test_a_second_signal_ends_all_at_once() -> None:
             while not worker.of("submit"):
                 await asyncio.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(SAME_WORD_S + 0.1)
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 10) == 0
         with pytest.raises(httpx.HTTPError):

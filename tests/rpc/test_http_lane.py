@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,8 +57,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     answers: list[bool] = []
     take = lane.Express.take
 
-    def told(self: lane.Express, entry: Any) -> bool:
-        answers.append(take(self, entry))
+    def told(self: lane.Express, entry: Any, now: float) -> bool:
+        answers.append(take(self, entry, now))
         return answers[-1]
 
     monkeypatch.setattr(lane.Express, "take", told)
@@ -102,6 +103,25 @@ async def test_the_same_events_come_by_the_lane(
         assert taken.count(True) > len(taken) / 2
 
 
+@pytest.mark.parametrize("body", [TEXT | {"max_tokens": 400}, TEXT | {"max_tokens": 200, "n": 2}])
+@pytest.mark.parametrize("roles", [(UNIFIED, UNIFIED), (PREFILL, DECODE, DECODE)])
+async def test_a_worker_that_is_lost_on_the_way_changes_no_byte(
+    roles: Any, body: dict[str, Any], taken: list[bool]
+) -> None:
+    """Another worker goes on, from what the lane has shown; what the first one still says is dropped."""
+    async with workers(*roles) as started, doors(started) as (quick, slow):
+        expected = await events(slow, "completions", body | USAGE)
+        submits = [len(worker.of("submit")) for worker in started]
+        told = asyncio.create_task(events(quick, "completions", body | USAGE))
+        await until(lambda: taken.count(True) > 20, 10.0)
+        for worker, known in zip(started, submits, strict=True):
+            if len(worker.of("submit")) > known:
+                worker.end_sessions()
+        before = len(taken)
+        assert await told == expected
+        assert taken[before:].count(True) > 20, "the lane goes on with the other worker"
+
+
 @pytest.mark.parametrize(("path", "body"), BY_READER)
 async def test_what_a_lane_cannot_say_takes_none(path: str, body: dict[str, Any], taken: list[bool]) -> None:
     async with workers(UNIFIED) as started, doors(started) as (quick, slow):
@@ -115,10 +135,9 @@ def test_an_event_rendered_around_its_text_is_the_plain_one(text: str, choice: i
         said = {"index": choice, "text": text, "model": 'a "text" of its own'}
         return b"data: " + json.dumps(said, ensure_ascii=False).encode() + b"\n\n"
 
-    events = lane.TextEvents(render)
-    for words in ("", text, "twice"):
-        (line,) = [events.event(choice, words).removeprefix(b"data: ").decode()]
-        assert json.loads(line) == json.loads(render(choice, words).removeprefix(b"data: "))
+    before, after = lane.around(render, choice)
+    line = (before + msgspec.json.encode(text) + after).removeprefix(b"data: ")
+    assert json.loads(line) == json.loads(render(choice, text).removeprefix(b"data: "))
 
 
 def reader(port: int, body: dict[str, Any]) -> socket.socket:
@@ -164,7 +183,7 @@ async def test_a_client_that_never_reads_is_ended() -> None:
 
 
 async def test_a_lane_that_breaks_ends_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(self: lane.Express, entry: Any) -> bool:
+    def breaks(self: lane.Express, entry: Any, now: float) -> bool:
         raise ZeroDivisionError
 
     monkeypatch.setattr(lane.Express, "take", breaks)

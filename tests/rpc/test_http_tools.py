@@ -23,6 +23,20 @@ SAYS = {
         "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n</tool_call>\n"
         "<tool_call>\n<function=now>\n</function>\n</tool_call>"
     ),
+    "glm45": (
+        "<think></think>\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n</tool_call>\n"
+        "<tool_call>now\n</tool_call>"
+    ),
+    "gpt_oss": (
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        '<|constrain|>json<|message|>{"city": "Köln"}<|call|><|start|>assistant<|channel|>commentary '
+        "to=functions.now <|constrain|>json<|message|>{}<|call|>"
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        '{"city": "Köln"}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}'
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    ),
     "llama3_json": '{"name": "weather", "parameters": {"city": "Köln"}}; {"name": "now", "parameters": {}}',
     "pythonic": '[weather(city="Köln"), now()]',
     "mistral": f'[TOOL_CALLS] [{CALL}, {{"name": "now", "arguments": {{}}}}]',
@@ -84,7 +98,7 @@ def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
     """The choice with its calls' ids cut out: each answer has its own."""
     ids = [call.pop("id") for call in choice["message"].get("tool_calls", ())]
     assert len(set(ids)) == len(ids)
-    assert all(len(id) in (9, 29) for id in ids)
+    assert all(len(id) in (9, 29) or id.startswith("functions.") for id in ids)
     return choice
 
 
@@ -100,6 +114,26 @@ async def test_calls_come_back_as_calls(dialect: str, stride: int) -> None:
     functions = [call["function"] for call in choice["message"]["tool_calls"]]
     assert [function["name"] for function in functions] == ["weather", "now"]
     assert [json.loads(function["arguments"]) for function in functions] == [{"city": "Köln"}, {}]
+
+
+async def test_calls_are_counted_where_the_model_counts_them() -> None:
+    earlier = [ASKED, called(id="functions.weather:0"), result("functions.weather:0"), ASKED]
+    for messages, first in (([ASKED], 0), (earlier, 1)):
+        async with client_of(speaker("kimi_k2", SAYS["kimi_k2"])) as client:
+            response = await client.post(PATH, json=BODY | {"messages": messages})
+        calls = response.json()["choices"][0]["message"]["tool_calls"]
+        assert [call["id"] for call in calls] == [f"functions.weather:{first}", f"functions.now:{first + 1}"]
+
+
+@pytest.mark.parametrize("stride", [1, 7, 1000])
+async def test_channels_are_read_without_tools_too(stride: int) -> None:
+    text = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes, 1 < 2."
+    for tools in ([], TOOLS):
+        choice = await ask("gpt_oss", text, stride, tools=tools)
+        assert (
+            choice["message"]["reasoning_content"] == "Hm" and choice["message"]["content"] == "Yes, 1 < 2."
+        )
+        assert choice["finish_reason"] == "stop" and 0 < reasoning_tokens(choice) < 60
 
 
 async def test_an_answer_without_calls_is_content() -> None:
@@ -194,6 +228,11 @@ async def test_special_tokens_are_shown_to_the_parser_alone() -> None:
     assert message["content"] == "a" and len(message["tool_calls"][0]["id"]) == 9
 
 
+def strict(properties: Any, definitions: Any) -> Any:
+    schema = {"type": "object", "properties": properties, "$defs": definitions}
+    return {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": None, "tool_choice": "required"}, "tool_choice", "needs tools"),
     (
@@ -206,6 +245,17 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "required"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+    ({"tools": [TOOLS[1], TOOLS[0], TOOLS[1]]}, "tools", "'now' twice"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+        "tools[0].function.parameters",
+        "its type must be 'object'",
+    ),
+    (
+        {"tools": [TOOLS[0], strict({"a": {"$ref": "#/$defs/a"}}, {"a": {"$ref": "#/$defs/a"}})]},
+        "tools[1].function.parameters",
+        "at #/properties/a/$ref: the references go round",
+    ),
     ({"functions": [{"name": "f"}]}, "functions", "newer names"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "required"),
     (

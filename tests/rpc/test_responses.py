@@ -263,7 +263,7 @@ async def test_a_stream_that_fails_says_so() -> None:
         events = told(await client.post(PATH, json=BODY | {"stream": True}))
     final = check(events)
     assert events[-1]["type"] == "response.failed" and final["status"] == "failed"
-    assert final["error"] == {"code": "unavailable", "message": "the worker is gone"}
+    assert final["error"] == {"code": "server_error", "message": "the worker is gone"}
 
 
 def sdk(client: httpx.AsyncClient) -> AsyncOpenAI:

@@ -17,6 +17,9 @@ CONTROL = [
     "[CALL_ID]",
     "<|python_tag|>",
     "<|python_start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|call|>",
     "<｜tool▁calls▁begin｜>",
 ]
 WIDE = msgspec.structs.replace(INFO, context_length=1 << 16, vocab_size=8192)

@@ -32,7 +32,8 @@ from eyas.engine.loop.engine import Engine, Parts
 from eyas.engine.loop.plain_runner import PlainFlight
 from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.scheduling.fairness import Shares
-from eyas.engine.scheduling.scheduler import Limits, Scheduler
+from eyas.engine.scheduling.limits import Limits
+from eyas.engine.scheduling.scheduler import Scheduler
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Owner
 from kv_transfer.puller import State

@@ -27,6 +27,24 @@ TWO_CALLS = {
         "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
         "<tool_call>\n<function=g>\n<parameter=b>\nx\n</parameter>\n</function>\n</tool_call>"
     ),
+    "glm45": (
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
+        "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"
+    ),
+    "glm45 4.7": (
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
+        "<tool_call>g<arg_key>b</arg_key><arg_value>x</arg_value></tool_call>"
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+        '{"a": 1}<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>'
+        '{"b": "x"}<|tool_call_end|><|tool_calls_section_end|>'
+    ),
+    "gpt_oss": (
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+        '{"a": 1}<|call|><|start|>assistant to=functions.g<|channel|>commentary json<|message|>'
+        '{"b": "x"}<|call|>'
+    ),
     "mistral": (
         '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "abc123XYZ"}, '
         '{"name": "g", "arguments": {"b": "x"}}]'

@@ -29,8 +29,9 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.pulls import Pulls
 from eyas.engine.scheduling.admission import Admission
+from eyas.engine.scheduling.limits import Limits
 from eyas.engine.scheduling.requests import Requests
-from eyas.engine.scheduling.scheduler import Limits, Scheduler
+from eyas.engine.scheduling.scheduler import Scheduler
 from kv_transfer.backends.base import Copy, CopyResult, Source
 from kv_transfer.board import Boards
 from kv_transfer.owner import Owner

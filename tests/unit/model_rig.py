@@ -33,7 +33,7 @@ class Rig:
         self.pool = KvPool(shape)
         self.pool.tensor.fill_(float("nan"))
         self.backend = TorchAttention.of(self.config, shape)
-        with FolderWeights(folder, self.config.spelling) as weights:
+        with FolderWeights(folder, self.config.spelling, quantized=self.config.fp8) as weights:
             self.model = Decoder(self.config, weights, self.backend)
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
         self._free = order.tolist()
@@ -63,7 +63,7 @@ class HeadRig:
         self.pool = KvPool(shape)
         self.backend = TorchAttention.of(self.config.decoder, shape)
         kind = head_family(self.config.algorithm)
-        with FolderWeights(folder, kind.spelling) as weights:
+        with FolderWeights(folder, kind.spelling, quantized=self.config.decoder.fp8) as weights:
             self.capture = kind.load_tap(self.config, weights, target.model.final_norm)
             self.head = kind.load_draft(self.config, weights, target.model.ends, self.backend)
 

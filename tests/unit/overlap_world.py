@@ -30,7 +30,7 @@ from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import score
-from eyas.engine.scheduling.scheduler import Limits
+from eyas.engine.scheduling.limits import Limits
 from eyas.engine.speculation.pacing import Pacing
 
 EOS = (23,)
@@ -83,6 +83,7 @@ class WatchedRunner(DeviceRunner):
     rounds = 0
     ahead = 0  # those launched before the one before them had landed
     special_ahead = 0  # those of them that are special
+    held_ahead = 0  # those of them whose outputs are held to a grammar
 
     def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
         assert works
@@ -91,6 +92,8 @@ class WatchedRunner(DeviceRunner):
             self.rounds += work.round
             self.ahead += work.round and work.seq.in_flight > 0
             self.special_ahead += work.round and work.seq.in_flight > 0 and work.seq.special
+            held = work.seq.generation.request.params.grammar is not None
+            self.held_ahead += work.round and work.seq.in_flight > 0 and held
         flight = super().launch(works)
         self.shapes.append(flight.shape)
         assert self._depths is None or flight.shape.width == 1 + (flight.depth or 0)
@@ -134,7 +137,7 @@ class World:
             self.policy = Wandering(replace(SPEC, steps=setting.width - 1), setting.max_running, seed)
             pacing = Pacing(self.policy)
             depths = Depths(pacing, self._by_depth(buckets, self.policy.depths))
-        grammars = PaperGrammars()
+        grammars = PaperGrammars(drafts=setting.width > 1)
         self.rig.scheduler._holds = grammars.holds
         self.runner = WatchedRunner(
             self.device, buckets, layout, grammars, ahead=setting.ahead, depths=depths

@@ -71,7 +71,7 @@ class PaperDevice:
         self.pool = pool
         self.head = Pool(pool.page_size)  # the draft head's: of a row its position, and the id after it
         self.kept: dict[tuple[int, int], int] = {}  # by slot and place in the ring: a row that waits
-        self.caught_up = 0
+        self.caught_up = self.catch_ups = 0  # sequences; calls
         self.accepted = self.joined = self.waits = 0
         self.masked_below = 0  # rows of drafts that not every id may follow
         self.special_rows: list[int] = []  # of each step that had some
@@ -89,6 +89,7 @@ class PaperDevice:
             self.joined += 1
 
     def catch_up(self, late: Late) -> None:
+        self.catch_ups += 1
         for slot, count in late.words.T.tolist():
             length = int(self.tables.length[slot])
             for position in range(length - count, length):

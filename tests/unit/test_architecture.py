@@ -144,6 +144,7 @@ MAY_READ_THE_ENVIRONMENT = (
     "eyas/common/gpus.py",  # CUDA is told in no other way which GPUs a process may see
     "gateway/tracing.py",  # where OpenTelemetry is told by its own variables
     "eyas/engine/kernels/warm.py",  # Triton is told in no other way where to keep its kernels
+    "eyas/engine/loading/arithmetic.py",  # nor cuBLAS that it must not split k
     "eyas/engine/attention/flashinfer_backend.py",  # nor flashinfer how to call its compilers
 )
 

@@ -32,7 +32,11 @@ def served(*flags: str) -> ServeConfig:
         (("--device", "cuda", "--gpus", "2,2"), 4, ("unified", 1)),
         (("--device", "cuda", "--workers", "1"), 4, ("unified", 1)),
         (("--device", "cuda", "--workers", "3"), 4, ("auto", 3)),
-        (("--device", "cuda", "--tp", "2"), 4, ("unified", 1)),
+        (("--device", "cuda", "--tp", "2"), 2, ("unified", 1)),
+        (("--device", "cuda", "--tp", "2"), 4, ("auto", 2)),
+        (("--device", "cuda", "--tp", "4"), 8, ("auto", 2)),
+        (("--device", "cuda", "--tp", "2", "--gpus", "0,1,0,1"), 2, ("unified", 1)),
+        (("--device", "cuda", "--tp", "2", "--layout", "auto", "--gpus", "0,1,0,1"), 2, ("auto", 2)),
         (("--device", "cuda", "--layout", "unified"), 4, ("unified", 1)),
     ],
 )
@@ -55,8 +59,8 @@ def test_several_gpus_are_for_the_auto_layout(
             "--tpot-target: needs --layout auto, and this one is",
         ),
         (
-            ("--device", "cuda", "--layout", "auto", "--tp", "2"),
-            "--tensor-parallel-size: workers of --layout auto have one GPU each",
+            ("--device", "cuda", "--layout", "auto", "--tp", "2", "--transfer", "grpc"),
+            "--transfer: grpc leads to one GPU, and GPUs that share a model take",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_help_is_quick() -> None:
         (["worker", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["gateway", "--registry", "static:", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["gateway"], "--registry"),
-        (["worker", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),
+        (["worker", "--registry", "etcd:"], "registry must start with 'static:', 'redis://' or 'rediss://'"),
         (
             ["worker", "--host", "0.0.0.0"],
             "0.0.0.0 is no address that others can dial: name one with --advertise",
@@ -74,7 +74,7 @@ def test_help_is_quick() -> None:
         (["worker", "--host", "::"], ":: is no address that others can dial: name one with --advertise"),
         (["worker", "--host", "0.0.0.0", "--advertise", "0.0.0.0"], "'0.0.0.0' is not HOST or HOST:PORT"),
         (["worker", "--advertise", "unix:/tmp/x"], "'unix:/tmp/x' is not HOST or HOST:PORT"),
-        (["gateway", "--registry", "etcd:"], "registry must start with 'static:' or 'redis://'"),
+        (["gateway", "--registry", "etcd:"], "registry must start with 'static:', 'redis://' or 'rediss://'"),
         (["bench", "serve", "--rat", "1"], "(see eyas bench serve --help)"),
         (["bench", "bs0"], "'bs0'"),
         (["serve", "--host-cache-gb", "-1"], "--host-cache-gb: '-1' is not a number, 0 or above"),
@@ -94,6 +94,10 @@ def test_help_is_quick() -> None:
         (["serve", "--synthetic-acceptance-length", "3"], "--synthetic-acceptance-length: needs --rejection"),
         (["serve", "--rejection-sample-method", "synthetic"], "synthetic_acceptance_rates or"),
         (["serve", *SYNTHETIC], "--rejection-sample-method: synthetic needs a GPU"),
+        (["serve", "--uniform-experts"], "--uniform-experts: needs a GPU"),
+        ([*ON_GPU, "--dp-attention", "2"], "--dp-attention: 2 ranks need --device cpu so far"),
+        (["serve", "--dp-attention", "2", "--host-cache-gb", "1"], "--dp-attention: attention ranks have no"),
+        (["serve", "--dp-attention", "0"], "--dp-attention"),
         ([*ON_GPU, *SYNTHETIC, "--attention-backend", "torch"], "--rejection-sample-method: synthetic needs"),
         (
             ["serve", "--speculative-token-map", "f", "--draft", "none"],
@@ -144,7 +148,12 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
         speculation=SpeculationConfig(steps=3, topk=2, draft_tokens=8),
     )
     worker = WorkerConfig(
-        engine=engine, port=7001, metrics_port=7004, registry="redis://h:6379/1", tls_dir="/certs"
+        engine=engine,
+        port=7001,
+        metrics_port=7004,
+        registry="rediss://h:6379/1",
+        registry_ca="/redis.crt",
+        tls_dir="/certs",
     )
     args = parse(*worker_argv(worker))
     assert configuration.worker_config(args) == worker and args.supervised
@@ -174,7 +183,8 @@ def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.Mon
         host="0.0.0.0",
         port=1,
         grpc_port=2,
-        registry="static:a:1,b:2",
+        registry="rediss://h:6379/1",
+        registry_ca="/redis.crt",
         model="/m",
         served_model="x",
         api_keys=("k", "l"),
@@ -334,7 +344,9 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
         ["--spec-adaptive", "--spec-steps", "7"],
         ["--draft-capture-layers", "2,16,29"],
         ["--prefill-attention-backend", "flashinfer"],
+        ["--deterministic"],
         ["--spec-steps", "3", "--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"],
+        ["--uniform-experts"],
     ],
 )
 def test_a_gpu_worker_command_line_comes_back_as_its_config(flags: list[str]) -> None:
@@ -342,10 +354,21 @@ def test_a_gpu_worker_command_line_comes_back_as_its_config(flags: list[str]) ->
     assert configuration.worker_config(parse(*worker_argv(worker))) == worker
 
 
+def test_an_exact_clusters_workers_have_one_number_of_gpus() -> None:
+    flags = ("--device", "cuda", "--layout", "split", "--decode-tp", "2")
+    configuration.own_config(parse("serve", *flags))
+    with pytest.raises(ConfigError, match="--decode-tp: 2 is not --prefill-tp 1, as --deterministic asks"):
+        configuration.own_config(parse("serve", *flags, "--deterministic"))
+    both = configuration.own_config(parse("serve", *flags, "--prefill-tp", "2", "--deterministic"))
+    assert both.engine.deterministic
+
+
 NOWHERE = ("--url", "http://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("command", [("chat",), ("bench", "serve"), ("eval", "nano"), ("doctor",)])
+@pytest.mark.parametrize(
+    "command", [("chat",), ("bench", "serve"), ("eval", "nano"), ("doctor",), ("doctor", "determinism")]
+)
 def test_a_command_that_finds_no_server_says_how_to_start_one(command: tuple[str, ...]) -> None:
     done = eyas(*command, *NOWHERE)
     assert done.returncode == 1

@@ -312,10 +312,17 @@ def test_of_equal_experts_the_first_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("deepseek_v3", "latent attention"), ("qwen3_moe", "experts"), ("mixtral", "experts")]
+    ("name", "changes", "why"),
+    [
+        ("deepseek_v3", {}, "kv_lora_rank 24"),
+        ("qwen3_moe", {"moe_intermediate_size": 40}, "intermediate_size"),
+        ("mixtral", {"intermediate_size": 104}, "intermediate_size"),
+    ],
 )
-def test_a_gpu_refuses_by_name_before_weights_are_read(tmp_path: Path, name: str, why: str) -> None:
-    write_family(tmp_path, name, vocab_size=128)
+def test_a_gpu_refuses_by_name_before_weights_are_read(
+    tmp_path: Path, name: str, changes: dict[str, int], why: str
+) -> None:
+    write_family(tmp_path, name, vocab_size=128, **changes)
     (tmp_path / "model.safetensors").write_bytes(b"not to be read")
     config = EngineConfig(model=str(tmp_path), draft=None, num_pages=4, attention_backend="triton")
     for ranks in (1, 2):
@@ -333,7 +340,7 @@ def test_a_gpu_refuses_by_name_before_weights_are_read(tmp_path: Path, name: str
         ({"scoring_func": "softmax"}, "topk_method noaux_tc with scoring_func softmax is not supported"),
         (
             {"quantization_config": {"quant_method": "awq"}},
-            "'awq' with weight_block_size None are not supported",
+            "quant_method 'awq' is not supported",
         ),
     ],
 )

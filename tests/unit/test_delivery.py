@@ -127,7 +127,7 @@ async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
     """Otherwise it could overtake what the reader has taken and not yet dealt with."""
     delivery, told = Delivery([Choice(0)]), list[Entry]()
 
-    def lane(entry: Entry) -> bool:
+    def lane(entry: Entry, now: float) -> bool:
         if entry.finish is None:
             told.append(entry)
         return entry.finish is None
@@ -150,7 +150,7 @@ async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
 
 async def test_a_reader_that_went_away_leaves_no_lane_open() -> None:
     delivery = Delivery([Choice(0)])
-    delivery.lane = lambda entry: True
+    delivery.lane = lambda entry, now: True
     reading = asyncio.create_task(delivery.take())
     await asyncio.sleep(0)
     reading.cancel()

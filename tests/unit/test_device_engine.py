@@ -20,11 +20,11 @@ from eyas.common.step_times import StepRates
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.device import executor
 from eyas.engine.device import runner as device_runner
-from eyas.engine.loading import build, device_build
+from eyas.engine.loading import arithmetic, build
 from eyas.engine.loading.step_rates import Reach, measure
 from eyas.engine.speculation import device as device_drafter
 from eyas.engine.speculation import feature_ring
-from eyas.engine.speculation.device import DeviceDrafter
+from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.feature_ring import FeatureRing
 from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
@@ -228,6 +228,8 @@ WINDOW = 9  # less than the prompt, and than what a tree of drafts needs
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("plain", {}),
     "qwen3": ("chain", {}),
+    "qwen3_moe": ("tree", {}),
+    "mixtral": ("chain", {}),
     "mistral": ("chain", {"sliding_window": WINDOW}),
     "gemma3": ("tree", {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
 }
@@ -288,15 +290,15 @@ def test_whatever_the_depth_the_tokens_are_the_plain_engines(
 def proposals(config: EngineConfig, patch: pytest.MonkeyPatch) -> tuple[list[dict[int, list[int]]], Any]:
     """The tokens of a greedy answer, and by the length of its text what was proposed below it."""
     told: dict[int, list[int]] = {}
-    propose = DeviceDrafter._propose
+    propose = DeviceProposer.propose
 
-    def heard(self: DeviceDrafter, last: Any, slots: torch.Tensor, spec: SpeculationConfig) -> None:
+    def heard(self: DeviceProposer, last: Any, slots: torch.Tensor, spec: SpeculationConfig) -> None:
         propose(self, last, slots, spec)
         for slot in set(slots.tolist()) - {self._tables.padding_slot}:
             told[int(self._tables.length[slot])] = self._tables.drafts[slot, : spec.steps].tolist()
 
     with patch.context() as within:
-        within.setattr(DeviceDrafter, "_propose", heard)
+        within.setattr(DeviceProposer, "propose", heard)
         params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
         found, _ = answers(on_device(config), [GenerationRequest("one", PROMPT[:5], params)])
     return tokens(found), told
@@ -311,7 +313,7 @@ def test_after_plain_rounds_the_drafts_are_as_ever(
     same, always = proposals(
         replace(chain, speculation=replace(chain.speculation, adaptive=False)), monkeypatch
     )
-    for module in (feature_ring, device_drafter, device_runner, device_build):
+    for module in (feature_ring, device_drafter, device_runner, arithmetic):
         monkeypatch.setattr(module, "KEPT_ROWS", 2)
     wander(monkeypatch, [0, 0, 0, 3, 0, 1])
     again, found = proposals(chain, monkeypatch)

@@ -10,7 +10,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.device.flight import Certain, DeviceFlight, Features
+from eyas.engine.device.flight import Certain, DeviceFlight, Features, Results
 from eyas.engine.device.special import SpecialRows, Told
 from eyas.engine.device.step import Placed, StepShape
 from eyas.engine.kernels.special import REPORT_WORDS
@@ -35,9 +35,10 @@ def landed(
     middle = Work(found[-1].seq, 0, [1], None, sample=False)
     result, last = torch.tensor([*RESULT, *PATHS], dtype=torch.int32), found[2:]
     kept, told = None if features is None else Features(last, features), special or Told({})
-    flight = DeviceFlight(
-        SHAPE, (), Placed(found[:2], (), [middle, *last]), result, None, told, features=kept
-    )
+    placed = Placed(found[:2], (), [middle, *last])
+    flight = DeviceFlight(SHAPE, (), placed, lambda: Results(result, None, told), features=kept)
+    assert not flight.over
+    flight.complete()
     return flight.land(), [middle, *last, *found[:2]]
 
 
@@ -86,7 +87,9 @@ def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
     middle = Work(found[-1].seq, 0, [1], None, sample=False)
     placed = Placed(found[:2], alone, [middle, *found[2:]])
     certain = Certain(rows, path_rows=2, chunks=(0, 2), generations=(0, 7, 8, 0))
-    landed = DeviceFlight(shape, (), placed, result, None, Told({}), certain=certain).land()
+    flight = DeviceFlight(shape, (), placed, lambda: Results(result, None, Told({}), certain))
+    flight.complete()
+    landed = flight.land()
     told = [None if one.features is None else one.features[:, 0].tolist() for one in landed]
     assert told == [None, [8.0, 9.0], [0.0, 1.0], [2.0], [6.0], [7.0]]
     assert [one.ringed for one in landed] == [0, 0, 0, 7, 8, 0]

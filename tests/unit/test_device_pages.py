@@ -29,7 +29,7 @@ from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.messages import Cancel, Step
-from eyas.engine.kernels import sample
+from eyas.engine.kernels import chains, sample
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.loading.device_build import rounds_ahead
@@ -38,7 +38,7 @@ from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.models.base import Drafted
-from eyas.engine.scheduling.scheduler import Limits
+from eyas.engine.scheduling.limits import Limits
 from eyas.engine.speculation.device import DeviceDrafter
 from kv_transfer.layout import pages_for
 
@@ -193,13 +193,17 @@ def agree(monkeypatch: pytest.MonkeyPatch) -> Agree:
 
     def set_to(agrees: Agrees) -> None:
         def choose(logits, rows, tables, out, pdl=False) -> None:
-            out.copy_(torch.tensor([DRAFT if agrees(p) else OTHER for p in rows.positions.tolist()]))
+            out.copy_(
+                torch.tensor([DRAFT if agrees(p) else OTHER for p in (rows.positions + rows.ahead).tolist()])
+            )
 
-        def propose(logits, rows, tables, out, token_map, pdl=False) -> None:
-            out.fill_(DRAFT)
+        def propose(batch, logits, step, token_map, rows) -> None:
+            told = torch.arange(logits.shape[1]) == DRAFT
+            proposes(batch, told.float().expand_as(logits).contiguous(), step, None, rows)
 
+        proposes = chains.propose
         monkeypatch.setattr(sample, "choose", choose)
-        monkeypatch.setattr(sample, "propose", propose)
+        monkeypatch.setattr(chains, "propose", propose)
 
     return set_to
 

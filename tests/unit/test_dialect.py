@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -26,8 +27,10 @@ def test_the_format_of_calls_is_the_one_that_the_template_writes(name: str) -> N
     assert dialect.calls == TOOL_FORMATS.get(name)
     assert dialect.text_arguments == name.startswith("deepseek")
     assert dialect.no_content == (None if name == "deepseek_v3" else ABSENT)
-    thinks = name in ("hermes", "deepseek_v3", "deepseek_v3_1")
-    assert dialect.reasoning == (REASONING["qwen3"] if thinks else None)
+    thinks = name in ("hermes", "deepseek_v3", "deepseek_v3_1", "glm45")
+    frame = dialect.calls.frame if dialect.calls else None
+    assert (frame is not None) == (name == "gpt_oss")
+    assert dialect.reasoning == (frame.reasoning if frame else REASONING["qwen3"] if thinks else None)
     assert dialect.lists_parts == (name == "pythonic")
 
 
@@ -68,10 +71,28 @@ def test_templates_with_short_ids_get_them() -> None:
     assert id not in other and "abc123XYZ" in rendered("mistral", ASKED, called(), result())
 
 
+def test_templates_that_count_calls_get_them_counted() -> None:
+    again = called({"city": "Bonn"}, "functions.weather:7")
+    text = rendered(
+        "kimi_k2", ASKED, called(id="call_1"), result("call_1"), again, result("functions.weather:7")
+    )
+    for id in ("functions.weather:0", "functions.weather:1"):
+        assert text.count(f"<|tool_call_begin|>{id}<|") == 1 and text.count(f"## Return of {id}\n") == 1
+    assert "call_1" not in text and ":7" not in text
+    assert "## Return of other\n" in rendered("kimi_k2", ASKED, called(id="call_1"), result("other"))
+
+
 def test_arguments_that_are_no_object_stay_as_they_are() -> None:
     assert '"arguments": {"city": }' in rendered("hermes", ASKED, called('{"city": '), result())
     assert '"arguments": {}}' in rendered("hermes", ASKED, called(""), result())
     assert rendered("llama3_json", ASKED, called("[1]")).count('"parameters": "[1]"}') == 1
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "pythonic"])
+def test_templates_that_need_an_object_get_one(name: str) -> None:
+    for arguments, inner in (('{"city": ', "city"), ("[1]", "1")):
+        text = rendered(name, ASKED, called(arguments), result())
+        assert re.search(rf"arguments\W+(arg_key\W+arg_value\W+)?{inner}\W", text), text
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])

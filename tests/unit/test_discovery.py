@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import test_draft_engine as far
 from redis.exceptions import ConnectionError as RedisAway
@@ -19,18 +21,33 @@ async def test_a_registry_is_a_list_or_a_redis() -> None:
         "redis://host",
         "redis://user:secret@host:1/7",
         "redis://[::1]:6379/0",
+        "rediss://user:secret@host:1/7",
     ):
         assert isinstance(registry(url), RedisRegistry)
 
 
 @pytest.mark.parametrize(
     "spec",
-    ["redis:host:1", "redis://", "redis://h:port", "redis://h:1/x", "redis://h:1/0?db=3", "rediss://h"],
+    ["redis:host:1", "redis://", "redis://h:port", "redis://h:1/x", "redis://h:1/0?db=3", "rediss://"],
 )
 def test_what_is_neither_is_refused_by_name(spec: str) -> None:
     with pytest.raises(ConfigError, match="registry must") as caught:
         registry(spec)
     assert caught.value.param == "registry"
+
+
+@pytest.mark.parametrize("spec", ["static:a:1", "redis://host"])
+def test_authorities_go_with_tls_alone(spec: str) -> None:
+    with pytest.raises(ConfigError, match="--registry-ca goes with a registry rediss://") as caught:
+        registry(spec, ca="ca.crt")
+    assert caught.value.param == "registry-ca"
+
+
+def test_a_file_without_authorities_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("nothing")
+    for name in ("ca.crt", "none.crt"):
+        with pytest.raises(ConfigError, match=f"--registry-ca: .*{name} names no authorities"):
+            registry("rediss://host", ca=str(tmp_path / name))
 
 
 async def test_no_line_shows_the_password() -> None:

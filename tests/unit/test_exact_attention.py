@@ -123,6 +123,18 @@ def test_parts_are_counted_as_they_are_cut() -> None:
     ]
 
 
+def test_the_rows_that_several_programs_share() -> None:
+    """As launches of every size are cut."""
+    for batch, width, group, kv_heads in ((70, 9, 4, 8), (264, 1, 4, 8), (9, 40, 8, 2)):
+        shared = [
+            b * w
+            for b in range(1, batch + 1)
+            for w in range(1, width + 1)
+            if Cut.of(b, w * group, kv_heads).shares > 1
+        ]
+        assert Cut.most_shared(batch, width, group, kv_heads) == max(shared)
+
+
 def test_what_draft_heads_ask_for_is_refused(tokens: Tokens) -> None:
     kv = tokens.laid([PATH[:20]])
     launch = ExactLaunch.on(kv, 2, 1, pdl=False)

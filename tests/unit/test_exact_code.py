@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels.attend import Queries
 from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
 from eyas.engine.kernels.exact_paths import attend_exactly
 from eyas.engine.kernels.exact_prefill import attend_chunks_exactly
+from eyas.engine.kernels.exact_ranks import add_in_order
 from eyas.engine.kernels.paged import PagedKv
+from eyas.engine.kernels.scores import Scores
 from eyas.engine.kernels.skinny_tiles import Tile
 from eyas.engine.kernels.warm import Warmup
+from eyas.engine.parallel.one_shot import OneShot
 from tests.bits.products import Product, cut_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -46,9 +49,41 @@ def products() -> None:
             skinny.linear(source, weight, out, launch, out, sums)
 
 
-def attention() -> None:
+def wide() -> None:
+    """What stands between the products of many rows: without norms of heads, and with them and a bias."""
+    x, scales = empty(200, LINEAR.k), empty(200, dtype=torch.float32)
+    positions, pool = empty(200, dtype=torch.int32), empty(4, 2, 16, 8, 128)
+    exact_wide.settle(x, 1e-5)
+    exact_wide.settle(x, 1e-5, x)
+    exact_wide.settle(x, 1e-5, x, empty(LINEAR.k))
+    for gelu in (False, True):
+        exact_wide.act_mul(empty(200, 1024), scales, gelu)
+    angles = empty(64, 64, dtype=torch.float32)
+    for bias, norms in ((None, None), (empty(6144), skinny.HeadNorms(empty(2, 128), 1e-5))):
+        qkv = skinny.QkvWeights(empty(6144, LINEAR.k), bias, norms)
+        rotation = skinny.Rotation(angles, angles, positions)
+        kv = skinny.KvRows(pool, positions)
+        exact_wide.rope_write(empty(200, 6144), scales, qkv, empty(200, 32, 128), rotation, kv)
+
+
+def ranks() -> None:
+    """Sums over two ranks, small ones and any; with a residual and sums of squares, and without."""
+    rows = empty(8, 512)
+    sums = empty(8, 128, dtype=torch.float32)
+    one_shot = OneShot(1, torch.zeros(2, dtype=torch.int64, device="meta"), pdl=True)
+    for residual, squares in ((None, None), (rows, sums)):
+        one_shot(rows, residual, squares, exact=True)
+        add_in_order(empty(2, 8, 512), rows, residual, squares)
+
+
+def ruled() -> None:
+    """As `attention`, in a layer with a window and with a soft cap."""
+    attention(Scores(0.1, window=1000, soft_cap=30.0))
+
+
+def attention(rule: Scores | None = None) -> None:
     """Plain rows, a tree, and a prompt's chunk."""
-    kv = PagedKv(empty(4, 2, 2, 16, 8, 128)[:, 1], empty(4, 512, dtype=torch.int32))
+    kv = PagedKv(empty(4, 2, 2, 16, 8, 128)[:, 1], empty(4, 512, dtype=torch.int32), rule)
     launch, slots = ExactLaunch.on(kv, 32, 32, pdl=True), empty(1, dtype=torch.int32)
     for width, cut in ((1, Cut(16, 4, 4)), (32, Cut(128, 4, 8))):
         mask = empty(1, 1, width, dtype=torch.int64) if width > 1 else None
@@ -83,9 +118,12 @@ def test_products_take_k_in_ascending_order(tmp_path: Path, monkeypatch: pytest.
         assert ascending(code)
 
 
-def test_attention_fuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = codes("attention", tmp_path, monkeypatch)
-    assert len(found) == 4
+@pytest.mark.parametrize(("recipe", "kernels"), [("attention", 4), ("ruled", 4), ("wide", 7), ("ranks", 4)])
+def test_others_compile_and_fuse_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, kernels: int
+) -> None:
+    found = codes(recipe, tmp_path, monkeypatch)
+    assert len(found) == kernels
     assert not any("fma.rn" in code for code in found)
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.weights import Placement
-from eyas.engine.kernels import exact_wide
 from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.unit import tensor_core
@@ -35,8 +34,7 @@ WIDE: dict[str, list[Step]] = {
 
 
 @pytest.fixture(autouse=True)
-def _matrix_unit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(exact_wide, "matmul", tensor_core.matmul)
+def _matrix_unit() -> Iterator[None]:
     with tensor_core.hopper():
         yield
 
@@ -70,5 +68,5 @@ def test_by_the_kernels_of_today_they_do(tmp_path: Path) -> None:
 
 def test_what_is_not_exact_yet_is_refused(tmp_path: Path) -> None:
     write_family(tmp_path, "llama_biases", vocab_size=128, num_hidden_layers=1)
-    with pytest.raises(ValueError, match="without a bias behind attention"):
+    with pytest.raises(ValueError, match="not for a bias behind attention"):
         Model(tmp_path, True, HALF)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels import skinny
 from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, exact_tile_for, stretches_of, tile_for
 from tests.bits.compare import Composition, Difference, differences
 from tests.bits.products import Product, ProductRows, WideRows, compositions, cut_by, halved
@@ -51,7 +51,6 @@ def test_a_product_with_residual_and_sums_too() -> None:
 @pytest.mark.parametrize("product", [Product("linear", 128, 64), GATED, QKV, HEADS], ids=lambda p: p.kind)
 def test_a_row_has_the_same_bits_on_the_wide_way(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where cuBLAS folds k in order: here the model of the matrix unit stands for it."""
-    monkeypatch.setattr(exact_wide, "matmul", tensor_core.matmul)
     launch = skinny.Launch.on("cpu", pdl=False, exact=True)
     ways = [ProductRows(product, "cpu", torch.float16), WideRows(product, "cpu", torch.float16)]
     runs = [Composition(type(way).__name__, partial(way.run, range(20), launch)) for way in ways]

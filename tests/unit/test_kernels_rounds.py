@@ -10,7 +10,7 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.tables import Tables, mask_words
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.kernels.rounds import FACTS, prepare, propose_rows, verdict
+from eyas.engine.kernels.rounds import FACTS, prepare, verdict
 from eyas.engine.sampling.noise import _philox, streams
 from eyas.engine.speculation.synthetic import resolve
 from eyas.engine.speculation.verify import walk
@@ -232,29 +232,3 @@ def test_synthetic_rates() -> None:
 def test_synthetic_rates_that_cannot_be(rates, length, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         resolve(3, rates, length)
-
-
-# --- a chain is proposed --------------------------------------------------------------------------------
-
-
-def test_propose_rows() -> None:
-    """Each step's rows as the draft runner builds them; drafts only as deep as the sequence's may be."""
-    case = random_case(1, 5, batch=7)
-    tables, batch = case.tables, case.batch
-    for slot, deepest in zip(case.slots, (2, 1, 3, 0, 32), strict=False):
-        tables.speculative[slot] = deepest
-    before = snapshot(tables)
-    for step in range(4):
-        rows = new_rows(batch.size, 1)
-        best = torch.arange(batch.size, dtype=torch.int32, device=DEVICE) + 10 * step
-        propose_rows(batch, best, step, rows)
-        for b, slot in enumerate(case.slots):
-            live, base = slot != tables.padding_slot, int(tables.length[slot]) + step
-            wanted = live and step < int(tables.speculative[slot])
-            if live:
-                before["drafts"][slot, step] = 10 * step + b if wanted else -1
-            physical = case.row(slot, base) if wanted else -1
-            held = (10 * step + b, base) if physical >= 0 else (0, 0)
-            assert int(rows.kv_rows[b]) == physical and int(rows.starts[b]) == base
-            assert (int(rows.tokens[b]), int(rows.positions[b])) == held
-    assert all(torch.equal(value, before[name]) for name, value in snapshot(tables).items())

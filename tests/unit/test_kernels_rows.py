@@ -96,6 +96,15 @@ def test_rows_are_gathered(dtype: torch.dtype, index_dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_put_beside_others(dtype: torch.dtype) -> None:
+    x, out = random(5, 48, dtype=dtype), random(7, 3, 48, dtype=dtype)
+    expected = out.clone()
+    expected[:5, 1] = x
+    rows.put_rows(x, out, 1)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_embedding_leaves_sums_of_squares(dtype: torch.dtype) -> None:
     table = random(20, 96, dtype=dtype)
     tokens = torch.tensor([19, 0, 7, 7, 2], dtype=torch.int32, device=DEVICE)

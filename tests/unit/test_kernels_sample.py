@@ -22,7 +22,7 @@ from eyas.engine.kernels.ranking import id_of, key_of, value_of
 from eyas.engine.kernels.survivors import SHORTLIST, cut_of
 from eyas.engine.sampling.filters import survivors, tempered
 from eyas.engine.sampling.noise import gumbel_rows, streams
-from eyas.engine.sampling.sampler import Row, perturbed, sample
+from eyas.engine.sampling.sampler import Row, sample
 
 pytestmark = pytest.mark.slow
 
@@ -74,11 +74,6 @@ class Batch:
     def choose(self, logits: torch.Tensor) -> list[int]:
         out = torch.full((len(self.rows),), -7, dtype=torch.int32, device=DEVICE)
         kernels.choose(logits, self.who, self.tables, out)
-        return out.tolist()
-
-    def propose(self, logits: torch.Tensor, token_map: torch.Tensor | None) -> list[int]:
-        out = torch.full((len(self.rows),), -7, dtype=torch.int32, device=DEVICE)
-        kernels.propose(logits, self.who, self.tables, out, token_map)
         return out.tolist()
 
 
@@ -325,19 +320,3 @@ def test_a_broken_row_gives_an_id_of_the_vocabulary() -> None:
     for value in (math.nan, -math.nan, math.inf, -math.inf):
         tokens = batch.choose(torch.full((3, 270), value, device=DEVICE))
         assert all(0 <= token < 270 for token in tokens)
-
-
-# --- drafts ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_drafts_meet_the_targets_noise(dtype: torch.dtype) -> None:
-    """Noise is that of the mapped ids, filters are the target's alone, and the answer is the target's id."""
-    batch = Batch(MIXED * 3)
-    logits = normal(12, 500, scale=0.5)
-    token_map = torch.randperm(4000, generator=torch.Generator().manual_seed(2))[:500].sort().values
-    best = perturbed(logits.cpu(), batch.rows, token_map).argmax(-1)
-    assert batch.propose(logits, token_map.to(dtype).to(DEVICE)) == token_map[best].tolist()
-    plain = perturbed(logits.cpu(), batch.rows, None).argmax(-1).tolist()
-    assert batch.propose(logits, None) == plain
-    assert plain != batch.choose(logits)  # which are filtered

@@ -65,11 +65,19 @@ def test_every_field_of_meaning_changes_the_hash():
         "head_dim": 64,
         "rope": "default:10000",
         "latent": 96,
+        "arithmetic": "exact",
     }
     assert set(others) == set(MEANING.__struct_fields__)
     changed = [msgspec.structs.replace(MEANING, **{field: other}) for field, other in others.items()]
     assert len({meaning.hash() for meaning in [MEANING, *changed]}) == 1 + len(others)
     assert PageMeaning(*msgspec.structs.astuple(MEANING)).hash() == MEANING.hash()
+
+
+def test_pages_of_another_arithmetic_are_refused_by_name():
+    exact, fast = (msgspec.structs.replace(info(MEANING), arithmetic=name) for name in ("exact", "fast"))
+    with pytest.raises(ConfigError, match="arithmetic is exact here and fast at the peer"):
+        check_compatible(exact, fast)
+    check_compatible(exact, exact)
 
 
 def test_compatible_pools_may_differ_in_length():
@@ -110,3 +118,16 @@ def test_other_weights_of_the_same_shape_are_refused():
     other = msgspec.structs.replace(MEANING, fingerprint="weights-2")
     with pytest.raises(ConfigError, match="hash of meaning differs"):
         check_compatible(info(MEANING), info(other))
+
+
+def test_ranks_of_latents_have_all_of_them_and_may_differ_in_number() -> None:
+    """Where heads are shared, the same difference is one of heads."""
+    latents = Geometry(64, 16, 61, kv_heads=1, head_dim=576, dtype="bfloat16", fields=1)
+    meaning = PageMeaning("weights-1", KvKind.TARGET, "bfloat16", 61, 1, 576, "yarn", latent=512)
+    two = info(meaning, latents)
+    one = PoolInfo(7, two.layout_hash, latents, two.ranks[:1])
+    check_compatible(one, two)
+    check_compatible(two, one)
+    heads = msgspec.structs.replace(latents, fields=2)
+    with pytest.raises(ConfigError, match="kv_heads is 1 here and 2 at the peer"):
+        check_compatible(PoolInfo(7, one.layout_hash, heads, one.ranks), info(meaning, heads))

@@ -82,7 +82,7 @@ def test_end_tokens_come_from_the_generation_config_first(folder: Path) -> None:
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "has no factor"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config of config.json"),
         ({"vocab_size": "many"}, "wrong kind.*many"),
     ],
 )

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.attention.device import chunk_tile_rows, row_attention
+from eyas.engine.attention.rows import Most
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import (
@@ -25,12 +26,11 @@ from eyas.engine.checkpoint.config import (
 )
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels import skinny
-from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.eagle3 import spelling
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_eagle3 import FusedEagle3Draft, FusedEagle3Tap
-from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.group import ProcessGroup
@@ -76,9 +76,9 @@ class Twin:
     def __init__(self, config: ModelConfig, pool: KvPool, tables: torch.Tensor) -> None:
         self.pool = KvPool(pool.shape)
         self.pool.tensor.fill_(float("nan"))
-        self._tile = tile_rows(config.num_heads, config.num_kv_heads)
+        self._tile = chunk_tile_rows(config)
         self._tables = tables
-        attention = PagedAttention(tables, config.num_heads, pool.shape, Most(SLOTS, 3), pdl=False)
+        attention = row_attention(tables, config.num_heads, pool.shape, Most(SLOTS, 3), pdl=False)
         launch = skinny.Launch.on("cpu", pdl=False)
         self.context = LayerContext.on("cpu", config, ProcessGroup(RankInfo(), "cpu"), launch, attention)
 
@@ -211,7 +211,7 @@ def test_every_field_of_a_specification_is_known() -> None:
     """A new one is computed by the kernels or refused by name; then it may be added here."""
     known = {
         ModelConfig: "folder architecture vocab_size hidden_size norm_eps layers context_length tied_head "
-        "norm_offset embedding_scale logit_soft_cap fp8_blocks renamed eos_token_ids load_format",
+        "norm_offset embedding_scale logit_soft_cap fp8 renamed eos_token_ids load_format",
         LayerSpec: "attention feed_forward norms",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window soft_cap qkv_bias output_bias "
         "head_norms",
@@ -262,7 +262,7 @@ def same_forwards(
     config = config or rig.config
     tables = torch.zeros(SLOTS, 16, dtype=torch.int32)
     twin = Twin(config, rig.pool, tables)
-    with FolderWeights(target) as weights:
+    with FolderWeights(target, config.spelling, quantized=config.fp8) as weights:
         model = FusedDecoder(config, weights, twin.context)
     for rounds, chunks, spans, tokens in Steps(rig, first):
         residual, expected = rig.forward(spans, tokens.tolist(), CAPTURE)

@@ -7,22 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from overlap_world import Setting, World, some_requests
-from paper_grammars import PaperGrammars
+from paper_grammars import GRAMMAR, PaperGrammars
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, DraftLimits, Entry, GenerationRequest
-from eyas.engine.batch.sequence import Sequence, Work
+from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import runner as device_runner
-from eyas.engine.device.masks import StepMasks
+from eyas.engine.device.masks import Nodes, StepMasks
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import StepShape
 from eyas.engine.grammar.grammars import NOTHING
 from eyas.engine.loop import commit
-from eyas.engine.scheduling.scheduler import Limits
+from eyas.engine.scheduling.limits import Limits
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
 TIGHT = 14  # pages: the largest request needs 13
@@ -75,6 +76,19 @@ def test_plain_rounds_are_caught_up_once_the_ring_is_full() -> None:
     assert world.device.caught_up == 36 // KEPT_ROWS and not world.device.accepted
 
 
+def test_those_that_wait_for_the_head_go_together() -> None:
+    """They began one after the other, and still the head is called once per ring, not once for each."""
+    world, params = World(0, Setting(width=3, adaptive=True)), SamplingParams(max_tokens=36, ignore_eos=True)
+    assert world.policy is not None
+    world.policy.path = itertools.repeat(0)
+    for i in range(4):
+        world.submit(GenerationRequest(f"{i}", (1, 2, 3), params))
+        for _ in range(3):
+            world.step()
+    world.run(())
+    assert world.device.caught_up > 4 and world.device.catch_ups <= 36 // KEPT_ROWS + 1
+
+
 def test_a_head_that_is_not_told_of_plain_rounds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceRunner, "_catch_up", lambda self, works, width: None)
     with pytest.raises(AssertionError, match="a row that the head was never given"):
@@ -101,6 +115,33 @@ def test_what_is_held_to_a_grammar_gets_the_same(setting: Setting, seed: int) ->
     world = World(seed, setting)
     world.run(some_requests(seed, 30, held=0.6), cancels=0.1)
     assert world.device.accepted > 0 and world.device.masked_below > 0, "no mask below a root"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_drafts_a_grammar_does_not_stop_the_overlap(seed: int) -> None:
+    """A step begins before the tokens are known that its masks follow from."""
+    world = World(seed, Setting(width=1, pages=TIGHT))
+    world.run(some_requests(seed, 30, held=0.6), cancels=0.1)
+    assert world.runner.held_ahead > 50
+
+
+def test_an_output_that_failed_since_its_step_began_has_no_masks() -> None:
+    """Its request fails after the step, and alone."""
+    world, grammars = World(0, Setting()), PaperGrammars(drafts=True)
+    request = GenerationRequest("a", (1, 2), SamplingParams(grammar=GRAMMAR), speculative=False)
+    generation = Generation(request, 1, Kind.LOCAL, 0.0, 1.0)
+    seq = Sequence(1, generation, 0, (1, 2), [], slot=3)
+    generation.sequences.append(seq)
+    nodes = Nodes.of(np.full((2, 1), -1, np.int32), world.tables.sizes.width)
+    work = Work(seq, 1, [2], None, sample=True, round=True)
+    assert StepMasks(grammars, {3: nodes}).of(work) == [], "the first look finds no state"
+    assert len(StepMasks(grammars, {3: nodes}).of(work)) == 1
+
+
+def test_masks_that_do_not_wait_for_their_tokens_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PaperGrammars, "awaits", lambda self, seq: False)
+    with pytest.raises(AssertionError):
+        World(0, Setting(width=1)).run(some_requests(0, 30, held=0.6))
 
 
 def test_what_a_grammar_forces_is_drafted_and_harms_nothing_if_it_is_wrong(

@@ -50,6 +50,12 @@ class Member:
         self.group.all_reduce(own)
         return self.group.all_gather_columns(own)
 
+    def rows(self, call: RankCall) -> torch.Tensor:
+        """Rank 0's share of some rows, then rank 1's."""
+        rows, columns, seed, *ids = call.numbers
+        own = self.group.share_of_rows(matrix(rows, columns, seed, self.group.rank), ids)
+        return self.group.all_gather_columns(own)
+
     def sum_add(self, call: RankCall) -> torch.Tensor:
         """The sum with a residual, and its sums of squares [parts, 64] below it."""
         rows, columns, seed = call.numbers
@@ -93,7 +99,7 @@ class Member:
         )
 
     def calls(self) -> dict:
-        names = ("sum", "sum_add", "burst", "one_add", "jump", "layer", "meet", "fewest")
+        names = ("sum", "rows", "sum_add", "burst", "one_add", "jump", "layer", "meet", "fewest")
         return {name: getattr(self, name) for name in names}
 
 
@@ -144,6 +150,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def test_sums_and_joins(pair: Pair, shape: tuple[int, int]) -> None:
     wanted = summed(shape, 1)
     assert torch.equal(pair.both("sum", *shape, 1), torch.cat([wanted] * RANKS, dim=1))
+
+
+def test_rows_of_all_ranks_are_divided_again(pair: Pair) -> None:
+    ids = (9, 0, 3, 5, 4, 8)  # four of them rank 1's
+    whole = torch.cat([matrix(5, 3, 2, rank) for rank in range(RANKS)])
+    found = pair.both("rows", 5, 3, 2, *ids)
+    assert torch.equal(found, torch.cat([whole[list(ids[:3])], whole[list(ids[3:])]], dim=1))
 
 
 def test_joined_columns_stand_in_the_order_of_the_ranks(pair: Pair) -> None:

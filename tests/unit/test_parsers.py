@@ -26,13 +26,13 @@ def test_two_calls_are_read(format: str) -> None:
     assert check_cuts(reading(format), TWO_CALLS[format], RNG) == BOTH
 
 
-@pytest.mark.parametrize("format", sorted(set(TWO_CALLS) - {"llama3_json", "pythonic"}))
+@pytest.mark.parametrize("format", sorted(set(TWO_CALLS) - {"llama3_json", "pythonic", "gpt_oss"}))
 def test_words_stand_before_and_after_calls(format: str) -> None:
     text = f"Let me see: 1 < 2.\n\n{TWO_CALLS[format]}\n Done. "
     assert check_cuts(reading(format), text, RNG) == [*told("Let me see: 1 < 2."), *BOTH, *told("Done. ")]
 
 
-@pytest.mark.parametrize("format", sorted(TWO_CALLS))
+@pytest.mark.parametrize("format", sorted(set(TWO_CALLS) - {"gpt_oss"}))
 def test_reasoning_comes_before_calls(format: str) -> None:
     how = reading(format, reasoning=THINK)
     found = check_cuts(how, f"<think>\nShould I?\n</think>\n\n{TWO_CALLS[format]}", RNG)
@@ -44,6 +44,7 @@ def test_of_several_calls_one_may_be_wanted(format: str) -> None:
     assert check_cuts(reading(format, most_calls=1), TWO_CALLS[format], RNG) == BOTH[:3]
 
 
+ANALYSIS, START = "<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>"
 EXAMPLES: dict[str, list[tuple[str, list[Event]]]] = {
     "hermes": [
         ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', BOTH[:3]),
@@ -111,9 +112,62 @@ EXAMPLES: dict[str, list[tuple[str, list[Event]]]] = {
         ('<function=g><parameter=b>{"x": 1}</parameter></function>', calls(("g", '{"b": "{\\"x\\": 1}"}'))),
         ('<function=h><parameter=b>{"x": 1}</parameter></function>', calls(("h", '{"b": {"x": 1}}'))),
         ("<function=h><parameter=b>NaN</parameter></function>", calls(("h", '{"b": "NaN"}'))),
-        ("<function=f><parameter=a>x</parameter>?</function>", [*calls(("f", '{"a": "x"}')), *told("?")]),
         ("<tool_call>\nno\n</tool_call>", told("\nno\n")),
         ("<function=f g>", told("f g>")),
+    ],
+    "glm45": [
+        ("<tool_call>f\n</tool_call>", calls(("f", "{}"))),
+        ("<tool_call>f</tool_call> so", [*calls(("f", "{}")), *told("so")]),
+        (
+            "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>\na\n</arg_value>\n</tool_call>",
+            calls(("g", '{"b": "\\na\\n"}')),
+        ),
+        (
+            '<tool_call>h\n<arg_key>b</arg_key>\n<arg_value>{"x": 1}</arg_value>\n'
+            "<arg_key>c</arg_key>\n<arg_value>red</arg_value>\n</tool_call>",
+            calls(("h", '{"b": {"x": 1}, "c": "red"}')),
+        ),
+        ("<tool_call>f is\n</tool_call>", told("f is\n")),
+        ('<tool_call>{"name": "f"}</tool_call>', told('{"name": "f"}')),
+        (
+            "<tool_call>g<arg_key>b</arg_key><arg_value>x",
+            [CallBegun(0, "g"), CallArguments(0, '{"b": "x')],
+        ),
+        ("<tool_call>g<arg_key>b</arg_key>so", [*calls(("g", "{}")), *told("so")]),
+    ],
+    "gpt_oss": [
+        (
+            f"{ANALYSIS}Hm, 1 < 2.<|end|>{START}final<|message|>Yes.\n",
+            [*thought("Hm, 1 < 2."), *told("Yes.\n")],
+        ),
+        (
+            f"{ANALYSIS}Hm<|end|>{START}commentary to=functions.f <|constrain|>json<|message|>"
+            '{"a": 1}<|call|>',
+            [*thought("Hm"), *BOTH[:3]],
+        ),
+        (
+            f"<|channel|>commentary<|message|>Let me see.<|end|>{START}commentary to=functions.f"
+            '<|message|> {"a": 1}',
+            [*told("Let me see."), *BOTH[:3]],
+        ),
+        (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", calls(("f", "{}"))),
+        ("<|channel|>commentary to=functions.f<|message|>so<|call|>", told("so")),
+        ("<|channel|>commentary to=functions.f<|message|>", []),
+        ("<|channel|>final<|message|>a<|channel|>b<|return|>", told("ab")),
+        (f"{ANALYSIS}Hm", thought("Hm")),
+        ("Words alone.<|return|>", told("Words alone.")),
+        ("<|channel|>fin", []),
+    ],
+    "kimi_k2": [
+        ("<|tool_calls_section_begin|>so<|tool_calls_section_end|>", told("so")),
+        (
+            "<|tool_call_begin|> functions.x.y:12 <|tool_call_argument_begin|> {}<|tool_call_end|> so",
+            [*calls(("x.y", "{}")), *told("so")],
+        ),
+        ("<|tool_call_begin|>f<|tool_call_argument_begin|>{}", calls(("f", "{}"))),
+        ("<|tool_call_begin|>f:0<|tool_call_argument_begin|><|tool_call_end|>", calls(("f", "{}"))),
+        ("<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>so", told("functions.f:0so")),
+        ("<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}", told("functions.:0{}")),
     ],
     "mistral": [
         ("[TOOL_CALLS]sorry", told("sorry")),
@@ -194,6 +248,20 @@ def test_the_length_of_the_reasoning_is_told(piece: int) -> None:
         assert parser.reasoning_end == 0
 
 
+def test_the_length_of_the_reasoning_in_a_channel_is_told() -> None:
+    text = f"{ANALYSIS}a<|end|>{START}final<|message|>c"
+    parser = MessageParser(reading("gpt_oss"))
+    parser.feed(text[:30])
+    assert parser.reasoning_end is None
+    parser.feed(text[30:])
+    assert parser.reasoning_end == len(f"{ANALYSIS}a<|end|>")
+    for plain in ("no", "<|channel|>final<|message|>c"):
+        parser = MessageParser(reading("gpt_oss"))
+        parser.feed(plain)
+        parser.end()
+        assert parser.reasoning_end == 0
+
+
 # --- any text, cut anywhere ------------------------------------------------------------------------------
 
 MARKS = sorted({marker for format in TOOL_FORMATS.values() for marker in format.markers} | {*THINK})
@@ -205,7 +273,14 @@ FRAGMENTS = [
     '{"name": "f", ',
     '"arguments": {"a": "\\"}{',
     "<function=g>\n<parameter=b>\n",
+    "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>",
+    "</arg_value>",
+    "functions.f:0",
+    "<|channel|>analysis<|message|>",
+    "<|channel|>commentary to=functions.f<|message|>",
     "</parameter>\n</function>",
+    "<function=h><parameter=b>[",
+    '{"a": ["',
     "f[ARGS]",
     '[TOOL_CALLS] [{"name": "f"}, {"name": "g", "arguments": ',
     "[f(a=1), ",
@@ -282,6 +357,13 @@ LONG: dict[str, tuple[str, str]] = {
     "strings": ("llama3_json", '{"name": "f", "parameters": {"a": "'),
     "failing calls": ("hermes", '<tool_call>{"arguments": {}, "name": 1'),
     "early arguments": ("hermes", '<tool_call>{"arguments": {"a": "'),
+    "messages": ("gpt_oss", "<|channel|>final<|message|>a<|end|>"),
+    "headers": ("gpt_oss", "<|start|>assistant"),
+    "keys": ("glm45", "<tool_call>g<arg_key>b</arg_key><arg_value>x</arg_value>"),
+    "nested values": ("qwen3_coder", '<function=h><parameter=b>["</parameter><parameter=c>", '),
+    "unclosed values": ("qwen3_coder", "<function=h><parameter=b>[[{</parameter>"),
+    "values": ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>"),
+    "ids": ("kimi_k2", "<|tool_call_begin|>functions.f"),
     "parameters": ("qwen3_coder", "<function=g><parameter=b>x</parameter>"),
     "lists": ("mistral", '[TOOL_CALLS] [{"name": "f"}, '),
     "python": ("pythonic", "[f(a=[1, "),
@@ -295,7 +377,11 @@ def test_the_work_is_linear_in_the_answer(kind: str, piece: int) -> None:
     format, begin = LONG[kind]
 
     def seconds(length: int) -> float:
-        body = begin if kind in ("arguments", "strings", "early arguments", "python", "names") else ""
+        body = (
+            begin
+            if kind in ("arguments", "strings", "early arguments", "python", "names", "values", "ids")
+            else ""
+        )
         text = (body + (begin if not body else "x, ") * length)[:length]
         pieces = [text[at : at + piece] for at in range(0, length, piece)]
         start = time.process_time()

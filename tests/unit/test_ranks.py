@@ -175,6 +175,30 @@ def test_neither_follower_nor_file_outlives_rank_zero(
     assert list(pools.iterdir()) == []
 
 
+def _rank_zero_fails(report: Connection, folder: Path) -> None:
+    """A rank 0 that ends by an error, whose traceback holds on to its followers."""
+    followers = Followers(functools.partial(_write_down, folder), 2, folder / "meeting")
+    followers.wait_ready(READY_S)
+    report.send(followers._followers[0]._process.pid)
+    raise SystemExit(3)
+
+
+def test_a_rank_zero_that_fails_before_it_closes_ends_and_so_do_the_others(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    rank_zero = context.Process(target=_rank_zero_fails, args=(theirs, tmp_path))
+    rank_zero.start()
+    try:
+        assert ours.poll(READY_S)
+        follower = ours.recv()
+        rank_zero.join(ranks.LEAVE_S + 5)
+        assert rank_zero.exitcode == 3
+    finally:
+        rank_zero.kill()
+    assert not _running(follower) and not (tmp_path / "meeting").exists()
+    assert (tmp_path / "1").read_bytes() == b"left"
+
+
 def _running(pid: int) -> bool:
     """Whether the process runs: it is neither gone nor a zombie."""
     try:

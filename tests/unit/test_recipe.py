@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.families import write_family
+from tests.unit.fp8_formats import FORMATS, KEPT, write_format
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 from tests.unit.tiny_mtp import write_tiny_mimo
 
@@ -96,20 +97,20 @@ compile_all([variant for variant in found if variant.args[0].__name__ in compile
 print(json.dumps({"found": told(found), "every": told(every)}))
 """
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
-PLAIN |= {"_land", "_process", "_report"}
+PLAIN |= {"_land", "_mask", "_process", "_report"}
 PLAIN |= {"_norm", "_rope_write", "_act_mul", "qkv_rope_kernel", "linear_kernel", "gated_kernel"}
-DRAFTED = PLAIN | {"_join", "_gather_path", "_look_up"}
+DRAFTED = PLAIN | {"_put", "_join", "_gather_path", "_look_up"}
 SPECULATION = {
     "plain": ((3, 1, 4), PLAIN),
     "ngram": ((3, 1, 4, (), True), PLAIN | {"_look_up"}),
-    "chain": ((3, 1, 4), DRAFTED | {"_propose_rows"}),
+    "chain": ((3, 1, 4), DRAFTED | {"_propose"}),
     "tree": ((3, 2, 6), DRAFTED | {"_compact", "_couple", "_grow", "_select"}),
     "wide tree": ((4, 30, 100), DRAFTED | {"_compact", "_couple", "_grow", "_select"}),
 }
 OWN = {
     "plain": ["_verdict"],
     "ngram": ["_look_up"],
-    "chain": ["_propose_rows", "_look_up"],
+    "chain": ["_propose", "_put", "_look_up"],
     "tree": ["_couple", "_select"],
     "wide tree": ["_attend", "_prepare", "_grow", "_select"],  # whose masks have several words
 }
@@ -175,7 +176,7 @@ def test_a_batch_without_a_graph_has_its_kernels(tmp_path: Path, cache: Path) ->
     assert set(every) == kernels
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_moe"])
 def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family: str) -> None:
     """And what only this family launches compiles for a GPU. Of Gemma's layers only the third sees all."""
     sizes = {"vocab_size": 128, "hidden_size": 64, "head_dim": 32}
@@ -183,11 +184,27 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
     kinds = {"layer_types": [local, local, everywhere, local]} if family == "gemma3" else {}
     write_family(tmp_path / "model", family, **sizes, **kinds)
     compiled = {"llama": [], "qwen3": ["qkv_rope_kernel"], "gemma3": ["_norm", "_gather", "_attend_chunks"]}
+    compiled["qwen3_moe"] = ["_choose", "_place"]
     told = _told(LAYERS, json.dumps([str(tmp_path / "model"), compiled[family]]))
     assert told["found"] == told["every"]
-    assert {name for name, _ in told["found"]} == PLAIN
+    routed = {"_choose", "_count", "_place", "_product", "_combine"} if family == "qwen3_moe" else set()
+    assert {name for name, _ in told["found"]} == PLAIN | routed
     windows = {"window=40" in key for name, key in told["found"] if name in ("_attend", "_attend_chunks")}
     assert windows == ({True, False} if family == "gemma3" else {False})
+
+
+def test_a_layer_that_is_partly_in_fp8_has_its_kernels(tmp_path: Path, cache: Path) -> None:
+    """Of four layers the third is another one only by what is not in FP8."""
+    sizes = {"vocab_size": 128, "hidden_size": 64, "head_dim": 32}
+    write_family(tmp_path / "plain", "llama", **sizes)
+    kept = (*KEPT, "layers.2.mlp.gate_proj")
+    write_format(tmp_path / "model", tmp_path / "plain", FORMATS["fp8, static"], kept=kept)
+    told = _told(LAYERS, json.dumps([str(tmp_path / "model"), ["_quantise_rows"]]))
+    assert told["found"] == told["every"]
+    assert {"_quantise_rows", "_product"} <= {name for name, _ in told["found"]}
+    write_format(tmp_path / "whole", tmp_path / "plain", FORMATS["fp8, static"])
+    whole = _told(LAYERS, json.dumps([str(tmp_path / "whole"), []]))
+    assert len(whole["found"]) < len(told["found"])
 
 
 def _recorded(

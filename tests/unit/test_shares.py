@@ -192,7 +192,7 @@ class Watched(Scheduler):
 
 def unequal(scheduler: Scheduler, claimant: Generation, gain: int) -> tuple[int, int]:
     """Sums of squares of the shares of callers, and of calls, when the claimant has `gain` more."""
-    shares = scheduler._shares()
+    shares = scheduler.shares()
     shares.add(claimant, gain)
     return tuple(sum(n * n for n in part.values()) for part in (shares._callers, shares._calls))  # type: ignore[return-value]
 

@@ -26,7 +26,13 @@ class Flight:
     over: bool = False
     launched: float = field(default_factory=time.monotonic)
 
+    completed: int = 0
+
+    def complete(self) -> None:
+        self.completed += 1
+
     def land(self) -> list[Any]:
+        assert self.completed == 1
         self.over = True
         return []
 

@@ -83,7 +83,8 @@ def test_a_step_lasts_from_the_one_before_it(monkeypatch: pytest.MonkeyPatch) ->
         drafts, ahead = False, True
 
         def launch(self, works: list[Any]) -> Any:
-            return SimpleNamespace(works=works, launched=now, shape=1, depth=None, over=False, land=self.land)
+            flown = {"complete": lambda: None, "land": self.land}
+            return SimpleNamespace(works=works, launched=now, shape=1, depth=None, over=False, **flown)
 
         def land(self) -> list[Any]:
             nonlocal now

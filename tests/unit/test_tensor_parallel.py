@@ -20,19 +20,24 @@ import torch.distributed as dist
 from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.errors import ConfigError, EngineError
 from eyas.common.params import SamplingParams
+from eyas.common.step_times import StepRates
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
 from eyas.engine.device import calls, lead
 from eyas.engine.device.lead import Lead
 from eyas.engine.device.step import Joined, StepInput, StepShape
-from eyas.engine.loading import follower
+from eyas.engine.loading import build, follower
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.step_rates import Reach, measure
+from eyas.engine.loop.runner import Runner
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import Channel, RankCall, RankInfo, follow
+from tests.unit import tiny_deepseek
 from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_deepseek import write_tiny_deepseek
 from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytestmark = pytest.mark.slow
@@ -52,6 +57,7 @@ SHARED = replace(
 )
 PROMPT = tuple(range(7, 26))
 LAYERS = ["sliding_attention", "full_attention"]
+DEEPSEEK = tiny_deepseek.SMALL | {"vocab_size": 64, "num_hidden_layers": 2, "n_routed_experts": 8}
 
 
 def _interpreted(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
@@ -102,7 +108,7 @@ def _dummy_with_biases(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["narrow", "wide", "norms around"])
+@pytest.mark.parametrize("path", ["narrow", "wide", "norms around", "experts", "latents and experts"])
 def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_interpret: None) -> None:
     """Special rows, forked choices whose pages are copied, tokens chosen on the device."""
     model = {"model": str(write_tiny_llama(tmp_path, layers=2, tied=False))}
@@ -111,6 +117,12 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_inte
     if path == "norms around":
         write_family(tmp_path / "gemma", "gemma3", vocab_size=64, num_hidden_layers=2, layer_types=LAYERS)
         model = {"model": str(tmp_path / "gemma")}
+    if path == "experts":
+        write_family(tmp_path / "experts", "mixtral", vocab_size=64, num_hidden_layers=2)
+        model = {"model": str(tmp_path / "experts")}
+    if path == "latents and experts":
+        write_tiny_deepseek(tmp_path / "deepseek", DEEPSEEK)
+        model = {"model": str(tmp_path / "deepseek")}
     requests = [
         _request("special", 3, logprobs=5, logit_bias={11: 100.0}, prompt_logprobs=5),
         _request("forks", 3, choices=2, logprobs=5, temperature=1.0, seed=3),
@@ -127,7 +139,26 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_inte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["shared_head", "own_head", "eagle_2", "mtp"])
+def test_ranks_whose_steps_were_measured_give_what_one_gives(
+    tmp_path: Path, followers_interpret: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As workers of the auto layout are, before they serve."""
+    rates = []
+
+    def measured(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
+        rates.append(measure(runner, config, Reach(2, 12, 64), grain))
+        return rates[-1]
+
+    model = {"model": str(write_tiny_llama(tmp_path, layers=2, tied=False))}
+    wanted = _answers(replace(SMALL, **model), [_request("plain", 6, temperature=1.0, seed=4)])
+    monkeypatch.setattr(build, "_rates", measured)
+    ours = _answers(replace(SHARED, **model), [_request("plain", 6, temperature=1.0, seed=4)])
+    assert [result.tokens for result in ours] == [result.tokens for result in wanted]
+    assert rates[0] is not None and rates[0].times.step_s(1, 0) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["shared_head", "own_head", "mapped", "eagle_2", "mtp"])
 def test_two_ranks_draft_what_one_drafts(tmp_path: Path, kind: str, followers_interpret: None) -> None:
     """With the target's lm_head, tied to its embedding, with one of the head's own; and other kinds of heads.
 
@@ -144,11 +175,20 @@ def test_two_ranks_draft_what_one_drafts(tmp_path: Path, kind: str, followers_in
         else:
             write_tiny_eagle3(head, model, draft_vocab=128 if kind == "own_head" else None)
     changes = {"model": str(model), "draft": str(head), "speculation": SpeculationConfig(2, 1, 3)}
+    if kind == "mapped":
+        changes["speculative_token_map"] = str(_token_map(tmp_path / "ids.txt"))
     requests = [_request("drafted", 12, temperature=1.5, seed=0)]
     (ours,), (wanted,) = (_answers(replace(config, **changes), requests) for config in (SHARED, SMALL))
     assert ours.tokens == wanted.tokens
     assert _accepted(ours) == _accepted(wanted)
     assert sum(_accepted(ours).values()) > 0
+
+
+def _token_map(file: Path) -> Path:
+    """Ids in no order, of both ranks' rows, and not as many of each."""
+    ids = torch.randperm(200, generator=torch.Generator().manual_seed(4))[:96].tolist()
+    file.write_text("\n".join(map(str, ids)))
+    return file
 
 
 def _accepted(result: Result) -> dict[int, int]:

@@ -26,15 +26,22 @@ WRITTEN = {
     "hermes": [f"<tool_call>\n{CALL}\n</tool_call>", f"<tool_call>\n{NOW}\n</tool_call>", "\n"],
     "llama3_json": [CALL.replace("arguments", "parameters"), NOW.replace("arguments", "parameters"), "; "],
     "mistral_v11": ['[TOOL_CALLS]weather[ARGS]{"city": "Bonn"}', "[TOOL_CALLS]now[ARGS]{}", ""],
+    "glm45": [
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n</tool_call>",
+        "<tool_call>now\n</tool_call>",
+        "\n",
+    ],
     "qwen3_coder": [
         "<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>",
-        "<tool_call>\n<function=now>\n\n</function>\n</tool_call>",
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>",
         "\n",
     ],
 }
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+KIMI = "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
 V3_1 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 ENCLOSED = {
+    "kimi_k2": ("<|tool_calls_section_begin|>", KIMI, "", "<|tool_calls_section_end|>"),
     "deepseek_v3": ("<｜tool▁calls▁begin｜>", V3, "\n", "<｜tool▁calls▁end｜>"),
     "deepseek_v3_1": ("<｜tool▁calls▁begin｜>", V3_1, "", "<｜tool▁calls▁end｜>"),
 }
@@ -93,7 +100,7 @@ def accepts() -> Callable[[Grammar | None, str], bool]:
 
 
 Judge = Callable[[Grammar | None, str], bool]
-HELD = sorted(name for name, format in TOOL_FORMATS.items() if format.grammar)
+HELD = sorted(name for name, format in TOOL_FORMATS.items() if format.grammar and not format.frame)
 
 
 @pytest.mark.parametrize("format", HELD)
@@ -123,8 +130,7 @@ def test_arguments_follow_the_schema_unless_it_is_not_strict(format: str, accept
     wrong = one(format).replace("Bonn", "Bonn").replace("city", "town")
     assert not accepts(grammar(format, tool_choice="required"), wrong)
     loose = [{**tool, "function": {**tool["function"], "strict": False}} for tool in TOOLS]
-    if format != "qwen3_coder":  # which has no notation for any object
-        assert accepts(grammar(format, tools=loose, tool_choice="required"), wrong)
+    assert accepts(grammar(format, tools=loose, tool_choice="required"), wrong)
 
 
 @pytest.mark.parametrize("format", HELD)
@@ -167,10 +173,46 @@ def test_reasoning_comes_before_what_is_held(accepts: Judge) -> None:
             ),
             "z",
         ),
+        (
+            Grammar.structural_tag(
+                {
+                    "type": "structural_tag",
+                    "structures": [{"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}],
+                    "triggers": ["<n"],
+                }
+            ),
+            "so <n>5</n>",
+        ),
     ):
         held = answer_grammar(fields, open_one, asked, lambda name: None)
         assert accepts(held, f"Hm</think>\n\n{text}") and not accepts(held, text)
     assert answer_grammar(fields, open_one, None, lambda name: None) is None
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm { 1 < 2<|end|><|start|>assistant"
+OSS_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Bonn"}'
+
+
+def test_answers_in_channels_are_held_in_theirs(accepts: Judge) -> None:
+    required = grammar("gpt_oss", tool_choice="required")
+    strict = grammar("gpt_oss", tools=[{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}])
+    asked = grammar("gpt_oss", Grammar.json_object())
+    alone = grammar("gpt_oss", Grammar.json_object(), tools=[])
+    final = "<|channel|>final<|message|>"
+    for before in ("", ANALYSIS):
+        assert accepts(required, before + OSS_CALL) and accepts(strict, before + OSS_CALL)
+        assert not accepts(required, before + OSS_CALL.replace("city", "town"))
+        assert not accepts(strict, before + OSS_CALL.replace("city", "town"))
+        assert not accepts(required, f"{before}{final}It rains.") and accepts(
+            strict, f"{before}{final}It rains."
+        )
+        for held in (asked, alone):
+            assert accepts(held, f"{before}{final}{{}}") and not accepts(held, f"{before}{final}It rains.")
+        assert accepts(asked, before + OSS_CALL) and not accepts(alone, before + OSS_CALL)
+    assert not accepts(required, OSS_CALL + "<|call|><|start|>assistant" + OSS_CALL)
+    assert grammar("gpt_oss") is None and grammar("gpt_oss", tools=[]) is None
+    events = fed(Reading(TOOL_FORMATS["gpt_oss"], {"weather": {}}), [ANALYSIS + OSS_CALL])
+    assert [event.text for event in events if isinstance(event, CallArguments)] == ['{"city": "Bonn"}']
 
 
 def test_special_tokens_are_asked_for_by_id() -> None:
@@ -190,7 +232,11 @@ def test_calls_without_a_grammar_cannot_be_demanded() -> None:
     [
         ({"maxLength": 3}, ["", "abc", " b ", "\n\n\n"], ["abc ", "  \t ", "\n\n\n\n"]),
         ({"minLength": 2, "maxLength": 3}, ["ab", "  "], ["a", "", "abcd"]),
+        ({"maxLength": 40}, ["a b"], ["x</parameter>y"]),  # at a tag the reader ends
+        ({"minLength": 2}, ["ab", "ab\n\ncd"], ["a", "x</parameter>"]),
         ({"pattern": "^(yes|no)$"}, ["yes"], ["yes ", " no", "maybe"]),
+        ({"pattern": r"a[\s\S]*"}, ["a\nb ", "a>\n/"], ["b", "a</parameter>", "a<"]),  # tags begin with <
+        ({"format": "date"}, ["2024-02-28"], ["2024-02-30", " 2024-02-28", "2024-2-28"]),
         ({"enum": ["a", "b c"]}, ["b c"], [" a", "a\n", "b  c"]),
         ({"const": "word"}, ["word"], ["word\n", "words"]),
     ],
@@ -218,3 +264,59 @@ def test_text_in_bounds_stands_exactly_between_line_breaks(
                 told = "".join(event.text for event in events if isinstance(event, CallArguments))
                 assert json.loads(told)["s"] == text
     assert not accepts(held, f"{begin}{others[0]}{end}")  # `s` is required
+
+
+@pytest.mark.parametrize("format", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"type": "string", "pattern": "a<b"}, "properties/s: '<' in it"),
+        ({"type": "string", "enum": ["a</parameter>", "</arg_value>"]}, "properties/s: a value holds"),
+        ({"not": {}}, r"^tools\[0\].function.parameters cannot be followed: at #/properties/s/not: not is"),
+        ({"$ref": "#/nowhere"}, "does not exist"),
+    ],
+)
+def test_what_cannot_stand_bare_is_refused_by_name(format: str, value: Any, said: str) -> None:
+    schema = {"type": "object", "properties": {"s": value}, "required": ["s"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(InvalidRequest, match=said):
+        grammar(format, tools=[tool], tool_choice="required")
+
+
+@pytest.mark.parametrize("format", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "object", "minProperties": 1}, "minProperties"),
+        ({"type": "object", "properties": {"a<b": {}}}, "cannot write this name"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array"}}}, "must be an object"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "no value of it"),
+        ({"anyOf": [{"type": "object"}, {"properties": {"a": {}}}]}, "object with properties"),
+    ],
+)
+def test_parameters_that_no_tags_can_hold_are_refused_by_name(format: str, schema: Any, said: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(InvalidRequest, match=said):
+        grammar(format, tools=[tool], tool_choice="required")
+
+
+def test_text_in_bounds_stands_exactly_between_tags(accepts: Judge) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"s": {"type": "string", "maxLength": 3}, "n": {"type": "integer"}},
+        "required": ["s"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    held = grammar("glm45", tools=[tool], tool_choice="required")
+    number = "<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n"
+    for text, good in (("abc", True), (" b ", True), ("", True), ("abc ", False), ("\n\n\n\n", False)):
+        for after in ("", number):
+            written = (
+                f"<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>{text}</arg_value>\n{after}</tool_call>"
+            )
+            assert accepts(held, written) == good, text
+            events = fed(Reading(TOOL_FORMATS["glm45"], {"f": schema}), [written])
+            told = "".join(event.text for event in events if isinstance(event, CallArguments))
+            assert json.loads(told) == {"s": text} | ({"n": 7} if after else {})
+    assert not accepts(held, f"<tool_call>f\n{number}</tool_call>")  # `s` is required

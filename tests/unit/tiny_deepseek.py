@@ -102,13 +102,14 @@ def write_tiny_deepseek(folder: Path, sizes: dict[str, Any] = SMALL, shift: floa
 
 
 def write_tiny_nextn_deepseek(folder: Path, sizes: dict[str, Any] = SMALL) -> tuple[Any, Any, Tensors]:
-    """The same with a NextN layer, and its copies of both ends, behind the model's own.
+    """The same with a NextN layer like its last, and its copies of both ends, behind the model's own.
 
     Gives transformers' model; a model of it that is the NextN layer alone, with the norm behind it and the
     same output head; and what joins: enorm [hidden], hnorm [hidden], eh_proj [hidden, 2 * hidden].
     """
     target = write_tiny_deepseek(folder, sizes)
-    layer = _random(sizes | {"num_hidden_layers": 1, "first_k_dense_replace": 0}, seed=1)
+    dense = int(sizes["first_k_dense_replace"] == sizes["num_hidden_layers"])
+    layer = _random(sizes | {"num_hidden_layers": 1, "first_k_dense_replace": dense}, seed=1)
     layer.lm_head.weight = target.lm_head.weight
     layer.save_pretrained(folder / "layer")
     parts, prefix = load_file(folder / "layer" / "model.safetensors"), nextn_prefix(folder)

@@ -30,6 +30,9 @@ class Wandering(AdaptiveDepth):
     def current(self) -> int:
         return self.chosen[-1] if self.chosen else self.spec.steps
 
+    def keep(self, size: int) -> bool:
+        return not size
+
     def choose(self, batch: Batch) -> int:
         super().choose(batch)  # and forgets what it says
         if len(batch):

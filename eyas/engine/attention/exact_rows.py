@@ -6,12 +6,15 @@ planned attention takes part: its kernels follow the step's shape, and come when
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
+from eyas.engine.attention.beside import Beside
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.rows import Rows
 from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.exact_attend import ExactLaunch
+from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
 from eyas.engine.kernels.exact_paths import attend_exactly
 from eyas.engine.kernels.exact_prefill import attend_chunks_exactly
 from eyas.engine.kernels.paged import PagedKv
@@ -26,17 +29,27 @@ class ExactAttention:
     def __init__(self, tables: torch.Tensor, heads: int, shape: PoolShape, most: Most, *, pdl: bool) -> None:
         self._tables = tables
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
-        self._launch = ExactLaunch.on(PagedKv(sample, tables), heads, most.batch * most.width, pdl)
+        kv = PagedKv(sample, tables)
+        shared = Cut.most_shared(most.batch, most.width, heads // kv.kv_heads, kv.kv_heads)
+        self._beside = Beside(cuda=sample.is_cuda)
+        self._launch = ExactLaunch.on(kv, heads, most.batch * most.width, pdl, shared=shared)
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
         kv, out = PagedKv(layer, self._tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
+        first = sum(group.rows for group in rows.groups)
+        rounds = partial(self._rounds, q, kv, rows, out)
+        if rows.tiles is None:
+            rounds()
+        else:
+            chunks = partial(attend_chunks_exactly, q[first:], kv, rows.tiles, out=out[first:])
+            self._beside.run(rows.count, chunks, rounds)
+        return out.view(q.shape[0], -1)
+
+    def _rounds(self, q: torch.Tensor, kv: PagedKv, rows: Rows, out: torch.Tensor) -> None:
         first = 0
         for group in rows.groups:
             queries = Queries(group.slots, group.starts, group.width, group.mask, group.extent)
             own = slice(first, first + group.rows)
             attend_exactly(q[own], kv, queries, self._launch, out=out[own])
             first += group.rows
-        if rows.tiles is not None:
-            attend_chunks_exactly(q[first:], kv, rows.tiles, out=out[first:])
-        return out.view(q.shape[0], -1)

@@ -16,6 +16,14 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.kernels.scores import Scores
 
 
+class PromptPlan(Protocol):
+    """What decides, step by step, whether it attends the prompt rows."""
+
+    def plan(self, spans: Sequence[Span]) -> bool:
+        """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
+        ...
+
+
 class PlannedAttention(Protocol):
     """Causal attention that is planned on the host, such as `flashinfer_backend.PrefillAttention`."""
 

@@ -2,7 +2,7 @@
 
 Lengths are read on the device, from what the step's rows say; the host knows counts only. Chunks that were
 planned on the host go to the attention that planned them. Where a step has both kinds the chunks run beside
-the rounds, on a stream of their own: these wait for memory, those for the matrix units.
+the rounds.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from functools import partial
 
 import torch
 
+from eyas.engine.attention.beside import Beside
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.kernels.attend import Launch, Queries, attend
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import attend_chunks
 from eyas.engine.kernels.scores import Scores
-from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
+from eyas.engine.kernels.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
 
 
@@ -51,7 +52,7 @@ class PagedAttention:
         self._prompts = prompts
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         self._launch = Launch.on(PagedKv(sample, tables), heads, most.batch, most.width, pdl)
-        self._side = torch.cuda.Stream() if sample.is_cuda else None
+        self._beside = Beside(cuda=sample.is_cuda)
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
@@ -65,19 +66,9 @@ class PagedAttention:
         return out.view(q.shape[0], -1)
 
     def _both(self, q: torch.Tensor, kv: PagedKv, rows: Rows, out: torch.Tensor) -> None:
-        """The chunks on the side, except for few rows: their products are launched one into the other."""
         first = sum(group.rows for group in rows.groups)
         chunks = partial(self._chunks, q[first:], kv, rows, out[first:])
-        side = self._side if rows.count > MAX_ROWS else None
-        if side is None:
-            chunks()
-        else:
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                chunks()
-        self._groups(q, kv, rows.groups, out)
-        if side is not None:
-            torch.cuda.current_stream().wait_stream(side)
+        self._beside.run(rows.count, chunks, partial(self._groups, q, kv, rows.groups, out))
 
     def _groups(self, q: torch.Tensor, kv: PagedKv, groups: list[DecodeRows], out: torch.Tensor) -> None:
         first = 0

@@ -36,6 +36,7 @@ class Generation:
     arrived: float
     deadline: float
     sequences: list[Sequence] = field(default_factory=list)
+    rank: int | None = None  # the attention rank whose pages and slots it takes; None: not chosen yet
     attached: int = -1  # ATTACH: the newest attempt for which an `Attach` arrived
     began: float = 0.0  # when its first chunk ran or its pull began; 0.0: not yet
     cached_tokens: int = 0

@@ -14,11 +14,10 @@ from typing import Any, Literal, TypeVar
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.folder import fingerprint, weight_files
+from eyas.engine.checkpoint.quantized import Fp8
 from eyas.engine.kv.format import KvFormat
 
 DEFAULT_ROPE_THETA = 10000.0
-FP8_SIDE = 128
-"""Rows, and columns, of a block of FP8 weights that has one scale."""
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -173,8 +172,8 @@ class ModelConfig:
     """A decoder. `context_length` is in tokens; sizes are element counts.
 
     `norm_offset`: what is added to a stored gain. `embedding_scale` multiplies embedded tokens.
-    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). `fp8_blocks`: weights are
-    stored as `eyas.engine.checkpoint.fp8_blocks` reads them. `renamed`: parts of tensor names, (as stored, as
+    `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). `fp8`: how those weights are
+    stored that are in FP8 (None: there are none). `renamed`: parts of tensor names, (as stored, as
     the decoder calls them), replaced in this order. Raises ConfigError if its layers
     cannot share a KV pool, or their sizes do not fit each other.
     """
@@ -190,7 +189,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     logit_soft_cap: float = 0.0
-    fp8_blocks: bool = False
+    fp8: Fp8 | None = None
     renamed: tuple[tuple[str, str], ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     load_format: str = "auto"  # "dummy": weight files are neither needed nor read

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from eyas.engine.checkpoint.folder import tensor_shapes
+from eyas.engine.checkpoint.quantized import Fp8
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 
 
@@ -20,8 +21,15 @@ class Inspection(FolderWeights):
     `blank`: whole numbers are given as zeros, for who has seen already that they cannot be used.
     """
 
-    def __init__(self, folder: Path, spelling: Callable[[str], str], *, blank: bool = False) -> None:
-        super().__init__(folder, spelling)
+    def __init__(
+        self,
+        folder: Path,
+        spelling: Callable[[str], str],
+        quantized: Fp8 | None = None,
+        *,
+        blank: bool = False,
+    ) -> None:
+        super().__init__(folder, spelling, quantized=quantized)
         self._blank = blank
         self._shapes = {spelling(name): shape for name, shape in tensor_shapes(folder).items()}
         self._taken: set[str] = set()

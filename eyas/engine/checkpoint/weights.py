@@ -2,14 +2,15 @@
 
 A model asks for each tensor by name and shape, once, in the order in which it builds itself; at most one
 tensor is held at a time. Where several ranks share a model, each asks for its own part of a tensor, and only
-that part is read. Weights in FP8 blocks are widened as they are read. This file does not know what the
-tensors mean.
+that part is read. Weights in FP8 are widened as they are read, unless they are asked for as they are. This
+file does not know what the tensors mean.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,12 +24,14 @@ from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint import fp8_blocks
+from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.folder import weight_files
+from eyas.engine.checkpoint.quantized import Fp8
 from eyas.engine.checkpoint.staging import Staging
 
 Shape = tuple[int, ...]
 Part = tuple[slice, ...]  # the slice of each dimension, from the first on; (): everything
+_PLAIN = ("F64", "F32", "F16", "BF16")  # what a safetensors file calls dtypes that mean what they say
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,12 @@ class Weights(ABC):
 
     Shapes are always those of the whole tensor. Every method raises ConfigError, which names the tensor, if
     it is missing, has another shape, or cannot be divided among the ranks. Tensors have the placement's dtype
-    unless `dtype` is given.
+    unless `dtype` is given. `quantized`: how those are stored that are in FP8.
     """
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, quantized: Fp8 | None = None) -> None:
         self.placement = placement
+        self.quantized = quantized
 
     @abstractmethod
     def __contains__(self, name: str) -> bool: ...
@@ -70,6 +74,46 @@ class Weights(ABC):
     def take_columns(self, name: str, shape: Shape) -> torch.Tensor:
         """This rank's share of dimension 1: [shape[0], shape[1] / ranks, ...]."""
         return self._load(name, shape, self._share(name, shape, 1), self.placement.dtype)
+
+    def in_fp8(self, name: str) -> bool:
+        """Whether a tensor is stored in FP8."""
+        return False
+
+    def rounding(self, names: list[str]) -> fp8.Rounding | None:
+        """How rows are rounded that meet these weights in one product; None: they are left as they are.
+
+        So they are unless all of the weights are in FP8. Where each of them has a scale for rows, the largest
+        is for all: less of a row is cut off than its own would.
+        """
+        if self.quantized is None or not self.quantized.rows or not all(map(self.in_fp8, names)):
+            return None
+        scale = max(map(self._row_scale, names)) if self.quantized.rows == "tensor" else 0.0
+        return fp8.Rounding(self.quantized.rows, self.quantized.powers, scale)
+
+    def take_fp8(self, name: str, shape: Shape, dimension: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's share, along a dimension, of a tensor [n, k] that is stored so, as it is: e4m3, and its
+        scales float32, in blocks [ceil(n / 128), ceil(k / 128)], else [n]. A share has whole blocks.
+        None: all of it.
+        """
+        if self.quantized is None:
+            raise _unnamed(name)
+        if dimension is None:
+            return self._load_fp8(name, shape, (), ())
+        part = self._share(name, shape, dimension)
+        if self.quantized.weights != "block":
+            return self._load_fp8(name, shape, part, part[:1])
+        scales = fp8.scales_of(shape, "block")
+        return self._load_fp8(name, shape, part, self._share(name, scales, dimension))
+
+    def _load_fp8(
+        self, name: str, shape: Shape, part: Part, scales: Part
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`part` of the tensor, and the `scales` part of its scales; both contiguous."""
+        raise ConfigError(f"tensor {name} is not stored in FP8")
+
+    def _row_scale(self, name: str) -> float:
+        """Of all rows that a weight multiplies."""
+        raise ConfigError(f"tensor {name} has no scale for rows")
 
     def stack(self, names: list[str], rows: list[int], columns: int) -> torch.Tensor:
         """Matrices of the same width, concatenated: [sum(rows), columns], in the order of `names`."""
@@ -96,7 +140,8 @@ class FolderWeights(Weights):
     """Reads a folder's safetensors files. A context manager: it holds the files and a progress bar open.
 
     `spelling` maps a stored name to the name by which models ask for the tensor; `prefix`: only tensors whose
-    stored names begin with it are there. Raises ConfigError if a file cannot be read.
+    stored names begin with it are there. Raises ConfigError if a file cannot be read, and for a tensor that
+    is stored in FP8 where `quantized` does not say so.
     """
 
     def __init__(
@@ -105,8 +150,9 @@ class FolderWeights(Weights):
         spelling: Callable[[str], str] = str,
         placement: Placement = CPU,
         prefix: str = "",
+        quantized: Fp8 | None = None,
     ) -> None:
-        super().__init__(placement)
+        super().__init__(placement, quantized)
         self._folder = folder
         self._open = contextlib.ExitStack()
         self._home: dict[str, tuple[Any, str]] = {}
@@ -136,23 +182,85 @@ class FolderWeights(Weights):
         return name in self._home
 
     def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
-        mapped = self._mapped(name, shape)
-        if mapped.get_dtype() != fp8_blocks.STORED:
-            return self._place(mapped[part]).to(dtype)
-        scales = self._mapped(f"{name}{fp8_blocks.SCALES}", fp8_blocks.scales_of(shape))
-        return self._place(fp8_blocks.widened(mapped[:], scales[:])[part].to(dtype))
+        if not self.in_fp8(name):
+            read = self._mapped(name, shape)
+            if dtype.is_floating_point:
+                _check_meaning(name, read, _PLAIN)
+            return self._place(read[part]).to(dtype)
+        wide = fp8.widened(self._mapped(name, shape)[:], self._scales(name, shape))
+        return self._place(wide[part].to(dtype))
+
+    def in_fp8(self, name: str) -> bool:
+        if name not in self._home:
+            return False
+        file, stored = self._home[name]
+        if file.get_slice(stored).get_dtype() != fp8.STORED:
+            return False
+        if self.quantized is None:
+            raise _unnamed(name)
+        if self.quantized.keeps(stored):
+            raise ConfigError(f"tensor {stored} is in FP8, though quantization_config says that it is not")
+        return True
+
+    def _load_fp8(
+        self, name: str, shape: Shape, part: Part, scales: Part
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        stored = self._mapped(name, shape)[part].view(torch.uint8)
+        held = self._scales(name, shape)[scales]
+        return self._place(stored).view(torch.float8_e4m3fn), self._place(held)
+
+    def _scales(self, name: str, shape: Shape) -> torch.Tensor:
+        """As `fp8.scales_of`, float32."""
+        assert self.quantized is not None
+        there = next((n for end in fp8.SCALES if (n := name + end) in self._home), name + fp8.SCALES[0])
+        wanted = fp8.scales_of(shape, self.quantized.weights)
+        if self.quantized.weights == "block":
+            return self._whole(there, wanted)
+        if self.quantized.weights == "tensor":
+            return self._whole(there, (), (1,)).reshape(1).repeat(wanted[0])
+        return self._whole(there, (*wanted, 1), wanted).reshape(wanted)
+
+    def _row_scale(self, name: str) -> float:
+        module = name.removesuffix("weight")
+        names = [module + end for end in fp8.ROW_SCALE]
+        there = next((n for n in names if n in self._home), names[0])
+        scale = float(self._whole(there, (), (1,)))
+        if not 0.0 < scale < math.inf:
+            raise ConfigError(f"tensor {there} of {self._folder} is {scale:g}: no scale")
+        return scale
+
+    def _whole(self, name: str, *shapes: Shape) -> torch.Tensor:
+        """A small tensor of one of the shapes, float32."""
+        found = self._shape(name)
+        read = self._mapped(name, found if found in shapes else shapes[0])
+        _check_meaning(name, read, (*_PLAIN, fp8.POWERS))
+        held: torch.Tensor = read[...]
+        return held.float()
 
     def _mapped(self, name: str, shape: Shape) -> Any:
         """What reads a stored tensor, or slices of it."""
+        found = self._shape(name)
+        if found != shape:
+            raise ConfigError(f"tensor {name} of {self._folder} is {found}, its config says {shape}")
+        file, stored = self._home[name]
+        self._progress.advance(self._task)
+        return file.get_slice(stored)
+
+    def _shape(self, name: str) -> Shape:
         if name not in self._home:
             raise ConfigError(f"{self._folder} has no tensor {name}")
         file, stored = self._home[name]
-        mapped = file.get_slice(stored)
-        found = tuple(mapped.get_shape())
-        if found != shape:
-            raise ConfigError(f"tensor {name} of {self._folder} is {found}, its config says {shape}")
-        self._progress.advance(self._task)
-        return mapped
+        return tuple(file.get_slice(stored).get_shape())
+
+
+def _check_meaning(name: str, read: Any, kinds: tuple[str, ...]) -> None:
+    """Raises ConfigError for stored numbers that are not what they mean: int8, say, or e5m2."""
+    if (kind := read.get_dtype()) not in kinds:
+        raise ConfigError(f"tensor {name} is stored as {kind}: only {', '.join(kinds)} can be read there")
+
+
+def _unnamed(name: str) -> ConfigError:
+    return ConfigError(f"tensor {name} is stored in FP8, of which quantization_config says nothing")
 
 
 def _aligned(mapped: torch.Tensor) -> torch.Tensor:
@@ -166,12 +274,18 @@ class DummyWeights(Weights):
 
     A tensor depends on its name and the seed alone, not on the order in which tensors are taken. A rank's
     part is cut from the whole tensor. `optional`: the names of the optional tensors that the model has.
+    Matrices that are asked for in FP8 are stored so if `quantized` says that any are; where all rows have one
+    scale, it is 1/64.
     """
 
     def __init__(
-        self, seed: int = 0, placement: Placement = CPU, optional: frozenset[str] = frozenset()
+        self,
+        seed: int = 0,
+        placement: Placement = CPU,
+        optional: frozenset[str] = frozenset(),
+        quantized: Fp8 | None = None,
     ) -> None:
-        super().__init__(placement)
+        super().__init__(placement, quantized)
         self._seed = seed
         self._optional = optional
 
@@ -179,10 +293,29 @@ class DummyWeights(Weights):
         return name in self._optional
 
     def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
-        whole = self._whole(name, shape, dtype)
+        whole = self._noise(name, shape, dtype)
         return whole[part].clone() if part else whole
 
-    def _whole(self, name: str, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    def in_fp8(self, name: str) -> bool:
+        return self.quantized is not None and not self.quantized.keeps(name)
+
+    def _load_fp8(
+        self, name: str, shape: Shape, part: Part, scales: Part
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A quarter of e4m3's range is the noise's deviation: all of its values are there."""
+        assert self.quantized is not None
+        deviation = fp8.LARGEST / 4
+        noise = self._noise(name, shape, self.placement.dtype).mul_(deviation * shape[-1] ** 0.5)
+        stored = noise.clamp_(-fp8.LARGEST, fp8.LARGEST)[part].to(torch.float8_e4m3fn)
+        each = 1.0 / (deviation * shape[-1] ** 0.5)
+        sizes = fp8.scales_of(shape, self.quantized.weights)
+        held = torch.full(sizes, each, device=self.placement.device)[scales]
+        return stored.contiguous(), held.contiguous()
+
+    def _row_scale(self, name: str) -> float:
+        return 1.0 / 64.0
+
+    def _noise(self, name: str, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         device = self.placement.device
         if not dtype.is_floating_point:
             return torch.zeros(shape, dtype=dtype, device=device)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 
 from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows
@@ -240,9 +241,14 @@ class Executor:
     # --- before the first step -----------------------------------------------------------------------
 
     @torch.inference_mode()
-    def rehearse(self, shape: StepShape, logits: torch.Tensor | None = None) -> StepProgram:
-        """Run a step in which every row is padding, without a graph. `logits`: see `StepProgram`."""
-        program = StepProgram(self.state, shape, self._inputs, self._results, logits=logits)
+    def rehearse(
+        self, shape: StepShape, logits: torch.Tensor | None = None, spans: SequenceOf[Span] = ()
+    ) -> StepProgram:
+        """Run a step in which every row is padding, without a graph. `logits`: see `StepProgram`. `spans`: of
+        its prompt rows, if they are to be planned.
+        """
+        planned = bool(spans) and self.state.prompts is not None and self.state.prompts.plan(spans)
+        program = StepProgram(self.state, shape, self._inputs, self._results, planned, logits)
         program.blank()
         rows = program.forward()
         if shape.chunk:
@@ -311,5 +317,8 @@ def _host(words: int, device: str) -> torch.Tensor:
 
 
 def _pinned(array: np.ndarray, device: str) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor if device == "cpu" else tensor.pin_memory()
+    if device == "cpu":
+        return torch.from_numpy(array)
+    tensor = torch.from_numpy(array[:0]).new_empty(array.shape, pin_memory=True)
+    tensor.numpy()[...] = array  # torch's own copy wakes threads on all cores for large ones, and they spin
+    return tensor

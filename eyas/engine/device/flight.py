@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -66,58 +67,75 @@ class Certain:
 
 
 @dataclass(frozen=True)
+class Results:
+    """`words`: int32 on the host. All is valid once `event` (None on a CPU) has passed."""
+
+    words: torch.Tensor
+    event: Event | None
+    special: Told
+    certain: Certain | None = None
+
+
+@dataclass
 class DeviceFlight:
-    """`placed`: `works` in the order of their rows. `result`: int32 on the host, valid once `event` (None on
-    a CPU) has passed, as `special` is. `launched`: monotonic seconds.
+    """`placed`: `works` in the order of their rows. `finish` launches what follows the forward, once.
+    `launched`: monotonic seconds.
     """
 
     shape: StepShape
     works: SequenceOf[Work]
     placed: Placed
-    result: torch.Tensor
-    event: Event | None
-    special: Told
+    finish: Callable[[], Results]
     scored: SequenceOf[Scored] = ()
     features: Features | None = None
-    certain: Certain | None = None
     depth: int | None = None
     launched: float = field(default_factory=time.monotonic)
+    _results: Results | None = field(default=None, init=False)
 
     @property
     def over(self) -> bool:
         """Has the device done it? Asked without waiting."""
-        return self.event is None or self.event.query()
+        if self._results is None:
+            return False
+        return self._results.event is None or self._results.event.query()
+
+    def complete(self) -> None:
+        """Launches what follows the forward, if that is not done."""
+        if self._results is None:
+            self._results = self.finish()
 
     def land(self) -> list[Landed]:
         """Waits for the device. The result is as `StepShape.result_ends` says.
 
         The chunks come first here: first tokens are delivered before the next tokens of running sequences.
         """
-        if self.event is not None:
-            self.event.synchronize()
-        result, shape = self.result.numpy(), self.shape
+        assert self._results is not None, "complete first"
+        if self._results.event is not None:
+            self._results.event.synchronize()
+        result, shape, special = self._results.words.numpy(), self.shape, self._results.special
         rounds, singles, ends = shape.result_ends
-        landed = self._prompts(result[singles:ends].tolist())
+        landed = self._prompts(result[singles:ends].tolist(), special)
         table, walked = _rows(result[:rounds], shape.batch), _rows(result[ends:], shape.batch)
         for i, (work, row, path) in enumerate(zip(self.placed.rounds, table, walked, strict=False)):
             count, depth, nodes, *tokens = row
             place, drafts = i * shape.width, Drafts(count - 1, depth, nodes)
-            logprobs, forks = self.special.logprobs(place, path[:count]), self.special.firsts(place)
+            logprobs, forks = special.logprobs(place, path[:count]), special.firsts(place)
             landed.append(Landed(work, tuple(tokens[:count]), logprobs, drafts, forks))
         first = shape.batch * shape.width
         alone = _rows(result[rounds:singles], shape.singles)
         for place, (work, row) in enumerate(zip(self.placed.singles, alone, strict=False), start=first):
-            logprobs, forks = self.special.logprobs(place, (0,)), self.special.firsts(place)
+            logprobs, forks = special.logprobs(place, (0,)), special.firsts(place)
             landed.append(Landed(work, (row[-1],), logprobs, forks=forks))
-        return landed if self.certain is None else self.certain.of(shape, landed, self.placed)
+        certain = self._results.certain
+        return landed if certain is None else certain.of(shape, landed, self.placed)
 
-    def _prompts(self, tokens: list[int]) -> list[Landed]:
+    def _prompts(self, tokens: list[int], special: Told) -> list[Landed]:
         """`tokens`: the first token of each chunk that ends its prompt, in order."""
         found, end = [], 0
         for work in self.placed.chunks:
             if work.sample:
                 place = self.shape.round_rows + end
-                logprobs, forks = self.special.logprobs(place, (0,)), self.special.firsts(place)
+                logprobs, forks = special.logprobs(place, (0,)), special.firsts(place)
                 found.append(Landed(work, (tokens[end],), logprobs, forks=forks))
                 end += 1
             else:

@@ -39,14 +39,16 @@ class StepMasks:
     def __init__(self, grammars: Grammars, drafts: Mapping[int, Nodes]) -> None:
         self._grammars = grammars
         self._drafts = drafts
-        self.eos_ids = grammars.eos_ids
 
     def of(self, work: Work) -> list[np.ndarray | None]:
-        """By node of the work's rows, the root first: as `GrammarState.masks`. Empty without a grammar."""
+        """By node of the work's rows, the root first: as `Grammars.masks`, which may be empty."""
         nodes = self._drafts.get(work.seq.slot)
         if nodes is None:
             return self._grammars.masks(work.seq, None)
-        root, *below = self._grammars.masks(work.seq, nodes.tree)
+        masks = self._grammars.masks(work.seq, nodes.tree)
+        if not masks:
+            return []
+        root, *below = masks
         found: list[np.ndarray | None] = [root, *[None] * max(nodes.places, default=0)]
         for place, mask in zip(nodes.places, below, strict=True):
             found[place] = mask

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.attention.prompts import PromptAttention
+from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, mask_words
 from eyas.engine.device.special import SpecialSampler
@@ -42,7 +42,7 @@ class DeviceState:
     drafter: DeviceDrafter | None
     synthetic: torch.Tensor | None = None  # chances of acceptance, for benchmarks
     pdl: bool = False
-    prompts: PromptAttention | None = None
+    prompts: PromptPlan | None = None
     lookup: DeviceLookup | None = None
     tap: DeviceTap | None = None
 
@@ -200,13 +200,13 @@ class StepProgram:
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""
         shape, part = self._shape, self._part
-        positions = part["positions"][: shape.round_rows] + 1
+        positions, ahead = part["positions"][: shape.round_rows], 1
         if shape.ends:
-            positions = torch.cat((positions, part["end_positions"]))
+            positions, ahead = torch.cat((positions + 1, part["end_positions"])), 0
         chosen = part["sampled_slots"].new_empty(shape.sampled)
         if not shape.sampled:  # the middle of a prompt
             return chosen
-        rows = sample.SampledRows(part["sampled_slots"], positions, part["settled"])
+        rows = sample.SampledRows(part["sampled_slots"], positions, part["settled"], ahead=ahead)
         sample.choose(self.logits, rows, self._state.tables, chosen, pdl=self._state.pdl)
         return chosen
 

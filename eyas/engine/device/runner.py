@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from eyas.engine.batch.window import ROWS
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.flight import Certain, DeviceFlight, Features, Scored
+from eyas.engine.device.flight import Certain, DeviceFlight, Features, Results, Scored
 from eyas.engine.device.masks import Nodes, StepMasks
 from eyas.engine.device.special import SpecialRows, occupy_special, reads_text
 from eyas.engine.device.step import Joined, Late, Layout, Placed, StepInput, StepShape, pack, tiles_for
@@ -94,15 +95,23 @@ class DeviceRunner:
         self._executor.begin(step)
         scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
         features = self._features(placed.chunks, shape)
-        masks = StepMasks(self._grammars, self._drafts(held, shape.width))
-        rows = SpecialRows.of(shape, placed, masks)  # masks are filled while the device computes
+        rows = SpecialRows.of(shape, placed, self._grammars.eos_ids)
+        finish = partial(self._finish, step, placed, rows, ends)
+        flight = DeviceFlight(shape, works, placed, finish, scores, features, depth)
+        if not any(self._grammars.awaits(work.seq) for work in works):
+            flight.complete()
+        return flight
+
+    def _finish(self, step: StepInput, placed: Placed, rows: SpecialRows, ends: list[int]) -> Results:
+        """What follows the forward of a step that was begun; masks are filled while the device computes."""
+        rows.fill(StepMasks(self._grammars, self._drafts(step.held, step.shape.width)))
         special = rows.told(self._executor.sample(rows.array()) if rows else ())
-        result, event = self._executor.finish(step)
+        words, event = self._executor.finish(step)
         told = None
         if self._elsewhere and self._executor.certain is not None:
-            path_rows = self._executor.state.path_rows(shape.width)
+            path_rows = self._executor.state.path_rows(step.shape.width)
             told = Certain(self._executor.certain, path_rows, ends, _generations(placed))
-        return DeviceFlight(shape, works, placed, result, event, special, scores, features, told, depth)
+        return Results(words, event, special, told)
 
     def _drafts(self, held: SequenceOf[int], width: int) -> dict[int, Nodes]:
         """By slot, what the step that was begun verifies for those whose outputs are held to a grammar."""
@@ -120,14 +129,18 @@ class DeviceRunner:
         return self._depths.choose(seqs, followed, prompts=len(seqs) < len(works))
 
     def _catch_up(self, works: SequenceOf[Work], width: int) -> None:
-        """The head takes what plain rounds left to it: before a step that drafts, or once it is too much."""
+        """The head takes what plain rounds left to it: before a step that drafts, or once one's is too much.
+
+        Then all join: a call costs about the same for one sequence as for many.
+        """
         if self._depths is None or not self.drafts:
             return
-        followed = [work for work in works if work.round and self._occupants[work.seq.slot].drafted]
+        known = ((work, self._occupants[work.seq.slot]) for work in works if work.round)
+        followed = [(work, told) for work, told in known if told.drafted]
+        due = width > 1 or any(told.waiting == KEPT_ROWS for _, told in followed)
         late = []
-        for work in followed:
-            told = self._occupants[work.seq.slot]
-            if told.waiting == KEPT_ROWS or (told.waiting and width > 1):
+        for work, told in followed:
+            if due and told.waiting:
                 late.append((work.seq.slot, told.waiting))
                 told.waiting, work.seq.draft_len = 0, work.seq.kv_len
             told.waiting += width == 1

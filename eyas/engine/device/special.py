@@ -19,7 +19,7 @@ import torch
 from eyas.common.params import SamplingParams
 from eyas.common.types import TokenLogprob
 from eyas.engine.batch.landed import NO_FORKS
-from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.stopping import ending_ids
 from eyas.engine.batch.tables import Tables, TableWrites
 from eyas.engine.device.masks import StepMasks
@@ -39,25 +39,31 @@ class SpecialRows:
         self._places: list[tuple[int, ...]] = []
         self._wishes: list[tuple[int, ...]] = []
         self._asked: dict[int, _Asked] = {}  # by the place of a round's root, or of a prompt's last row
+        self._works: dict[int, Work] = {}  # as `_asked`
         self._masks: dict[int, np.ndarray] = {}  # by the place in `_places`
 
     @classmethod
-    def of(cls, shape: StepShape, placed: Placed, masks: StepMasks) -> Self:
+    def of(cls, shape: StepShape, placed: Placed, eos_ids: tuple[int, ...]) -> Self:
         """Those of a step."""
-        rows, first = cls(masks.eos_ids), shape.batch * shape.width
+        rows, first = cls(eos_ids), shape.batch * shape.width
         for i, work in enumerate(placed.rounds):
             if work.seq.special:
                 rows.add_round(i * shape.width, shape.width, work.seq)
-                rows.add_masks(i * shape.width, masks.of(work))
+                rows._works[i * shape.width] = work
         for place, work in enumerate(placed.singles, start=first):
             if work.seq.special:
                 rows.add_round(place, 1, work.seq)
-                rows.add_masks(place, masks.of(work))
+                rows._works[place] = work
         for place, work in enumerate(placed.ends, start=shape.round_rows):
             if work.seq.special:
                 rows.add_end(place, work.seq)
-                rows.add_masks(place, masks.of(work))
+                rows._works[place] = work
         return rows
+
+    def fill(self, masks: StepMasks) -> None:
+        """Asks for the masks of the step's rows, whose sequences' last tokens are known by now."""
+        for place, work in self._works.items():
+            self.add_masks(place, masks.of(work))
 
     def __bool__(self) -> bool:
         return bool(self._places)

@@ -28,11 +28,14 @@ NOTHING = DraftTree([], [])
 class Grammars:
     """Everything about grammars for one model. The engine's thread uses it."""
 
-    def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
-        """`eos_ids`: what ends an answer of the model."""
+    def __init__(
+        self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...], *, drafts: bool = False
+    ) -> None:
+        """`eos_ids`: what ends an answer of the model. `drafts`: what a grammar forces can be drafted."""
         self._folder = folder
         self._vocab_size = vocab_size
         self.eos_ids = eos_ids
+        self._drafts = drafts
         self._compiler: GrammarCompiler | None = None  # the thread's
         self._thread: ThreadPoolExecutor | None = None
         self._compiled: dict[Grammar, Future[Any]] = {}  # the newest last
@@ -45,17 +48,24 @@ class Grammars:
         return any(not future.done() for future in self._compiled.values())
 
     def holds(self, seq: Sequence) -> bool:
-        """Must its next token wait: for its grammar, or for tokens of its own that are not known yet?"""
+        """Must its next round wait: for its grammar, or for tokens of its own that may force others?"""
         if seq.generation.request.params.grammar is None:
             return False
-        return bool(seq.in_flight) or self._state(seq) is None
+        forces = self._drafts and seq.generation.request.speculative
+        return bool(forces and seq.in_flight) or self._state(seq) is None
+
+    def awaits(self, seq: Sequence) -> bool:
+        """Does the mask of its next token wait for tokens of its own that are in flight?"""
+        return seq.generation.request.params.grammar is not None and seq.in_flight > 0
 
     def masks(self, seq: Sequence, tree: DraftTree | None) -> list[np.ndarray | None]:
-        """As `GrammarState.masks`, of the next token and below drafts; empty without a grammar."""
-        if seq.generation.request.params.grammar is None:
+        """As `GrammarState.masks`, of the next token and below drafts; empty without a grammar, and for an
+        output that has ended, or failed, since its step began.
+        """
+        if seq.generation.request.params.grammar is None or seq not in seq.generation.sequences:
             return []
-        state = self._state(seq)
-        assert state is not None, "what holds is not scheduled"
+        if (state := self._state(seq)) is None:
+            return []
         try:
             return state.masks(tree)
         except Exception as error:  # the library's; the step goes on, and its request fails after it

@@ -14,7 +14,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.pool import Export, PoolInfo
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
 from eyas.common.step_times import StepRates
-from eyas.common.types import Backlog, FirstToken, GenerationRequest, KvHandle
+from eyas.common.types import FAST, Backlog, FirstToken, GenerationRequest, KvHandle
 from eyas.engine.ipc.transfer_messages import (
     ClosePull,
     CopyPages,
@@ -207,8 +207,8 @@ class Ready(Message, frozen=True):
     """The first event: the engine is loaded and warmed up. It describes what the engine serves.
 
     `fingerprint` and `draft_fingerprint` identify model and head. `slowest_step_s`: seconds, measured during
-    the warm-up. `draft_width`: values per feature of the head (0: no head). `synthetic` and `rates` as in
-    `WorkerInfo`.
+    the warm-up. `draft_width`: values per feature of the head (0: no head). `synthetic`, `rates` and
+    `arithmetic` as in `WorkerInfo`.
     """
 
     epoch: int
@@ -224,6 +224,7 @@ class Ready(Message, frozen=True):
     draft_width: int = 0
     synthetic: bool = False
     rates: StepRates | None = None
+    arithmetic: str = FAST
     staged: bool = False  # those files are staging: pages pass through them
 
 

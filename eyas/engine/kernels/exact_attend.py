@@ -53,10 +53,21 @@ class ExactLaunch:
     compile_only: bool = False
 
     @classmethod
-    def on(cls, kv: PagedKv, heads: int, queries: int, pdl: bool, parts: Parts | None = None) -> ExactLaunch:
-        """For up to `queries` query rows, of sequences as long as their page tables allow."""
+    def on(
+        cls,
+        kv: PagedKv,
+        heads: int,
+        queries: int,
+        pdl: bool,
+        parts: Parts | None = None,
+        shared: int | None = None,
+    ) -> ExactLaunch:
+        """For up to `queries` query rows, of sequences as long as their page tables allow; `shared`: those of
+        the largest launch in which several programs share a sequence (None: all).
+        """
         parts, device = parts or Parts(), kv.pool.device
-        rows = queries * heads * parts.of(kv.tables.shape[1] * kv.page_size)
+        split = (queries if shared is None else min(shared, queries)) * heads
+        rows = max(queries * heads, split * parts.of(kv.tables.shape[1] * kv.page_size))
         accs = torch.empty(rows, kv.dim, device=device)
         peaks, totals = torch.empty(rows, device=device), torch.empty(rows, device=device)
         tickets = torch.zeros(queries * heads, dtype=torch.int32, device=device)
@@ -81,6 +92,17 @@ class Cut:
         programs = batch * kv_heads * triton.cdiv(rows, tile)
         shares = min(_MOST_SHARES, triton.cdiv(_PROGRAMS, programs))
         return cls(tile, shares, warps=8 if tile == 128 else 4)
+
+    @classmethod
+    def most_shared(cls, batch: int, width: int, group: int, kv_heads: int) -> int:
+        """Of up to `batch` sequences with up to `width` query rows each: the most rows of a launch that `of`
+        has shared by several programs a sequence.
+        """
+        found = 0
+        for rows in range(1, width + 1):
+            tiles = triton.cdiv(rows * group, cls.of(1, rows * group, kv_heads).rows)
+            found = max(found, rows * min(batch, (_PROGRAMS - 1) // (kv_heads * tiles)))
+        return found
 
 
 def layout_of(heads: int, kv: PagedKv, queries: Queries, cut: Cut, launch: ExactLaunch) -> Layout:
@@ -166,9 +188,9 @@ def _attend_shared(
     if layout.tree and layout.window > 0:
         own = start + depth_of(masks + tl.where(real, query, 0), layout)
     at = head * layout.dim + dim
-    begin = part_begin(first_part, layout.parts)
-    mine = part_from(begin + share * length, layout.parts)
-    stop = tl.minimum(part_from(begin + (share + 1) * length, layout.parts), part_from(end, layout.parts))
+    begin = part_begin(first_part, layout)
+    mine = part_from(begin + share * length, layout)
+    stop = tl.minimum(part_from(begin + (share + 1) * length, layout), part_from(end, layout))
     place = query * layout.heads + column  # of a query head, in out and in each part
     all_heads = tl.num_programs(2) * layout.width * layout.heads
     acc, peak, total = nothing(layout.tile, layout.dim)
@@ -201,7 +223,7 @@ def _attend_shared(
 def shared_end(start, layout: tl.constexpr):
     """The end of the columns that programs of several queries read: a tree's begin in the part behind."""
     if layout.tree:
-        return part_begin(part_at(start, layout.parts), layout.parts)
+        return part_begin(part_at(start, layout), layout)
     else:
         return start + layout.width
 
@@ -211,8 +233,8 @@ def share_of(low, end, layout: tl.constexpr):
     """The part of column `low`, how many programs share the columns up to `end`, and how many each takes, but
     for the rest of its last part.
     """
-    first_part = part_at(low, layout.parts)
-    span = tl.maximum(end - part_begin(first_part, layout.parts), 0)
+    first_part = part_at(low, layout)
+    span = tl.maximum(end - part_begin(first_part, layout), 0)
     length = tl.maximum(tl.cdiv(span, layout.shares), BLOCK)
     return first_part, tl.cdiv(span, length), length
 
@@ -225,8 +247,8 @@ def from_left(accs, peaks, totals, place, real, low, end, layout: tl.constexpr):
     acc, peak, total = nothing(layout.tile, layout.dim)
     if used > 0:
         acc, peak, total = left(accs, peaks, totals, place, real, layout)
-        behind = part_from(part_begin(first_part, layout.parts) + length, layout.parts)
-        for part in range(behind, part_from(end, layout.parts)):
+        behind = part_from(part_begin(first_part, layout) + length, layout)
+        for part in range(behind, part_from(end, layout)):
             there = (part - first_part) * all_heads + place
             part_acc, part_peak, part_total = left(accs, peaks, totals, there, real, layout)
             acc, peak, total = merged(acc, peak, total, part_acc, part_peak, part_total)

@@ -67,44 +67,33 @@ def over_part(
     own [tile]: each query's own column, from `start` on. keys and values point at [1, dim] of the pool's
     first row; rows below `there` are in it. sees: where a mask's words begin, if columns lie along a path.
     """
-    state = none_of_part(layout.tile, layout.dim)
-    first = part_begin(part, layout.parts)
-    last = tl.minimum(part_begin(part + 1, layout.parts), end)
+    acc, peak, total = none_of_part(layout.tile, layout.dim)
+    first = part_begin(part, layout)
+    last = tl.minimum(part_begin(part + 1, layout), end)
     if layout.window > 0:
         first = tl.maximum(first, low // BLOCK * BLOCK)
         whole = first
     else:
         whole = tl.minimum(tl.maximum(start // BLOCK * BLOCK, first), last)  # what is below every query sees
-        state = _blocks(
-            state,
-            q_tile,
-            own,
-            sees,
-            keys,
-            values,
-            table,
-            start,
-            low,
-            first,
-            whole,
-            there,
-            scale,
-            False,
-            layout,
-        )
-    acc, peak, total = _blocks(
-        state, q_tile, own, sees, keys, values, table, start, low, whole, last, there, scale, True, layout
-    )
+        if first < whole:  # where there are no blocks, none of their pages is waited for
+            acc, peak, total = _blocks(
+                acc, peak, total, q_tile, own, sees, keys, values, table, start, low, first, whole, there,
+                scale, False, layout,
+            )  # fmt: skip
+    if whole < last:
+        acc, peak, total = _blocks(
+            acc, peak, total, q_tile, own, sees, keys, values, table, start, low, whole, last, there,
+            scale, True, layout,
+        )  # fmt: skip
     return acc, peak, tl.max(total, 1)
 
 
 @triton.jit
 def _blocks(
-    state, q_tile, own, sees, keys, values, table, start, low, first, last, there, scale,
+    acc, peak, total, q_tile, own, sees, keys, values, table, start, low, first, last, there, scale,
     MASKED: tl.constexpr, layout: tl.constexpr,
 ):  # fmt: skip
     """The softmax so far with columns first .. last - 1, in whole blocks."""
-    acc, peak, total = state
     row = _rows_at(first + tl.arange(0, BLOCK), sees, start, layout)
     pages = pages_of(table, row, there, layout.page_size)
     for block in range(first, last, BLOCK):

@@ -49,27 +49,29 @@ class Parts:
 
 
 @triton.jit
-def part_at(column, parts: tl.constexpr):
-    """The part that holds a column."""
-    near = column // parts.near
-    middle = parts.near_parts + (column - parts.near_end) // parts.middle
-    far = parts.middle_parts + (column - parts.middle_end) // parts.far
-    return tl.where(column < parts.near_end, near, tl.where(column < parts.middle_end, middle, far))
+def part_at(column, layout: tl.constexpr):
+    """The part that holds a column. Triton 3.6 takes no `Parts` as an argument, but those of a layout."""
+    near = column // layout.parts.near
+    middle = layout.parts.near_parts + (column - layout.parts.near_end) // layout.parts.middle
+    far = layout.parts.middle_parts + (column - layout.parts.middle_end) // layout.parts.far
+    behind = tl.where(column < layout.parts.middle_end, middle, far)
+    return tl.where(column < layout.parts.near_end, near, behind)
 
 
 @triton.jit
-def part_from(column, parts: tl.constexpr):
+def part_from(column, layout: tl.constexpr):
     """The first part that begins at a column or behind it."""
-    return tl.where(column > 0, part_at(column - 1, parts) + 1, 0)
+    return tl.where(column > 0, part_at(column - 1, layout) + 1, 0)
 
 
 @triton.jit
-def part_begin(part, parts: tl.constexpr):
+def part_begin(part, layout: tl.constexpr):
     """The first column of a part."""
-    middle = parts.near_end + (part - parts.near_parts) * parts.middle
-    far = parts.middle_end + (part - parts.middle_parts) * parts.far
-    near = part * parts.near
-    return tl.where(part < parts.near_parts, near, tl.where(part < parts.middle_parts, middle, far))
+    near = part * layout.parts.near
+    middle = layout.parts.near_end + (part - layout.parts.near_parts) * layout.parts.middle
+    far = layout.parts.middle_end + (part - layout.parts.middle_parts) * layout.parts.far
+    behind = tl.where(part < layout.parts.middle_parts, middle, far)
+    return tl.where(part < layout.parts.near_parts, near, behind)
 
 
 @triton.jit

@@ -95,7 +95,7 @@ def _attend_paths(
     at = head * layout.dim + dim
     shared = shared_end(start, layout)
     acc, peak, total = from_left(accs, peaks, totals, place, real, low, shared, layout)
-    for part in range(part_at(start, layout.parts), part_at(own, layout.parts) + 1):
+    for part in range(part_at(start, layout), part_at(own, layout) + 1):
         part_acc, part_peak, part_total = over_part(
             q_tile, own + tl.zeros_like(row), sees, keys + at, values + at, table, start, low, part,
             own + 1, start + layout.width, scale, layout,

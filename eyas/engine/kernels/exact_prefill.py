@@ -97,7 +97,7 @@ def _attend_chunks(
     at = head * layout.dim + dim
     low = lowest_row(None, slot, start, layout.window)
     acc, peak, total = nothing(layout.tile, layout.dim)
-    for part in range(part_at(low, layout.parts), part_at(end - 1, layout.parts) + 1):
+    for part in range(part_at(low, layout), part_at(end - 1, layout) + 1):
         part_acc, part_peak, part_total = over_part(
             q_tile, own, own, keys + at, values + at, table, start, low, part, end, end, scale, layout
         )

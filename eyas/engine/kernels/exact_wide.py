@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.activation import steepness
+from eyas.engine.kernels.exact_fold import fold_matmul
 from eyas.engine.kernels.halving import halving_sum
 from eyas.engine.kernels.rows import Heads
-from eyas.engine.kernels.skinny import KvRows, QkvWeights, Rotation
+from eyas.engine.kernels.skinny import KvRows, Launch, QkvWeights, Rotation
 from eyas.engine.kernels.skinny_tiles import Shape, stretches_of
 
 _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
@@ -24,6 +25,7 @@ _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
 def product(
     x: torch.Tensor,
     weight: torch.Tensor,
+    launch: Launch,
     kind: str = "linear",
     span: int = 0,
     dtype: torch.dtype | None = None,
@@ -34,16 +36,19 @@ def product(
     (n, k), dtype = weight.shape, dtype or x.dtype
     count = stretches_of(Shape(kind, x.shape[0], n, k, span or n))
     if count == 1:
-        return matmul(x, weight, dtype)
-    total = x.new_zeros(x.shape[0], n, dtype=torch.float32)
-    for part, columns in zip(x.split(k // count, 1), weight.split(k // count, 1), strict=True):
-        total += matmul(part, columns, torch.float32)
-    return total.to(dtype)
+        return matmul(x, weight, launch, dtype)
+    pairs = zip(x.split(k // count, 1), weight.split(k // count, 1), strict=True)
+    total, *others, last = (matmul(part, columns, launch, torch.float32) for part, columns in pairs)
+    for more in others:
+        total += more
+    return torch.add(total, last, out=torch.empty_like(total, dtype=dtype))
 
 
-def matmul(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x . weight^T by cuBLAS, which must not split k; added up in float32, rounded once to `dtype`."""
-    return torch.mm(x, weight.t(), out_dtype=dtype)
+def matmul(x: torch.Tensor, weight: torch.Tensor, launch: Launch, dtype: torch.dtype) -> torch.Tensor:
+    """x . weight^T, added up in float32 from the beginning of k to its end, rounded once to `dtype`."""
+    if not launch.cublas:
+        return fold_matmul(x, weight, dtype, launch.compile_only)
+    return torch.mm(x, weight.t()) if dtype == x.dtype else torch.mm(x, weight.t(), out_dtype=dtype)
 
 
 def settle(

@@ -44,13 +44,13 @@ class PathRows:
 def compact(batch: Batch, verdicts: Verdicts, pool: Tensor) -> None:
     """Moves the KV of each accepted node i from row start + path[i] to row start + i, in all layers.
 
-    `pool` [pages, layers, 2, page_size, kv_heads, D]. All sources are read before any row is written. For a
-    chain there is nothing to move.
+    `pool` [pages, layers, fields, page_size, kv_heads, D]. All sources are read before any row is written.
+    For a chain there is nothing to move.
     """
-    pages, layers, _, page_size, kv_heads, head_dim = pool.shape
+    _, layers, fields, page_size, kv_heads, head_dim = pool.shape
     width = kv_heads * head_dim
     tables, path = batch.tables, verdicts.path
-    _compact[(batch.size, layers * 2, triton.cdiv(width, ROW_BLOCK))](
+    _compact[(batch.size, layers * fields, triton.cdiv(width, ROW_BLOCK))](
         batch.slots,
         tables.length,
         tables.pages,
@@ -61,7 +61,7 @@ def compact(batch: Batch, verdicts: Verdicts, pool: Tensor) -> None:
         tables.pages.shape[1],
         verdicts.result.shape[1],
         PAGE_SIZE=page_size,
-        LAYER_PARTS=layers * 2,
+        LAYER_PARTS=layers * fields,
         WIDTH=width,
         PATH=path.shape[1],
         PATH_BLOCK=triton.next_power_of_2(path.shape[1]),

@@ -1,9 +1,9 @@
-"""A round on the device: the rows that its forward reads, its verdict, and the proposal of a chain.
+"""A round on the device: the rows that its forward reads, and its verdict.
 
 The kernels read and write the tables by slot. So a round starts where the last one ended, and the host need
 not know where that was. Rows of the padding slot write no KV, and its tables never change (it is not
-speculative). This file does not know how tokens are chosen or what a forward does. The specifications are
-`eyas.engine.speculation.verify` (the verdict) and `eyas.engine.speculation.draft_runner` (the proposal).
+speculative). This file does not know how tokens are chosen, what a forward does, or who drafts. The verdict's
+specification is `eyas.engine.speculation.verify`.
 """
 
 from __future__ import annotations
@@ -313,63 +313,3 @@ def _draw(seed, start, rates, PATH: tl.constexpr, BLOCK: tl.constexpr):
     x, _, _, _ = tl.philox(seed, step, still + start, still + SYNTHETIC_CHOICE, still)
     rate = tl.load(rates + step, mask=step < PATH - 1, other=0.0)
     return tl.min(tl.where(tl.uint_to_uniform_float(x) < rate, PATH - 1, tl.minimum(step, PATH - 1)))
-
-
-def propose_rows(batch: Batch, best: Tensor, step: int, rows: RoundRows) -> None:
-    """Stores draft number `step` of each sequence, and writes the row that the draft head runs next.
-
-    `best` int32 [B]: target ids. A sequence whose drafts end above gets -1 and an empty row. The row and
-    its position lie `step` after the root's, since draft row i is (feature i, token i + 1).
-    """
-    tables = batch.tables
-    _propose_rows[(triton.cdiv(batch.size, LANES),)](
-        batch.slots,
-        best,
-        tables.length,
-        tables.drafts,
-        tables.speculative,
-        tables.pages,
-        rows.tensors,
-        batch.size,
-        step,
-        tables.padding_slot,
-        tables.pages.shape[1],
-        tables.drafts.shape[1],
-        PAGE_SIZE=batch.page_size,
-        BLOCK=LANES,
-        PDL=batch.pdl,
-        num_warps=LANES // 32,
-        launch_pdl=batch.pdl,
-    )
-
-
-@triton.jit(do_not_specialize=PLAIN)
-def _propose_rows(
-    slots,
-    best,
-    length,
-    drafts,
-    speculative,
-    pages,
-    out,
-    rows,
-    step,
-    padding,
-    max_pages,
-    drafts_stride,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    after_previous(PDL)
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < rows
-    slot = tl.load(slots + row, mask=inside, other=padding)
-    live = inside & (slot != padding)
-    token = tl.load(best + row, mask=inside, other=0)
-    wanted = live & (tl.load(speculative + slot) > step)
-    tl.store(drafts + slot * drafts_stride + step, tl.where(wanted, token, -1), mask=live)
-    start = tl.load(length + slot) + step
-    kv_row = physical_rows(pages, slot, start, wanted, max_pages, PAGE_SIZE)
-    store_rows(out, row, token, start, kv_row, inside)
-    tl.store(out[3] + row, start, mask=inside)

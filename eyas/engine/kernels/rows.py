@@ -74,6 +74,13 @@ def gather_rows(source: torch.Tensor, index: torch.Tensor, pdl: bool = False) ->
     return out
 
 
+def put_rows(x: torch.Tensor, out: torch.Tensor, place: int, pdl: bool = False) -> None:
+    """Rows x [m, hidden] to out [m, places, hidden], at `place` of each."""
+    rows, width = x.shape
+    sizes = {"WIDTH": width, "BLOCK": triton.next_power_of_2(width), "PDL": pdl, "launch_pdl": pdl}
+    _put[(rows,)](x, out, out.shape[1], place, **sizes, num_warps=4)
+
+
 def embed(
     tokens: torch.Tensor,
     table: torch.Tensor,
@@ -159,7 +166,7 @@ def _row(width: int, pdl: bool, exact: bool = False) -> dict[str, object]:
 
 
 @triton.jit
-def _after_previous(PDL: tl.constexpr):
+def after_previous(PDL: tl.constexpr):
     """Lets the next kernel be launched, and waits for the memory of the one before."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -198,7 +205,7 @@ def _norm(
     inside = column < WIDTH
     if gain is not None:
         scale = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
-    _after_previous(PDL)
+    after_previous(PDL)
     start = tl.program_id(0).to(tl.int64) * WIDTH
     row = tl.load(x + start + column, mask=inside, other=0.0).to(tl.float32)
     if post is not None:
@@ -224,7 +231,7 @@ def _gather(
     source, index, out, sums,
     SCALE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    _after_previous(PDL)
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     start = tl.load(index + row).to(tl.int64) * WIDTH
@@ -237,11 +244,20 @@ def _gather(
         _leave_sums(sums, wide * wide, WIDTH, GROUP)
 
 
+@triton.jit(do_not_specialize=["places", "place"])
+def _put(x, out, places, place, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    after_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    values = tl.load(x + row * WIDTH + column, mask=column < WIDTH)
+    tl.store(out + (row * places + place) * WIDTH + column, values, mask=column < WIDTH)
+
+
 @triton.jit
 def _act_mul(
     gate_up, out, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    _after_previous(PDL)
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < INNER
@@ -274,7 +290,7 @@ def _rope_write(
     PDL: tl.constexpr,
 ):
     """Some heads of one row: of q, of k, or of v."""
-    _after_previous(PDL)
+    after_previous(PDL)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     q_blocks: tl.constexpr = (HEADS + BLOCK - 1) // BLOCK
     kv_blocks: tl.constexpr = (KV_HEADS + BLOCK - 1) // BLOCK

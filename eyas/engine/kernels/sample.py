@@ -1,9 +1,9 @@
 """Chooses tokens on the device, without the host: the argmax over the surviving ids of log p + G.
 
 The specification is `eyas.engine.sampling.sampler`. This file implements its temperature, noise and filters;
-bias, penalties, bans and logprobs are the business of `eyas.engine.kernels.special`. It compares only
-`ranking` keys and rounds every score as the specification does, so a row's token depends neither on other
-rows nor on how rows are cut into programs.
+bias, penalties, bans and logprobs are the business of `eyas.engine.kernels.special`, drafts that of
+`eyas.engine.kernels.chains`. It compares only `ranking` keys and rounds every score as the specification
+does, so a row's token depends neither on other rows nor on how rows are cut into programs.
 
 Three kernels: `_peaks` finds the best logit of each block of ids. `_settle`, one program per row, finds the
 best of these, which is the token of a greedy row; for other rows it finds which ids survive the filters.
@@ -20,17 +20,20 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.gumbel import gumbel_at, gumbel_from
+from eyas.engine.kernels.gumbel import gumbel_from
 from eyas.engine.kernels.ranking import LOWEST_KEY, id_of, key_of, value_of
 from eyas.engine.kernels.survivors import SHORTLIST, cut_of, score_of
 
-_BLOCK = 256  # ids per peak
-_FEW_ROWS = 8  # up to this many rows are cut into more programs each
+BLOCK = 256  # ids per peak
+FEW_ROWS = 8  # up to this many rows are cut into more programs each
+UNFUSED = {"enable_fp_fusion": False}
+"""Nothing is fused with the noise: each number of rows has kernels of its own, and one result."""
+
 # Arguments of any alignment: not specialised, so that one compiled kernel serves all.
-_SETTLING = ("cuts", "slots", "settled", "temperature", "top_k", "top_p", "min_p", "out", "token_map")
+_SETTLING = ("cuts", "slots", "settled", "temperature", "top_k", "top_p", "min_p", "out")
 _DRAWING = (
     *("cuts", "best", "slots", "positions", "settled", "choices"),
-    *("temperature", "seed", "choice", "out", "token_map"),
+    *("temperature", "seed", "choice", "out", "ahead"),
 )
 
 
@@ -53,93 +56,78 @@ class SampledRows:
     """N rows, all int32 [N]: the slot with each row's parameters, and the index of the token to sample.
 
     `settled`: tokens that are known already; -1, or None for all rows: to be chosen here. `choices`: the
-    choice whose noise each row has (None: its slot's).
+    choice whose noise each row has (None: its slot's). `ahead`: what is added to every position.
     """
 
     slots: torch.Tensor
     positions: torch.Tensor
     settled: torch.Tensor | None = None
     choices: torch.Tensor | None = None
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Of rows of logits: the best key of each block of BLOCK ids, int64 [N, parts]; and what a drawing begins
+    with, reset: `best` int64 [N], `tickets` int32 [N].
+    """
+
+    keys: torch.Tensor
+    best: torch.Tensor
+    tickets: torch.Tensor
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """As kernels take them."""
+        parts = self.keys.shape[1]
+        return {"PEAKS": parts, "PEAKS_BLOCK": triton.next_power_of_2(parts)}
+
+
+def find_peaks(logits: torch.Tensor, pdl: bool) -> Peaks:
+    """`logits` float32 [N, vocab]."""
+    count, vocab = logits.shape
+    parts = -(-vocab // BLOCK)
+    keys = torch.empty(count, parts, dtype=torch.int64, device=logits.device)
+    found = Peaks(keys, keys.new_empty(count), torch.empty(count, dtype=torch.int32, device=logits.device))
+    few = count <= FEW_ROWS
+    blocks = 4 if few else 16
+    _peaks[(triton.cdiv(parts, blocks), count)](
+        *(logits, logits.stride(0), found.keys, found.best, found.tickets),
+        VOCAB=vocab,
+        PEAKS=parts,
+        BLOCKS=blocks,
+        BLOCK=BLOCK,
+        PDL=pdl,
+        num_warps=4 if few else 8,
+        launch_pdl=pdl,
+    )
+    return found
 
 
 def choose(
     logits: torch.Tensor, rows: SampledRows, tables: SamplingTables, out: torch.Tensor, pdl: bool = False
 ) -> None:
     """Writes the token of each row of `logits` float32 [N, vocab] to `out` int32 [N]."""
-    _run(_Job(logits, rows, tables, None, filtered=True, pdl=pdl), out)
-
-
-def propose(
-    logits: torch.Tensor,
-    rows: SampledRows,
-    tables: SamplingTables,
-    out: torch.Tensor,
-    token_map: torch.Tensor | None,
-    pdl: bool = False,
-) -> None:
-    """Writes the target's id of each row's best draft to `out` int32 [N]: with noise, without filters.
-
-    `logits` float32 [N, draft vocab]. `token_map` int32 or int64 [draft vocab]: the target's id of each draft
-    id (None: the same). The result is the argmax of `sampler.perturbed`; ties go to the lowest draft id.
-    """
-    _run(_Job(logits, rows, tables, token_map, filtered=False, pdl=pdl), out)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One call of `choose` or `propose`."""
-
-    logits: torch.Tensor
-    rows: SampledRows
-    tables: SamplingTables
-    token_map: torch.Tensor | None
-    filtered: bool
-    pdl: bool
-
-    @property
-    def peaks(self) -> int:
-        """Peaks per row."""
-        return -(-self.logits.shape[1] // _BLOCK)
-
-    @property
-    def common(self) -> dict[str, object]:
-        return {"VOCAB": self.logits.shape[1], "PDL": self.pdl, "launch_pdl": self.pdl}
-
-
-def _run(job: _Job, out: torch.Tensor) -> None:
-    logits, who, tables, count = job.logits, job.rows, job.tables, job.logits.shape[0]
-    peaks = torch.empty(count, job.peaks, dtype=torch.int64, device=logits.device)
-    tops, cuts, best = peaks.new_empty(3, count)
-    tickets = torch.empty(count, dtype=torch.int32, device=logits.device)
-    shortlist = logits.new_empty(count, SHORTLIST.value if job.filtered else 0)
-    few = count <= _FEW_ROWS
-    blocks = 4 if few else 16
-    _peaks[(triton.cdiv(job.peaks, blocks), count)](
-        *(logits, logits.stride(0), peaks, best, tickets),
-        **job.common,
-        PEAKS=job.peaks,
-        BLOCKS=blocks,
-        BLOCK=_BLOCK,
-        num_warps=4 if few else 8,
-    )
-    filters = (tables.temperature, tables.top_k, tables.top_p, tables.min_p)
+    count, vocab = logits.shape
+    peaks = find_peaks(logits, pdl)
+    tops, cuts = peaks.keys.new_empty(2, count)
+    shortlist = logits.new_empty(count, SHORTLIST.value)
+    common = {"VOCAB": vocab, "PDL": pdl, "launch_pdl": pdl, **UNFUSED}
     _settle[(count,)](
-        *(logits, logits.stride(0), peaks, tops, cuts, shortlist, who.slots, who.settled),
-        *(*filters, out, job.token_map),
-        **job.common,
-        PEAKS=job.peaks,
-        PEAKS_BLOCK=triton.next_power_of_2(job.peaks),
-        FILTERED=job.filtered,
-        num_warps=16 if job.filtered else 4,
+        *(logits, logits.stride(0), peaks.keys, tops, cuts, shortlist, rows.slots, rows.settled),
+        *(tables.temperature, tables.top_k, tables.top_p, tables.min_p, out),
+        **common,
+        **peaks.sizes,
+        num_warps=16,
     )
+    few = count <= FEW_ROWS
     tile = 1024 if few else 2048
-    noise = (tables.temperature, tables.seed, tables.choice)
-    _draw[(triton.cdiv(logits.shape[1], tile), count)](
-        *(logits, logits.stride(0), tops, cuts, best, tickets),
-        *(who.slots, who.positions, who.settled, who.choices, *noise, out, job.token_map),
-        **job.common,
+    _draw[(triton.cdiv(vocab, tile), count)](
+        *(logits, logits.stride(0), tops, cuts, peaks.best, peaks.tickets),
+        *(rows.slots, rows.positions, rows.settled, rows.choices),
+        *(tables.temperature, tables.seed, tables.choice, out, rows.ahead),
+        **common,
         TILE=tile,
-        FILTERED=job.filtered,
         num_warps=4 if few else 8,
     )
 
@@ -193,11 +181,9 @@ def _settle(
     top_p,
     min_p,
     out,
-    token_map,
     VOCAB: tl.constexpr,
     PEAKS: tl.constexpr,
     PEAKS_BLOCK: tl.constexpr,
-    FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The token of a settled or greedy row; for other rows the best key, and the lowest that survives."""
@@ -212,25 +198,24 @@ def _settle(
     if known >= 0:
         tl.store(out + row, known)
     elif t == 0.0:
-        tl.store(out + row, _token(best, token_map, VOCAB))
+        tl.store(out + row, token_of(best, VOCAB))
     else:
         tl.store(tops + row, best)
-        if FILTERED:
-            k, p, least = tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot)
-            values = tl.where(block < PEAKS, value_of(keys), -float("inf"))
-            cut = cut_of(
-                logits + row * stride,
-                shortlist + row * SHORTLIST,
-                values,
-                value_of(best),
-                t,
-                k,
-                p,
-                least,
-                VOCAB,
-                PEAKS,
-            )
-            tl.store(cuts + row, cut)
+        k, p, least = tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot)
+        values = tl.where(block < PEAKS, value_of(keys), -float("inf"))
+        cut = cut_of(
+            logits + row * stride,
+            shortlist + row * SHORTLIST,
+            values,
+            value_of(best),
+            t,
+            k,
+            p,
+            least,
+            VOCAB,
+            PEAKS,
+        )
+        tl.store(cuts + row, cut)
 
 
 @triton.jit(do_not_specialize=_DRAWING)
@@ -249,10 +234,9 @@ def _draw(
     seed,
     choice,
     out,
-    token_map,
+    ahead,
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
-    FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The best id of a tile after noise; the last tile of a row writes the row's token.
@@ -268,25 +252,19 @@ def _draw(
         ids = start + tl.arange(0, TILE)
         values = tl.load(logits + row * stride + ids, mask=ids < VOCAB, other=-float("inf"))
         scores = score_of(values, value_of(tl.load(tops + row)), t)
-        alive = ids < VOCAB
-        if FILTERED:
-            alive = alive & (key_of(scores, ids) >= tl.load(cuts + row))
-        if tl.max(alive.to(tl.int32)) > 0:  # with filters, most tiles have no survivor
+        alive = (ids < VOCAB) & (key_of(scores, ids) >= tl.load(cuts + row))
+        if tl.max(alive.to(tl.int32)) > 0:  # most tiles have no survivor
             if choices is None:
                 own = tl.load(choice + slot)
             else:
                 own = tl.load(choices + row)
-            stream = tl.load(seed + slot), tl.load(positions + row), own
-            if token_map is None:
-                noise = gumbel_from(*stream, start, TILE)
-            else:
-                targets = tl.load(token_map + ids, mask=ids < VOCAB, other=0).to(tl.int32)
-                noise = gumbel_at(*stream, targets)
+            stream = tl.load(seed + slot), tl.load(positions + row) + ahead, own
+            noise = gumbel_from(*stream, start, TILE)
             keys = tl.where(alive, key_of(scores + noise, ids), LOWEST_KEY)
             tl.atomic_max(best + row, tl.max(keys))
         if tl.atomic_add(tickets + row, 1) == tl.num_programs(0) - 1:
             found = tl.atomic_max(best + row, LOWEST_KEY)  # an atomic read: it sees what other tiles wrote
-            tl.store(out + row, _token(found, token_map, VOCAB))
+            tl.store(out + row, token_of(found, VOCAB))
 
 
 @triton.jit
@@ -299,9 +277,6 @@ def _known(settled, row):
 
 
 @triton.jit
-def _token(key, token_map, VOCAB: tl.constexpr):
-    """The target's id of a key. A row of NaN still gives an id of the vocabulary."""
-    token = tl.minimum(id_of(key), VOCAB - 1)
-    if token_map is not None:
-        token = tl.load(token_map + token).to(tl.int32)
-    return token
+def token_of(key, VOCAB: tl.constexpr):
+    """The id of a key. A row of NaN still gives an id of the vocabulary."""
+    return tl.minimum(id_of(key), VOCAB - 1)

@@ -52,7 +52,8 @@ class Launch:
     what others may. compile_only: kernels are compiled and not run. exact: a row's bits do not depend on how
     many rows there are: k is cut by the weight alone, sums of squares are taken over fixed groups of columns
     in one order, and no multiplication is fused with an addition. It holds for types of 16 bits; float32
-    products have no order of their own.
+    products have no order of their own. cublas: exact products of more rows are cuBLAS's, which has been
+    found to give the same bits.
     """
 
     partials: torch.Tensor
@@ -60,6 +61,7 @@ class Launch:
     pdl: bool
     compile_only: bool = False
     exact: bool = False
+    cublas: bool = False
     tiles: Table = field(default_factory=lambda: MEASURED)
 
     @classmethod

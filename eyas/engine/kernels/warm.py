@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.cache import cache_home
+from eyas.common.config import ASSETS
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ def use_cache(capability: int) -> Path:
 
 
 def _sources() -> bytes:
-    """The engine's sources, which decide what a recipe launches."""
-    return b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
+    """The engine's sources and measured tiles, which decide what a recipe launches."""
+    paths = [*Path(__file__).parents[1].rglob("*.py"), *(ASSETS / "tiles").glob("*.json")]
+    return b"".join(path.read_bytes() for path in sorted(paths))
 
 
 def _digest(content: bytes) -> str:

@@ -14,7 +14,7 @@ from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
 from eyas.engine.batch.sequence import Generation
 from eyas.engine.ipc.messages import Failure, Release, Released, WatchClosed, WatchOpened, WatchUpdate
 from eyas.engine.ipc.outbox import Outbox
-from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.pages import Owned
 from kv_transfer.board import LeaseBoard
 from kv_transfer.layout import pages_for
 from kv_transfer.owner import Offer, Owner, Update
@@ -35,7 +35,7 @@ class Leases:
     """
 
     owner: Owner
-    pool: PagePool
+    pool: Owned
     page_size: int
     layouts: dict[KvKind, str]
     outbox: Outbox

@@ -11,24 +11,38 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Protocol
+
+
+class Owned(Protocol):
+    """What those need who own pages that others have taken."""
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Adds an owner to each page."""
+
+    def drop(self, pages: Iterable[int]) -> None:
+        """Removes an owner of each page."""
 
 
 class PagePool:
     """A free list and an owner count per page. Each `take` and each `share` of a page needs one `drop`.
 
+    Its pages are numbered from `first` on.
+
     `used`: the number of pages with an owner. `on_idle` is called for each kept page that loses its last
     owner. Misuse raises AssertionError.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, first: int = 0) -> None:
         self.num_pages = num_pages
-        self._settled = list(range(num_pages - 1, -1, -1))
+        beyond = first + num_pages
+        self._settled = list(range(beyond - 1, first - 1, -1))
         self._limbo: deque[int] = deque()  # in the order in which they were freed
-        self._until = [0] * num_pages  # how many steps must have landed before no step writes the page
+        self._until = [0] * beyond  # how many steps must have landed before no step writes the page
         self._launched = self._landed = 0  # steps, ever
         self.copying = False  # does the device copy pages, and no step follows yet?
-        self._refs = [0] * num_pages
-        self._kept = bytearray(num_pages)
+        self._refs = [0] * beyond
+        self._kept = bytearray(beyond)
         self.used = 0
         self.on_idle: Callable[[int], None] = lambda page: None
 

@@ -21,7 +21,7 @@ from eyas.common.gpus import number_of
 from eyas.common.pool import Geometry
 from eyas.engine.kv.device_memory import bytes_of
 from eyas.engine.kv.format import KvFormat
-from kv_transfer.area import Area, DeviceArea, create_file
+from kv_transfer.area import Area, DeviceArea, create_file, map_file
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import Allocation, DriverError
 from kv_transfer.gpu.handover import Giver
@@ -108,13 +108,14 @@ class KvPool:
     `checksum` is the CRC-32. `tensor`: the pages without it, in the sizes of the shape.
     """
 
-    def __init__(self, shape: PoolShape, path: Path | None = None) -> None:
-        """`path`: a new file to map, so that other processes can read the pool; None: the device's memory.
+    def __init__(self, shape: PoolShape, path: Path | None = None, *, theirs: bool = False) -> None:
+        """`path`: a new file to map, so that other processes can use the pool; None: the device's memory.
 
-        All rows start as zeros. Raises ConfigError if the file system cannot hold the pool.
+        `theirs`: the file is another process's pool, which this one uses too and leaves as it is. All rows of
+        a new pool start as zeros. Raises ConfigError if the file system cannot hold it.
         """
         self.shape = shape
-        self.path = path
+        self.path = None if theirs else path
         self.area: Area | None = None  # the pool, if it is in a file
         self.attached: list[Closable] = []  # what serves the pool to others, and ends before it
         self._allocation: Allocation | None = None
@@ -123,9 +124,10 @@ class KvPool:
             self.pages, self._allocation = _on_device(shape)
             self.checksum = _fill_proof(self.pages[-1])
         else:
-            memory = create_file(path, shape.nbytes + shape.page_bytes)
-            self.area = Area.new(memoryview(memory), shape.page_bytes, str(path))
-            self.checksum = self.area.checksum(shape.pages)
+            memory = map_file(path) if theirs else create_file(path, shape.nbytes + shape.page_bytes)
+            if not theirs:
+                self.area = Area.new(memoryview(memory), shape.page_bytes, str(path))
+                self.checksum = self.area.checksum(shape.pages)
             self.pages = torch.frombuffer(memory, dtype=shape.dtype).view(shape.pages + 1, -1)
         self.tensor = self.pages[: shape.pages].view(shape.sizes)
         rows = self.tensor.view(-1, shape.kv_heads * shape.head_dim)

@@ -62,6 +62,15 @@ class PrefixCache:
 
     def match(self, tokens: Sequence[int]) -> list[int]:
         """The pages of the longest cached prefix without the last token. The caller becomes their owner."""
+        pages = self._found(tokens)
+        self._pool.share(pages)
+        return pages
+
+    def reach(self, tokens: Sequence[int]) -> int:
+        """How many pages `match` would give; nothing changes."""
+        return len(self._found(tokens))
+
+    def _found(self, tokens: Sequence[int]) -> list[int]:
         pages: list[int] = []
         node = self._root
         for key in self._keys(tokens, len(tokens) - 1):
@@ -70,7 +79,6 @@ class PrefixCache:
                 break
             pages.append(child.page)
             node = child
-        self._pool.share(pages)
         return pages
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], rows: int) -> None:

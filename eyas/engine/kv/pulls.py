@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, get_args
 
@@ -171,14 +171,16 @@ class Pulls:
             active.pull.cancel(now)
             self._act(active)
 
-    def preempt(self) -> bool:
-        """Take the pages of the youngest running pull back; False if none gives any back.
+    def preempt(self, among: Callable[[Any], bool] = lambda owner: True) -> bool:
+        """Take the pages of the youngest running pull back, of owners `among` whom it is looked for; False if
+        none gives any back.
 
         They are free at once, or, while copies into them run, when those have stopped.
         """
-        if any(a.pull.state is State.DRAINING for a in self._active.values()):
+        theirs = [a for a in self._active.values() if among(a.owner)]
+        if any(a.pull.state is State.DRAINING for a in theirs):
             return True
-        pulling = [a for a in self._active.values() if a.pull.state is State.PULLING]
+        pulling = [a for a in theirs if a.pull.state is State.PULLING]
         if not pulling:
             return False
         pulling[-1].pull.preempt(time.monotonic())

@@ -50,8 +50,9 @@ class Attention:
             qkv_bias = torch.cat([weights.take(f"{n}.bias", (r,)) for n, r in pairs])
         if spec.output_bias:
             out_bias = weights.take(f"{out}.bias", (hidden,))
-        self._qkv = Linear(weights.stack([f"{n}.weight" for n in names], rows, width), qkv_bias)
-        self._out = Linear(weights.take(f"{out}.weight", (hidden, rows[0])), out_bias)
+        stored, back = [f"{n}.weight" for n in names], f"{out}.weight"
+        self._qkv = Linear(weights.stack(stored, rows, width), qkv_bias, weights.rounding(stored))
+        self._out = Linear(weights.take(back, (hidden, rows[0])), out_bias, weights.rounding([back]))
         if spec.head_norms:
             names = [f"{prefix}.{p}_norm.weight" for p in "qk"]
             self._q_norm, self._k_norm = (RmsNorm.load(config, weights, n, self._dim) for n in names)

@@ -2,6 +2,7 @@
 
 The plain loop over experts, to which grouped products are held. A row's bits depend on that row alone: an
 expert's products have one shape, and what a row's experts give is added in the order in which it chose them.
+So it does not matter either which rank an expert is on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.layers.linear import Linear, in_blocks
-from eyas.engine.layers.mlp import GatedMlp
+from eyas.engine.layers.mlp import GatedMlp, GatedRoundings
+from eyas.engine.parallel.expert_ranks import ExpertRanks
 
 TINY = 1e-20
 """Keeps a sum of weights from being 0."""
@@ -69,13 +71,27 @@ class Router:
 
 
 class Experts:
-    """The sum of what a row's experts make of it, by weight, and of what the shared one does."""
+    """The sum of what a row's experts make of it, by weight, and of what the shared one does.
 
-    def __init__(self, spec: ExpertsSpec, weights: Weights, prefix: str, hidden: int) -> None:
+    `ranks`: over which the experts are spread, whole; None: all are here. Router and shared expert are here.
+    """
+
+    def __init__(
+        self,
+        spec: ExpertsSpec,
+        weights: Weights,
+        prefix: str,
+        hidden: int,
+        ranks: ExpertRanks | None = None,
+    ) -> None:
         self._router = Router(spec, weights, f"{prefix}.gate", hidden)
-        self._experts = [
-            GatedMlp(spec, weights, f"{prefix}.experts.{i}", hidden) for i in range(spec.experts)
-        ]
+        names = [f"{prefix}.experts.{i}" for i in range(spec.experts)]
+        alike = GatedRoundings.of(weights, names)
+        here = range(spec.experts) if ranks is None else ranks.own
+        self._experts = {i: GatedMlp(spec, weights, names[i], hidden, alike) for i in here}
+        self._ranks = ranks
+        self._nothing = torch.empty(0, hidden, dtype=weights.placement.dtype, device=weights.placement.device)
+        self._per_row = spec.per_row
         self._shared = None
         if spec.shared_width:
             shared = FeedForwardSpec(spec.shared_width, spec.activation)
@@ -84,12 +100,26 @@ class Experts:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, hidden] -> [R, hidden]."""
         routes = self._router(x)
-        made = x.new_empty(*routes.experts.shape, x.shape[1])
-        for expert in routes.experts.unique().tolist():
-            rows, places = (routes.experts == expert).nonzero(as_tuple=True)
-            made[rows, places] = self._experts[expert](x[rows])
+        if self._ranks is None:
+            made = self._made(x, routes.experts)
+        else:
+            made = self._ranks.made(x, routes.experts, self._made)
         mixed = _in_order((made.float() * routes.weights[..., None]).unbind(1)).to(x.dtype)
         return mixed if self._shared is None else mixed.add_(self._shared(x))
+
+    def serve_others(self) -> None:
+        """Where this rank has no rows in a step: its experts take those of the other ranks."""
+        if self._ranks is not None:
+            chosen = torch.empty(0, self._per_row, dtype=torch.int64, device=self._nothing.device)
+            self._ranks.made(self._nothing, chosen, self._made)
+
+    def _made(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """What the experts make of rows: x [R, hidden], chosen int64 [R, n] -> [R, n, hidden]."""
+        made = x.new_empty(*chosen.shape, x.shape[1])
+        for expert in chosen.unique().tolist():
+            rows, places = (chosen == expert).nonzero(as_tuple=True)
+            made[rows, places] = self._experts[expert](x[rows])
+        return made
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -28,17 +28,19 @@ class LatentAttention:
         self._spec = spec
         self._heads, self._plain, self._latent = spec.num_heads, spec.plain_dim, spec.kv_rank
         query = spec.num_heads * (spec.plain_dim + spec.rotated_dim)
+        first, row_name = "q_a_proj" if spec.query_rank else "q_proj", f"{prefix}.kv_a_proj_with_mqa.weight"
+        rounding = weights.rounding([f"{prefix}.{first}.weight", row_name])  # they read the same rows
         if spec.query_rank:
-            self._query_in = Linear(weights.take(f"{prefix}.q_a_proj.weight", (spec.query_rank, width)))
+            stored = weights.take(f"{prefix}.q_a_proj.weight", (spec.query_rank, width))
+            self._query_in = Linear(stored, rounding=rounding)
             self._query_norm = _norm(weights, f"{prefix}.q_a_layernorm.weight", spec.query_rank)
-            stored = weights.take(f"{prefix}.q_b_proj.weight", (query, spec.query_rank))
-        else:
-            stored = weights.take(f"{prefix}.q_proj.weight", (query, width))
-        columns = stored.shape[1]
-        per_head = stored.view(spec.num_heads, -1, columns)
-        self._query = Linear(_halves_last(per_head, spec).reshape(query, columns))
-        row = weights.take(f"{prefix}.kv_a_proj_with_mqa.weight", (spec.head_dim, width))
-        self._row = Linear(_halves_last(row[None], spec)[0])
+        name = f"{prefix}.{'q_b_proj' if spec.query_rank else 'q_proj'}.weight"
+        stored = weights.take(name, (query, spec.query_rank or width))
+        per_head = halves_last(stored.view(spec.num_heads, -1, stored.shape[1]), spec)
+        second = weights.rounding([name]) if spec.query_rank else rounding
+        self._query = Linear(per_head.reshape(stored.shape), rounding=second)
+        row = weights.take(row_name, (spec.head_dim, width))
+        self._row = Linear(halves_last(row[None], spec)[0], rounding=rounding)
         self._row_norm = _norm(weights, f"{prefix}.kv_a_layernorm.weight", spec.kv_rank)
         parts = (spec.plain_dim, spec.value_dim)
         factors = weights.take(f"{prefix}.kv_b_proj.weight", (spec.num_heads * sum(parts), spec.kv_rank))
@@ -46,7 +48,7 @@ class LatentAttention:
         self._keys = keys.contiguous()  # [heads, plain, latent]
         self._values = values.transpose(1, 2).contiguous()  # [heads, latent, value]
         out = (width, spec.num_heads * spec.value_dim)
-        self._out = Linear(weights.take(f"{prefix}.o_proj.weight", out))
+        self._out = Linear.load(weights, f"{prefix}.o_proj.weight", out)
 
     def __call__(self, x: torch.Tensor, layer: int, step: Step) -> torch.Tensor:
         """x [R, width] -> [R, width]; rows beyond `step.slots` are padding and write nothing."""
@@ -72,7 +74,7 @@ def _norm(weights: Weights, name: str, size: int) -> RmsNorm:
     return RmsNorm(weights.take(name, (size,)), EPS)
 
 
-def _halves_last(stored: torch.Tensor, spec: LatentSpec) -> torch.Tensor:
+def halves_last(stored: torch.Tensor, spec: LatentSpec) -> torch.Tensor:
     """Rows [.., n, columns] whose last `rotated_dim` are paired as `Rotary` pairs them.
 
     Queries and cached rows are reordered alike, so that scores stay what they are.

@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from eyas.engine.checkpoint.config import FeedForwardSpec
+from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.layers.linear import Linear, in_blocks
 
 
-class GatedMlp:
-    """down(activation(gate(x)) * up(x)), gate and up fused into one product."""
+@dataclass(frozen=True)
+class GatedRoundings:
+    """How the rows of gate and up are rounded, and those of down."""
 
-    def __init__(self, spec: FeedForwardSpec, weights: Weights, prefix: str, hidden: int) -> None:
-        names, inner = [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"], spec.width
-        self._gate_up = Linear(weights.stack(names, [inner, inner], hidden))
-        self._down = Linear(weights.take(f"{prefix}.down_proj.weight", (hidden, inner)))
+    gate_up: Rounding | None
+    down: Rounding | None
+
+    @classmethod
+    def of(cls, weights: Weights, prefixes: list[str]) -> GatedRoundings:
+        """Of all feed-forwards below these prefixes alike: experts read the same rows."""
+        gate_up = [name for prefix in prefixes for name in gate_up_names(prefix)]
+        return cls(weights.rounding(gate_up), weights.rounding([down_name(prefix) for prefix in prefixes]))
+
+
+def gate_up_names(prefix: str) -> list[str]:
+    """The tensors of gate and up."""
+    return [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"]
+
+
+def down_name(prefix: str) -> str:
+    """The tensor of down."""
+    return f"{prefix}.down_proj.weight"
+
+
+class GatedMlp:
+    """down(activation(gate(x)) * up(x)), gate and up fused into one product. `roundings`: if not its own."""
+
+    def __init__(
+        self,
+        spec: FeedForwardSpec,
+        weights: Weights,
+        prefix: str,
+        hidden: int,
+        roundings: GatedRoundings | None = None,
+    ) -> None:
+        rounding, inner = roundings or GatedRoundings.of(weights, [prefix]), spec.width
+        gate_up = weights.stack(gate_up_names(prefix), [inner, inner], hidden)
+        self._gate_up = Linear(gate_up, rounding=rounding.gate_up)
+        self._down = Linear(weights.take(down_name(prefix), (hidden, inner)), rounding=rounding.down)
         self._turned = {"silu": _silu, "gelu_tanh": _gelu_tanh}[spec.activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

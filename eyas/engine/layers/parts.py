@@ -21,6 +21,7 @@ from eyas.engine.layers.attention import Attention, Step
 from eyas.engine.layers.experts import Experts
 from eyas.engine.layers.latent import LatentAttention
 from eyas.engine.layers.mlp import GatedMlp
+from eyas.engine.parallel.expert_ranks import ExpertRanks
 
 
 class AttentionPart(Protocol):
@@ -46,8 +47,10 @@ def attention_part(
     return Attention(config, spec, weights, prefix, width)
 
 
-def feed_forward_part(spec: FeedForwardSpec, weights: Weights, prefix: str, hidden: int) -> FeedForwardPart:
-    """The block of this specification; its tensors are those below `prefix`."""
+def feed_forward_part(
+    spec: FeedForwardSpec, weights: Weights, prefix: str, hidden: int, ranks: ExpertRanks | None = None
+) -> FeedForwardPart:
+    """The block of this specification; its tensors are those below `prefix`. `ranks`: as of `Experts`."""
     if isinstance(spec, ExpertsSpec):
-        return Experts(spec, weights, prefix, hidden)
+        return Experts(spec, weights, prefix, hidden, ranks)
     return GatedMlp(spec, weights, prefix, hidden)

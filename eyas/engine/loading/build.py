@@ -34,8 +34,10 @@ from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool, new_pool_path, sweep_stale
 from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.kv.pulls import Pulls
 from eyas.engine.kv.stager import Stager
 from eyas.engine.loading import follower
+from eyas.engine.loading.attention_ranks import attention_ranks
 from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.draft_build import draft_worker, plain_runner
 from eyas.engine.loading.draft_lines import gpu_of, offered_lines
@@ -45,12 +47,15 @@ from eyas.engine.loading.startup import Start
 from eyas.engine.loading.step_rates import Reach, measure
 from eyas.engine.loading.travel import Travel, travel
 from eyas.engine.loop.engine import Engine, Parts
+from eyas.engine.loop.forwards import Alone, Forward
 from eyas.engine.loop.plain_runner import PlainRunner
 from eyas.engine.loop.runner import Runner
 from eyas.engine.models.base import FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family
-from eyas.engine.scheduling.scheduler import Limits, Scheduler
+from eyas.engine.scheduling.limits import Limits
+from eyas.engine.scheduling.ranked import OfRank, RankedScheduler, Schedulers
+from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import DraftRunner
@@ -78,11 +83,14 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     _check_device(config)
     check_host_cache(config)
     _check_transfer(config)
+    _check_draft_ranks(config)
     if config.device != "cpu":
         torch.cuda.set_device(number_of(config.device))  # of this thread: kernels run on the current device
     if config.num_pages is None and config.attention_backend == "torch":
         config = dataclasses.replace(config, num_pages=PLAIN_PAGES)
     loaded = EngineSpec.of(config, epoch=secrets.randbits(63))
+    if loaded.target.fp8 is not None:
+        _log.info("weights: %s", loaded.target.fp8)
     if set(config.roles) == {Role.DRAFT}:
         return DraftEngine(_draft_parts(loaded), link)
     if config.attention_backend == "torch":
@@ -113,6 +121,12 @@ def _check_transfer(config: EngineConfig) -> None:
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
+def _check_draft_ranks(config: EngineConfig) -> None:
+    if config.dp_attention > 1 and set(config.roles) == {Role.DRAFT}:
+        flag = "dp-attention"
+        raise ConfigError(f"--{flag}: a draft worker is one process (--{flag} 1)", param=flag)
+
+
 @dataclass(frozen=True)
 class _Core:
     """What runs steps, and what it needs of the scheduler. Pools: target first."""
@@ -129,15 +143,14 @@ class _Core:
 
 def _plain_core(loaded: EngineSpec) -> _Core:
     config, target = loaded.config, loaded.target
-    backend = loaded.backend(KvKind.TARGET)
-    with loaded.weights(KvKind.TARGET) as weights:
-        model = Decoder(target, weights, backend)
+    _log.info("arithmetic: %s (plain torch)", config.arithmetic)
     pool = loaded.pool(KvKind.TARGET)
+    model, forward = _plain_model(loaded, pool)
     draft_runner = plain_runner(loaded, model.ends) if loaded.drafts_here else None
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
     grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids)
     tap = _tap(loaded, model) if loaded.head else None
-    runner = PlainRunner(model, pools, backend, tap, grammars)
+    runner = PlainRunner(model, pools, forward, tap, grammars)
     drafter = _drafter(loaded, draft_runner)
     round_rows = loaded.round_rows if drafter else 1
     return _Core(
@@ -152,6 +165,16 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     )
 
 
+def _plain_model(loaded: EngineSpec, pool: KvPool) -> tuple[Decoder, Forward]:
+    """The model here, and what computes steps: it alone, or with other ranks."""
+    if loaded.config.dp_attention > 1:
+        return attention_ranks(loaded, pool)
+    backend = loaded.backend(KvKind.TARGET)
+    with loaded.weights(KvKind.TARGET) as weights:
+        model = Decoder(loaded.target, weights, backend)
+    return model, Alone(model, pool, backend)
+
+
 def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     """The fast path of a GPU; `loaded` with as many pages as fit."""
     lead = None
@@ -162,7 +185,8 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
             lead = Lead(partial(follower.main, loaded), ranks, first.config.device, meeting)
         loaded = first
     target = loaded.target
-    grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids)
+    drafts = loaded.config.speculates
+    grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids, drafts=drafts)
     loaded, device = build_device(loaded, start, grammars, lead)
     config = loaded.config
     limits = Limits(
@@ -188,35 +212,32 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
 def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
     """Measured where a router may ask: of workers that compute prompts and decode, and exchange pages.
 
-    An interpreted device, and ranks that share a model, are not asked.
+    An interpreted device is not asked.
     """
     both = {Role.PREFILL, Role.DECODE} <= set(config.roles)
     interpreted = config.device == "cpu" and config.attention_backend != "torch"
-    if not both or interpreted or config.transfer == NONE or config.tensor_parallel_size > 1:
+    if not both or interpreted or config.transfer == NONE:
         return None
     return measure(runner, config, most, grain)
 
 
 def _parts(loaded: EngineSpec, core: _Core) -> Parts:
-    """The engine around its core: scheduler, cache, leases, pulls."""
+    """The engine around its core: scheduler, leases, pulls."""
     config, pools, pool = loaded.config, core.pools, core.pools[0]
-    _check_room(pool.shape.pages, core.limits, loaded.target.context_length)
-    pages = PagePool(pool.shape.pages)
-    cache = PrefixCache(pages, config.page_size, lookahead=len(pools) - 1)
+    _check_room(pool.shape.pages // config.dp_attention, core.limits, loaded.target.context_length)
     outbox = Outbox()
     moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
     new_id = moves.board.new_id if moves.board is not None else partial(secrets.randbits, 63)
     owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id)
-    ranks = config.tensor_parallel_size
-    leases = Leases(owner, pages, config.page_size, moves.layouts, outbox, ranks, moves.board)
-    pulls = moves.pulls[KvKind.TARGET]
-    host = host_loads(config, pools, pages, cache, core.slowest_step_s)
+    pulls, ranks = moves.pulls[KvKind.TARGET], config.tensor_parallel_size
+    scheduler = _scheduler(config, core, pulls)
+    leases = Leases(owner, scheduler.pool, config.page_size, moves.layouts, outbox, ranks, moves.board)
     return Parts(
         config=config,
         model=loaded.target,
         runner=core.runner,
         pools=pools,
-        scheduler=Scheduler(pages, cache, core.limits, pulls, host, core.grammars.holds),
+        scheduler=scheduler,
         drafter=core.drafter,
         pacing=core.pacing,
         leases=leases,
@@ -228,6 +249,23 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
         outbox=outbox,
         grammars=core.grammars,
         ready=_ready(loaded, moves, core.slowest_step_s, core.rates),
+    )
+
+
+def _scheduler(config: EngineConfig, core: _Core, pulls: Pulls) -> Schedulers:
+    """One, or one for each attention rank, with an equal share of the pool's pages."""
+    ranks, pools, holds = config.dp_attention, core.pools, core.grammars.holds
+    each = pools[0].shape.pages // ranks
+    pages = [PagePool(each, each * rank) for rank in range(ranks)]
+    caches = [PrefixCache(own, config.page_size, lookahead=len(pools) - 1) for own in pages]
+    if ranks == 1:
+        host = host_loads(config, pools, pages[0], caches[0], core.slowest_step_s)
+        return Scheduler(pages[0], caches[0], core.limits, pulls, host, holds)
+    return RankedScheduler(
+        [
+            Scheduler(pages[rank], caches[rank], core.limits, OfRank(pulls, rank), holds=holds)
+            for rank in range(ranks)
+        ]
     )
 
 
@@ -290,27 +328,32 @@ def _ready(loaded: EngineSpec, moves: Travel, slowest: float, rates: StepRates |
         draft_fingerprint=head.fingerprint if head else "",
         context_length=loaded.target.context_length,
         vocab_size=target.vocab_size,
-        pages_total=pages,
+        pages_total=pages * config.dp_attention,
         pools=moves.infos,
         files=moves.files,
         slowest_step_s=slowest,
         draft_width=head.decoder.hidden_size if head else 0,
-        synthetic=bool(loaded.synthetic_rates),
+        synthetic=bool(loaded.synthetic_rates) or loaded.uniform_experts,
         rates=rates,
+        arithmetic=config.arithmetic,
         staged=bool(moves.outlets),
     )
 
 
 def _warm_up(runner: PlainRunner, pool: KvPool, config: EngineConfig) -> float:
-    """Run the largest prompt chunk and one decode row; seconds of the slower one. Pages are not owned yet."""
-    shape = pool.shape
-    rows = min(config.chunk_tokens, shape.pages * shape.page_size, runner.model.config.context_length)
+    """Run the largest prompt chunk of each rank, and a decode row; seconds of the slower step. Pages are not
+    owned yet.
+    """
+    each, size = pool.shape.pages // config.dp_attention, pool.page_size
+    rows = min(config.chunk_tokens, each * size, runner.model.config.context_length)
     request = GenerationRequest("warm-up", (0,) * rows, SamplingParams())
-    seq = Sequence(0, Generation(request, 0, Kind.LOCAL, 0.0, 0.0), 0, request.prompt_ids, [])
-    seq.pages = list(range(-(-rows // config.page_size)))
+    generation = Generation(request, 0, Kind.LOCAL, 0.0, 0.0)
+    sequences = [Sequence(rank, generation, 0, request.prompt_ids, []) for rank in range(config.dp_attention)]
+    for rank, seq in enumerate(sequences):
+        seq.pages = list(range(each * rank, each * rank + pages_for(rows, size)))
     slowest = 0.0
     for tokens in (1, rows):
         began = time.monotonic()
-        runner.launch([Work(seq, 0, [0] * tokens, None, sample=True)])
+        runner.launch([Work(seq, 0, [0] * tokens, None, sample=True) for seq in sequences])
         slowest = max(slowest, time.monotonic() - began)
     return slowest

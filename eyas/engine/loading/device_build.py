@@ -18,8 +18,9 @@ from eyas.common.config import GRAPH_ROWS, RESERVE_BYTES
 from eyas.common.errors import ConfigError
 from eyas.common.params import MAX_STOP_TOKEN_IDS
 from eyas.common.types import KvKind
-from eyas.engine.attention.prompts import PromptAttention
-from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.attention.device import chunk_tile_rows
+from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
+from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.rows import Rows
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_batches
@@ -32,16 +33,15 @@ from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.kernels import skinny
-from eyas.engine.kernels.prefill import tile_rows
-from eyas.engine.kernels.scores import Scores
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.loading.arithmetic import Arithmetic, pdl_of, prompts_of
 from eyas.engine.loading.depth_times import measure_depths
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases, Start
 from eyas.engine.models.base import DraftModel, FeatureTap
 from eyas.engine.models.fused import FusedDecoder
-from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.fused_step import LayerContext, RowAttention
 from eyas.engine.models.heads import device_head, load_device_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
@@ -49,7 +49,7 @@ from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
 from eyas.engine.speculation.depth import ladder, shallower
 from eyas.engine.speculation.device import DeviceDrafter, DeviceTap
 from eyas.engine.speculation.device_lookup import DeviceLookup, words_predicted
-from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
+from eyas.engine.speculation.feature_ring import FeatureRing
 from eyas.engine.speculation.pacing import Pacing, pacing_of
 from kv_transfer.layout import pages_for
 
@@ -107,7 +107,7 @@ def build_rank(
     _check_words(loaded, buckets)
     _check_windows(loaded)
     with start.phases("import"):
-        prompts = _prompts(loaded)
+        prompts = prompts_of(loaded)
     loaded, state = build_state(loaded, ranks, start.phases, prompts)
     executor = executor_of(state)
     with start.phases("kernels"):
@@ -154,27 +154,28 @@ def largest(loaded: EngineSpec, buckets: Buckets) -> StepShape:
 
 
 def build_state(
-    loaded: EngineSpec, ranks: ProcessGroup, phases: Phases, prompts: PromptAttention | None = None
+    loaded: EngineSpec, ranks: ProcessGroup, phases: Phases, prompts: PromptPlan | None = None
 ) -> tuple[EngineSpec, DeviceState]:
     """Everything that steps share, and `loaded` with as many pages as fit, if it did not say how many."""
     groups = [KvKind.TARGET, KvKind.DRAFT] if loaded.drafts_here else [KvKind.TARGET]
     tables = Tables(table_sizes(loaded), loaded.config.device)
-    attentions = {group: _attention(loaded, group, tables, prompts) for group in groups}
+    arithmetic = Arithmetic.of(loaded)
+    attentions = {group: arithmetic.attention(group, tables, prompts) for group in groups}
     with phases("weights"):
-        model, tap, head = _models(loaded, ranks, attentions)
+        model, tap, head = _models(arithmetic, ranks, attentions)
     ring = None if tap is None or head is None else _ring(loaded, tables, tap)
-    special = SpecialSampler(tables, loaded.target.vocab_size, pdl=_pdl(loaded))
+    special = SpecialSampler(tables, loaded.target.vocab_size, pdl=pdl_of(loaded.config))
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
     pools = tuple(loaded.pool(group) for group in groups)
     drafter, elsewhere, spec = None, None, loaded.config.speculation
     if tap is not None and head is not None:
-        drafter = DeviceDrafter((tap, head), pools[1], tables, spec, pdl=_pdl(loaded), ring=ring)
+        drafter = DeviceDrafter((tap, head), pools[1], tables, spec, pdl=pdl_of(loaded.config), ring=ring)
     elif tap is not None:
         elsewhere = DeviceTap(tap, spec, loaded.width)
     return loaded, DeviceState(
         *(model, pools[0], tables, special, drafter, _synthetic(loaded)),
-        pdl=_pdl(loaded),
+        pdl=pdl_of(loaded.config),
         prompts=prompts,
         lookup=None if elsewhere else _lookup(loaded, tables, drafter),
         tap=elsewhere,
@@ -187,36 +188,6 @@ def _lookup(loaded: EngineSpec, tables: Tables, drafter: DeviceDrafter | None) -
         return None
     trees = drafter is not None and drafter.trees
     return DeviceLookup(tables, loaded.config.speculation, headed=drafter is not None, trees=trees)
-
-
-def _prompts(loaded: EngineSpec) -> PromptAttention | None:
-    """FA3, if it is asked for: the build of its kernels begins here and goes on behind everything else.
-
-    A model, or a layer, that it has no template for is served all the same, as the log says.
-    """
-    config, target = loaded.config, loaded.share(KvKind.TARGET)
-    if config.prefill_attention_backend != "flashinfer":
-        return None
-    log = logging.getLogger("eyas.engine")
-    rules = [Scores.of(layer.attention) for layer in target.layers]
-    plain = next((rule for rule in rules if rule == Scores(rule.scale)), None)
-    if others := sum(rule != plain for rule in rules):
-        text = "prompts attend by the triton kernel in %d of %d layers, which have windows or soft caps"
-        log.info(text, others, len(rules))
-    if plain is None:
-        return None
-    try:
-        from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
-    except ImportError as error:
-        flag = "prefill-attention-backend"
-        raise ConfigError(f"--{flag} flashinfer: it cannot be imported ({error})", param=flag) from None
-    shape = loaded.with_pages(1).shape(KvKind.TARGET)
-    try:
-        build = Fa3Build(shape.dtype, shape.head_dim, config.device)
-    except ConfigError as error:
-        log.warning("prompts attend by the triton kernel: %s", error.message)
-        return None
-    return PromptAttention(PrefillAttention(target.num_heads, shape, plain.scale, build), plain)
 
 
 def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
@@ -260,51 +231,34 @@ def table_sizes(loaded: EngineSpec) -> TableSizes:
     )
 
 
-def _attention(
-    loaded: EngineSpec, group: KvKind, tables: Tables, prompts: PromptAttention | None
-) -> PagedAttention:
-    """`prompts` is planned for the target's heads: a draft head with others does without it."""
-    config, heads = loaded.config, _heads(loaded, group)
-    batch = max(config.max_running, config.cuda_graph_max_bs)
-    waiting = KEPT_ROWS if config.speculation.adaptive else 1
-    most = Most(batch + MAX_ENDS, max(loaded.width, config.speculation.topk, waiting))
-    shape = loaded.with_pages(1).shape(group)
-    prompts = prompts if heads == _heads(loaded, KvKind.TARGET) else None
-    return PagedAttention(tables.pages, heads[0], shape, most, pdl=_pdl(loaded), prompts=prompts)
-
-
-def _heads(loaded: EngineSpec, group: KvKind) -> tuple[int, int, int]:
-    decoder = loaded.share(group)
-    return decoder.num_heads, decoder.num_kv_heads, decoder.head_dim
-
-
-def _pdl(loaded: EngineSpec) -> bool:
-    """Programmatic dependent launch: where there is a GPU (of compute capability 9.0)."""
-    return loaded.config.device != "cpu"
-
-
 def _models(
-    loaded: EngineSpec, ranks: ProcessGroup, attentions: dict[KvKind, PagedAttention]
+    arithmetic: Arithmetic, ranks: ProcessGroup, attentions: dict[KvKind, RowAttention]
 ) -> tuple[FusedDecoder, FeatureTap | None, DraftModel[Rows] | None]:
     """The target, and as much of the head as runs here."""
-    launch = skinny.Launch.on(loaded.config.device, pdl=_pdl(loaded))
+    loaded = arithmetic.loaded
 
-    def context(group: KvKind) -> LayerContext:
-        return LayerContext.on(loaded.config.device, loaded.decoder(group), ranks, launch, attentions[group])
+    def context(group: KvKind, launch: skinny.Launch) -> LayerContext:
+        shared = (ranks, launch, attentions[group])
+        made = LayerContext.on(loaded.config.device, loaded.decoder(group), *shared)
+        return replace(made, uniform_experts=loaded.uniform_experts)
 
     with loaded.weights(KvKind.TARGET) as weights:
-        model = FusedDecoder(loaded.target, weights, context(KvKind.TARGET))
-    if not model.narrow_rows:
+        model = FusedDecoder(loaded.target, weights, context(KvKind.TARGET, arithmetic.products))
+    log = logging.getLogger("eyas.engine")
+    if not model.narrow_rows and any(layer.attention.output_bias for layer in loaded.target.layers):
         text = "steps of few rows are slower than they could be: no kernel adds this model's output biases"
-        logging.getLogger("eyas.engine").warning(text)
+        log.warning(text)
+    if loaded.uniform_experts:
+        log.warning("chance chooses experts (--uniform-experts): answers mean nothing")
     if loaded.head is None:
         return model, None, None
     kind, group = device_head(loaded.head.algorithm), KvKind.DRAFT if loaded.drafts_here else KvKind.TARGET
+    beside = context(group, arithmetic.drafts)
     with loaded.weights(KvKind.DRAFT) as weights:
-        tap = kind.load_tap(loaded.head, weights, model.final_norm, context(group))
+        tap = kind.load_tap(loaded.head, weights, model.final_norm, beside)
         if not loaded.drafts_here:
             return model, tap, None
-        return model, tap, load_device_draft(loaded.head, weights, model.ends, context(group))
+        return model, tap, load_device_draft(loaded.head, weights, model.ends, beside)
 
 
 def _synthetic(loaded: EngineSpec) -> torch.Tensor | None:
@@ -320,8 +274,8 @@ def buckets_of(loaded: EngineSpec) -> Buckets:
     """Graphs for rounds, and for rounds beside a small chunk, as far as the configuration wants graphs."""
     config = loaded.config
     most, tokens = config.cuda_graph_max_bs, (config.chunk_tokens, config.mixed_tokens)
-    decoders = [loaded.target] if loaded.head is None else [loaded.target, loaded.head.decoder]
-    rows = min(tile_rows(decoder.num_heads, decoder.num_kv_heads) for decoder in decoders)
+    groups = [KvKind.TARGET] if loaded.head is None else [KvKind.TARGET, KvKind.DRAFT]
+    rows = min(chunk_tile_rows(loaded.share(group)) for group in groups)
     if not most:
         return Buckets(loaded.width, rows, (), (), *tokens)
     batches = config.cuda_graph_bs or default_batches(most)
@@ -383,6 +337,8 @@ def _warm_up(executor: Executor, shapes: Iterable[StepShape]) -> float:
         for _ in range(2):
             began = time.monotonic()
             program = executor.rehearse(shape)
+            if shape.chunk and isinstance(executor.state.prompts, ExpandedPrompts):
+                executor.rehearse(shape, spans=made_up(shape.chunk, executor.state.pool.page_size))
         slowest = max(slowest, time.monotonic() - began)
     if executor.state.drafter is not None:
         executor.rehearse_join(program)

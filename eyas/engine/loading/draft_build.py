@@ -14,16 +14,16 @@ from eyas.common.config import RESERVE_BYTES, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import KvKind
-from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.attention.device import chunk_tile_rows, row_attention
+from eyas.engine.attention.rows import Most
 from eyas.engine.batch.tables import Tables
 from eyas.engine.kernels import skinny
-from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.loading.device_build import table_sizes
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import FusedEnds
-from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.heads import load_device_draft, load_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
@@ -77,7 +77,7 @@ def _device_worker(loaded: EngineSpec) -> DraftWorker:
     launch = skinny.Launch.on(config.device, pdl=pdl)
     most = Most(config.max_running, max(loaded.width, config.speculation.topk))
     shape = loaded.with_pages(1).shape(KvKind.DRAFT)
-    attention = PagedAttention(tables.pages, decoder.num_heads, shape, most, pdl=pdl)
+    attention = row_attention(tables.pages, decoder.num_heads, shape, most, pdl=pdl)
     context = LayerContext.on(
         config.device, decoder, ProcessGroup(RankInfo(), config.device), launch, attention
     )
@@ -90,7 +90,7 @@ def _device_worker(loaded: EngineSpec) -> DraftWorker:
     firsts = torch.zeros(tables.sizes.slots, dtype=torch.int32, device=config.device)
     pool, spec = loaded.pool(KvKind.DRAFT), config.speculation
     proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, firsts=firsts)
-    tile = tile_rows(decoder.num_heads, decoder.num_kv_heads)
+    tile = chunk_tile_rows(decoder)
     runner = DeviceDraftRunner(proposer, tables, firsts, tile, decoder.hidden_size)
     interpreted = config.device == "cpu"  # and has nothing to compile or to load
     slowest = 0.0 if interpreted else warm_up(runner, decoder.hidden_size, spec)

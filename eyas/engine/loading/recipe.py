@@ -14,6 +14,8 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
+from eyas.engine.attention.latent_prompts import made_up
+from eyas.engine.checkpoint.fp8 import scales_of
 from eyas.engine.checkpoint.weights import Part, Shape, Weights
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.device.executor import WORDS
@@ -21,8 +23,10 @@ from eyas.engine.device.program import StepProgram
 from eyas.engine.device.runner import late_sizes
 from eyas.engine.device.special import SLICE
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.rows import put_rows
 from eyas.engine.kernels.skinny import MAX_ROWS
 from eyas.engine.kernels.special import COLUMNS, mask_words
+from eyas.engine.loading.arithmetic import prompts_of
 from eyas.engine.loading.device_build import buckets_of, build_state, by_depth, captured, rehearsed
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases
@@ -37,18 +41,25 @@ from eyas.engine.parallel.ranks import RankInfo
 def launches(config: EngineConfig) -> None:
     """Launches what an engine with `config`, for a GPU, may launch; its pages do not matter."""
     nowhere = dataclasses.replace(config, device="meta", num_pages=1)
-    loaded, state = build_state(_Unread.of(nowhere), _Absent(config.tensor_parallel_size), Phases())
+    unread = _Unread.of(nowhere)
+    prompts = prompts_of(unread) if unread.target.kv_format.latent else None
+    loaded, state = build_state(unread, _Absent(config.tensor_parallel_size), Phases(), prompts)
     _keep_one_of_each(state.model)
     inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
     columns = len(COLUMNS) + mask_words(loaded.target.vocab_size)
     for shape in dict.fromkeys(_shapes(loaded)):
         program = StepProgram(state, shape, inputs, results)
         rows = program.forward()
+        if shape.chunk and prompts is not None and prompts.plan(made_up(shape.chunk, config.page_size)):
+            StepProgram(state, shape, inputs, results, planned=True).forward()
         if shape.chunk:
             state.slice_logits(rows, torch.empty(1, dtype=torch.int32, device="meta"))
         if shape.sampled:
             program.sample_special(torch.empty(min(shape.sampled, SLICE), columns, dtype=torch.int32))
         program.rest(program.choose())
+    if state.head is not None:  # its taps may be in layers that are not kept
+        tapped = rows.new_empty(rows.shape[0], len(state.head.taps), rows.shape[1])
+        put_rows(rows, tapped, 0, state.pdl)
     if state.drafter is not None:
         features = program.features(torch.empty(1, dtype=torch.int64, device="meta")).float()
         for joining in default_batches(config.max_running):
@@ -62,7 +73,8 @@ def launches(config: EngineConfig) -> None:
 def _keep_one_of_each(model: DeviceModel) -> None:
     """The first layer, and the first of each kind among the others: these launch all that the rest does."""
     assert isinstance(model, FusedDecoder)
-    kinds = dict(reversed([*zip(model.config.layers, range(model.config.num_layers), strict=True)][1:]))
+    each = [(spec, layer.in_fp8) for spec, layer in zip(model.config.layers, model.layers, strict=True)]
+    kinds = dict(reversed([*zip(each, range(model.config.num_layers), strict=True)][1:]))
     model.layers = [model.layers[i] for i in (0, *sorted(kinds.values()))]
 
 
@@ -79,8 +91,8 @@ class _Absent(ProcessGroup):
     def _collective(self, tensor: torch.Tensor) -> None:
         pass
 
-    def all_gather_columns(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return out if out is not None else tensor.new_empty(tensor.shape[0], self.ranks * tensor.shape[1])
+    def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.new_empty(self.ranks, *tensor.shape)
 
 
 def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
@@ -114,11 +126,25 @@ class _Named(Weights):
     """
 
     def __init__(self, named: Weights) -> None:
-        super().__init__(dataclasses.replace(named.placement, device="meta"))
+        super().__init__(dataclasses.replace(named.placement, device="meta"), named.quantized)
         self._named = named
 
     def __contains__(self, name: str) -> bool:
         return name in self._named
+
+    def in_fp8(self, name: str) -> bool:
+        return self._named.in_fp8(name)
+
+    def _row_scale(self, name: str) -> float:
+        return 1.0
+
+    def _load_fp8(
+        self, name: str, shape: Shape, part: Part, scales: Part
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        stored = torch.empty(shape, dtype=torch.float8_e4m3fn, device="meta")[part]
+        assert self.quantized is not None
+        held = torch.empty(scales_of(shape, self.quantized.weights), device="meta")[scales]
+        return stored.contiguous(), held.contiguous()
 
     def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
         whole = torch.zeros(shape, dtype=dtype, device="meta" if dtype.is_floating_point else "cpu")

@@ -16,16 +16,16 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
 from eyas.common.pool import Geometry
-from eyas.common.types import KvKind, Role
+from eyas.common.types import FAST, KvKind, Role
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
+from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
 from eyas.engine.models.heads import head_family, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
-from eyas.engine.parallel.shards import config_of_rank
+from eyas.engine.parallel.shards import check_experts, config_of_rank
 from kv_transfer.backends.table import NONE
 from kv_transfer.layout import PageMeaning
 
@@ -55,6 +55,7 @@ class EngineSpec:
         if config.draft is not None:
             head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)
             head = with_token_map(head, target, config)
+        check_experts(target, config.dp_attention)
         heads = [] if head is None else [(head.decoder, head.outputs)]
         for decoder, outputs in [(target, target.vocab_size), *heads]:
             share = config_of_rank(decoder, config.tensor_parallel_size)
@@ -80,13 +81,16 @@ class EngineSpec:
     @contextlib.contextmanager
     def weights(self, group: KvKind) -> Iterator[Weights]:
         """The tensors of the target, or of the head in its official spelling."""
-        head = self.head if group is KvKind.DRAFT else None
+        head, quantized = self.head if group is KvKind.DRAFT else None, self.decoder(group).fp8
+        if quantized is not None and self.config.attention_backend == "torch":
+            quantized = quantized.with_rows_as_they_are()  # rounding them is how a device is fast
         if self.config.load_format == "dummy":
-            yield DummyWeights(placement=self.placement, optional=head.dummy_tensors if head else frozenset())
+            optional = head.dummy_tensors if head else frozenset()
+            yield DummyWeights(placement=self.placement, optional=optional, quantized=quantized)
             return
         spelling = head_family(head.algorithm).spelling if head else self.target.spelling
         folder, prefix = self.decoder(group).folder, head.prefix if head else ""
-        with FolderWeights(folder, spelling, self.placement, prefix) as weights:
+        with FolderWeights(folder, spelling, self.placement, prefix, quantized) as weights:
             yield weights
 
     @property
@@ -111,11 +115,11 @@ class EngineSpec:
         return Path(self.config.pool_dir) / name
 
     def shape(self, group: KvKind) -> PoolShape:
-        """Sizes of this rank's part of the group's pool."""
+        """Sizes of this rank's part of the group's pool; attention ranks have their pages in one pool."""
         assert self.config.num_pages is not None
         return PoolShape(
             format=self.decoder(group).kv_format.of_rank(self.config.tensor_parallel_size),
-            pages=self.config.num_pages,
+            pages=self.config.num_pages * self.config.dp_attention,
             page_size=self.config.page_size,
             dtype=self.placement.dtype,
             device=self.placement.device,
@@ -145,6 +149,12 @@ class EngineSpec:
         if self.head is None or self.config.attention_backend == "torch":
             return ()
         return self.config.speculation.synthetic_rates
+
+    @property
+    def uniform_experts(self) -> bool:
+        """Does chance choose experts? Only those of the fast path."""
+        experts = any(isinstance(layer.feed_forward, ExpertsSpec) for layer in self.target.layers)
+        return self.config.uniform_experts and experts and self.config.attention_backend != "torch"
 
     def decoder(self, group: KvKind) -> ModelConfig:
         """The model whose KV the group holds: the target, or the draft head's decoder."""
@@ -176,7 +186,20 @@ class EngineSpec:
             head_dim=geometry.head_dim,
             rope=decoder.rope_meaning,
             latent=decoder.kv_format.latent,
+            arithmetic=self.page_arithmetic(group),
         ).hash()
+
+    def page_arithmetic(self, group: KvKind) -> str:
+        """How the group's pages are computed; exact ones, by which kind of GPU. A draft head's are advice:
+        "".
+        """
+        arithmetic, device = self.config.arithmetic, self.placement.device
+        if group is KvKind.DRAFT:
+            return ""
+        if arithmetic == FAST or not device.startswith("cuda"):
+            return arithmetic
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"{arithmetic} on sm_{major}{minor}"
 
 
 def _check_implemented(decoder: ModelConfig, outputs: int) -> None:

@@ -112,7 +112,8 @@ class _Reach:
 
     def info(self, spec: EngineSpec, group: KvKind, board: Export) -> PoolInfo:
         ranks = tuple(self._rank(rank, checksum) for rank, checksum in enumerate(self.checksums))
-        return PoolInfo(spec.epoch, spec.layout_hash(group), spec.geometry(group), ranks, board)
+        arithmetic = spec.page_arithmetic(group)
+        return PoolInfo(spec.epoch, spec.layout_hash(group), spec.geometry(group), ranks, board, arithmetic)
 
     def _rank(self, rank: int, checksum: int) -> RankPool:
         exports = {name: backend.export(rank) for name, backend in self.backends.items()}

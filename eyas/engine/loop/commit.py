@@ -20,14 +20,14 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.runner import Runner
-from eyas.engine.scheduling.scheduler import Scheduler
+from eyas.engine.scheduling.ranked import Schedulers
 
 
 @dataclass(frozen=True)
 class Committer:
     """Commits steps in the order of their landing. `on_end` is told of every sequence that finished."""
 
-    scheduler: Scheduler
+    scheduler: Schedulers
     runner: Runner
     drafting: Drafting
     leases: Leases

@@ -53,8 +53,8 @@ from eyas.engine.loop.step_paces import StepPaces
 from eyas.engine.scheduling.admission import Admission
 from eyas.engine.scheduling.backlog import backlog
 from eyas.engine.scheduling.draft_kv import DraftKv
+from eyas.engine.scheduling.ranked import Schedulers
 from eyas.engine.scheduling.requests import Requests
-from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.speculation.drafter import Drafter
 from eyas.engine.speculation.pacing import Pacing
 from kv_transfer.copier import Copier
@@ -80,7 +80,7 @@ class Parts:
     model: ModelConfig
     runner: Runner
     pools: tuple[KvPool, ...]  # target first; a draft pool here shares its page numbers
-    scheduler: Scheduler
+    scheduler: Schedulers
     drafter: Drafter | None
     pacing: Pacing | None
     leases: Leases
@@ -260,8 +260,7 @@ class Engine:
             pulls.told(command)
 
     def _probe(self, command: ProbeLink) -> None:
-        scheduler, prober = self._scheduler, self._parts.pulls.prober
-        prober.begin(command, scheduler.pool, scheduler.cache, time.monotonic())
+        self._parts.pulls.prober.begin(command, *self._scheduler.probed, time.monotonic())
 
     def _tell(self) -> None:
         """One message up: what happened, and how loaded this worker is."""

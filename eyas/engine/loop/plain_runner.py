@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.attention.base import AttentionBackend
-from eyas.engine.attention.forward import ForwardBatch, build_batch
+from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
@@ -21,7 +20,9 @@ from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.batch.tree import Drafts
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.loop.forwards import Forward
 from eyas.engine.models.base import DecoderModel, FeatureTap
+from eyas.engine.parallel.step_calls import StepRows
 from eyas.engine.sampling.sampler import Row, Sampled, sample
 from eyas.engine.sampling.scores import score_slices
 from eyas.engine.speculation.verify import walk
@@ -38,13 +39,18 @@ class PlainFlight:
     depth: None = None
     over: bool = True
 
+    def complete(self) -> None:
+        """It is."""
+
     def land(self) -> SequenceOf[Landed]:
         """The results, one per work."""
         return self.results
 
 
 class PlainRunner:
-    """`pools`: the target's first; a draft head's that lives here has the same page numbers."""
+    """`pools`: the target's first; a draft head's that lives here has the same page numbers. `forward`: of
+    the rows of a step; `model`: of its results.
+    """
 
     drafts = False
     ahead = False
@@ -53,14 +59,14 @@ class PlainRunner:
         self,
         model: DecoderModel[ForwardBatch],
         pools: tuple[KvPool, ...],
-        backend: AttentionBackend,
+        forward: Forward,
         tap: FeatureTap | None,
         grammars: Grammars | None = None,
     ) -> None:
         """`grammars`: of requests that have one; None: none has."""
         self.model = model
         self._pools = pools
-        self._backend = backend
+        self._forward = forward
         self._tap = tap
         self._grammars = grammars
         self._eos_ids = model.config.eos_token_ids
@@ -77,17 +83,16 @@ class PlainRunner:
             torch.cuda.current_stream(pages.device).synchronize()
 
     def close(self) -> bool:
-        """True, and nothing else: it owns no thread and no memory."""
-        return True
+        """After the last step: other ranks leave, if there are some. Whether they could."""
+        return self._forward.close()
 
     @torch.inference_mode()
     def launch(self, works: SequenceOf[Work]) -> PlainFlight:
         """Computes the whole step before it returns."""
         launched, pool = time.monotonic(), self._pools[0]
         tokens = [t for work in works for t in work.tokens]
-        batch = build_batch([_span(w) for w in works], tokens, pool.page_size, self._backend)
         layers = self._tap.layers if self._tap else ()
-        residual, tapped = self.model.forward(batch, pool, layers)
+        residual, tapped = self._forward(StepRows([_span(w) for w in works], tokens, layers))
         features = self._tap.features(tapped) if self._tap else None
 
         picked: list[int] = []

@@ -42,8 +42,14 @@ class Flight(Protocol):
         """Has it been computed? Asked without waiting."""
         ...
 
+    def complete(self) -> None:
+        """Once what landed before it is committed: launches what waits for those tokens, if anything does."""
+        ...
+
     def land(self) -> SequenceOf[Landed]:
-        """Once, after all flights before it: what the step gave each work. Rows are where they belong."""
+        """Once, complete, after all flights before it: what the step gave each work. Rows are where they
+        belong.
+        """
         ...
 
 

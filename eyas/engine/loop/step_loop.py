@@ -8,9 +8,11 @@ nothing is ever in flight, and the same code is the specification: both give the
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from eyas.common.prompt_share import PromptShare
+from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Kind, Work
 from eyas.engine.ipc.messages import PrefillStarted
 from eyas.engine.loop.commit import Committer
@@ -18,7 +20,7 @@ from eyas.engine.loop.runner import Flight, Runner
 from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.loop.step_paces import StepPaces
-from eyas.engine.scheduling.scheduler import Scheduler
+from eyas.engine.scheduling.ranked import Schedulers
 from eyas.engine.speculation.pacing import Pacing
 
 LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked for so often
@@ -30,7 +32,7 @@ class StepLoop:
     `paces`, where a router asks how long steps take.
     """
 
-    scheduler: Scheduler
+    scheduler: Schedulers
     runner: Runner
     committer: Committer
     pacing: Pacing | None = None
@@ -107,8 +109,13 @@ class StepLoop:
         flight, self._flight = self._flight, following
         landed = flight.land() if flight is not None else ()
         self._clock.runs(None if following is None else following.shape)
-        if flight is None:
-            return
+        if flight is not None:
+            self._commit(flight, landed)
+        if following is not None:
+            following.complete()
+
+    def _commit(self, flight: Flight, landed: SequenceOf[Landed]) -> None:
+        """What the flight gave counts, and how long it took is told to what learns from it."""
         self.scheduler.pool.landed()
         now = time.monotonic()
         seconds = now - flight.launched

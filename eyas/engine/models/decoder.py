@@ -20,10 +20,12 @@ from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.attention import Step
+from eyas.engine.layers.experts import Experts
 from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.parts import attention_part, feed_forward_part
 from eyas.engine.layers.rotary import Rotary
+from eyas.engine.parallel.expert_ranks import ExpertRanks
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,26 @@ class EmbeddingAndHead:
 
 
 class DecoderLayer:
-    """Attention, then the feed-forward, as `spec` says; their tensors are those below `prefix`."""
+    """Attention, then the feed-forward, as `spec` says; their tensors are those below `prefix`.
 
-    def __init__(self, config: ModelConfig, spec: LayerSpec, weights: Weights, prefix: str) -> None:
+    `ranks`: over which its experts are spread; None: they are here.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: LayerSpec,
+        weights: Weights,
+        prefix: str,
+        ranks: ExpertRanks | None = None,
+    ) -> None:
         hidden, norms = config.hidden_size, spec.norms
 
         def norm(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
             return RmsNorm.load(config, weights, f"{prefix}.{name}.weight", hidden) if name else _unchanged
 
         self._attention = attention_part(config, spec.attention, weights, f"{prefix}.self_attn", hidden)
-        self._mlp = feed_forward_part(spec.feed_forward, weights, f"{prefix}.mlp", hidden)
+        self._mlp = feed_forward_part(spec.feed_forward, weights, f"{prefix}.mlp", hidden, ranks)
         self._before_attention, self._after_attention = (
             norm(norms.before_attention),
             norm(norms.after_attention),
@@ -71,15 +83,30 @@ class DecoderLayer:
         x += self._after_mlp(self._mlp(self._before_mlp(x)))
         return x
 
+    def serve_others(self) -> None:
+        """As `Decoder.serve_others`."""
+        if isinstance(self._mlp, Experts):
+            self._mlp.serve_others()
+
 
 class Decoder:
-    """A `DecoderModel` over a paged pool. It takes its tensors from `weights`; no state between calls."""
+    """A `DecoderModel` over a paged pool. It takes its tensors from `weights`; no state between calls.
 
-    def __init__(self, config: ModelConfig, weights: Weights, backend: AttentionBackend) -> None:
+    `ranks`: over which the experts of its layers are spread; None: all are here.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        backend: AttentionBackend,
+        ranks: ExpertRanks | None = None,
+    ) -> None:
         self.config = config
         self.ends = EmbeddingAndHead.load(config, weights)
         self._layers = [
-            DecoderLayer(config, spec, weights, f"model.layers.{i}") for i, spec in enumerate(config.layers)
+            DecoderLayer(config, spec, weights, f"model.layers.{i}", ranks)
+            for i, spec in enumerate(config.layers)
         ]
         self._norm = RmsNorm.load(config, weights, "model.norm.weight", config.hidden_size)
         self._rotaries = rotaries(config, weights.placement.device)
@@ -110,6 +137,12 @@ class Decoder:
             x = layer(x, i, step)
         _keep(tapped, taps, len(self._layers), x)
         return x[:count], tapped.view(count, -1)
+
+    @torch.inference_mode()
+    def serve_others(self) -> None:
+        """A step without rows on this rank: layer by layer its experts take the rows of the other ranks."""
+        for layer in self._layers:
+            layer.serve_others()
 
     @torch.inference_mode()
     def final_norm(self, residual: torch.Tensor) -> torch.Tensor:

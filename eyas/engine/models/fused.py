@@ -12,21 +12,16 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.batch.rows import Rows
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.fused_layer import (
-    Forward,
-    FusedLayer,
-    LayerContext,
-    NarrowRows,
-    WideRows,
-    load_gain,
-    load_input_gain,
-)
+from eyas.engine.models.fused_layer import FusedLayer, load_input_gain
+from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, WideRows
+from eyas.engine.models.fused_step import Forward, LayerContext, load_gain, product_float32
+from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.shards import config_of_rank
 
 
@@ -44,11 +39,11 @@ class FusedEnds:
         embedding = weights.take("model.embed_tokens.weight", shape)
         return cls(embedding, embedding if config.tied_head else weights.take("lm_head.weight", shape))
 
-    def limited_to(self, ids: tuple[int, ...]) -> FusedEnds:
-        """With those rows of a whole output head alone, in this order; (): with all."""
+    def limited_to(self, ids: tuple[int, ...], group: ProcessGroup) -> FusedEnds:
+        """With a rank's share of those rows of the output head alone, in this order; (): of all."""
         if not ids:
             return self
-        return FusedEnds(self.embedding, self.lm_head[torch.tensor(ids, device=self.lm_head.device)])
+        return FusedEnds(self.embedding, group.share_of_rows(self.lm_head, ids))
 
 
 class FusedDecoder:
@@ -74,8 +69,11 @@ class FusedDecoder:
             gain = load_input_gain(config, weights, spec, prefix)
             self.layers.append(FusedLayer(config, spec, weights, prefix, gain))
         self.narrow_rows = min(layer.narrow_rows for layer in self.layers)
-        if context.launch.exact and (context.group.ranks > 1 or self.narrow_rows == 0):
-            raise ValueError("the exact arithmetic is for one rank, without a bias behind attention")
+        if context.launch.exact and self.narrow_rows == 0:
+            raise ValueError("the exact arithmetic is not for a bias behind attention")
+        special = config.fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in config.layers)
+        if context.launch.exact and (self.kv_format.latent or special):
+            raise ValueError("the exact arithmetic is not for latents, experts, and weights in FP8")
         self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
 
     def forward(
@@ -91,7 +89,7 @@ class FusedDecoder:
         wide = self._exact_wide if self._context.launch.exact else self._wide
         run = self._narrow if rows.count <= self.narrow_rows else wide
         x = run(step, pool, taps, tapped)
-        _keep(tapped, taps, len(self.layers), x)
+        self._keep(tapped, taps, len(self.layers), x)
         return x, tapped.view(rows.count, -1)
 
     @property
@@ -122,6 +120,11 @@ class FusedDecoder:
     def _pdl(self) -> bool:
         return self._context.launch.pdl
 
+    def _keep(self, tapped: torch.Tensor, taps: tuple[int, ...], layer: int, x: torch.Tensor) -> None:
+        for place, wanted in enumerate(taps):
+            if wanted == layer:
+                row_kernels.put_rows(x, tapped, place, self._pdl)
+
     def _narrow(
         self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
     ) -> torch.Tensor:
@@ -132,7 +135,7 @@ class FusedDecoder:
             )
         )
         for i, layer in enumerate(self.layers):
-            _keep(tapped, taps, i, residual.x)
+            self._keep(tapped, taps, i, residual.x)
             residual = layer.narrow(layer.source(residual), residual, pool.layer(i), step)
         return residual.x
 
@@ -141,7 +144,7 @@ class FusedDecoder:
         residual = WideRows(x, torch.zeros_like(x))
         for i, layer in enumerate(self.layers):
             normed = layer.settle(residual, self._pdl)
-            _keep(tapped, taps, i, x)
+            self._keep(tapped, taps, i, x)
             residual = layer.wide(normed, x, pool.layer(i), step)
         return residual.settled(self.config.norm_eps, self._pdl)
 
@@ -149,11 +152,11 @@ class FusedDecoder:
         self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
     ) -> torch.Tensor:
         x, _ = row_kernels.embed(step.rows.tokens, self.embedding, scale=self.config.embedding_scale)
-        scales = exact_wide.settle(x, self.config.norm_eps)
+        residual = ScaledRows(x, exact_wide.settle(x, self.config.norm_eps))
         for i, layer in enumerate(self.layers):
-            _keep(tapped, taps, i, x)
-            scales = layer.exact_wide(x, scales, pool.layer(i), step)
-        return x
+            self._keep(tapped, taps, i, residual.x)
+            residual = layer.exact_wide(residual, pool.layer(i), step)
+        return residual.x
 
 
 def head_product(
@@ -167,22 +170,5 @@ def head_product(
     if out is None:
         out = torch.empty(rows, ranks * columns, dtype=torch.float32, device=x.device)
     own = out if ranks == 1 else torch.empty(rows, columns, dtype=torch.float32, device=x.device)
-    _head_columns(x, weight, own, context.launch)
+    product_float32(x, weight, own, context.launch)
     return context.group.all_gather_columns(own, out)
-
-
-def _head_columns(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.Launch) -> None:
-    if x.shape[0] <= skinny.MAX_ROWS:
-        skinny.linear(skinny.Source(x), weight, out, launch)
-    elif launch.exact:
-        out.copy_(exact_wide.product(x, weight, dtype=torch.float32))
-    elif x.is_cuda:
-        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
-    else:
-        out.copy_(torch.mm(x, weight.t()))
-
-
-def _keep(tapped: torch.Tensor, taps: tuple[int, ...], layer: int, x: torch.Tensor) -> None:
-    for place, wanted in enumerate(taps):
-        if wanted == layer:
-            tapped[:, place].copy_(x)

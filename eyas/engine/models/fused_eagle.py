@@ -14,7 +14,7 @@ from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.eagle import fc_tensors
 from eyas.engine.models.fused import FusedEnds, head_product
 from eyas.engine.models.fused_head import HeadLayers, product
-from eyas.engine.models.fused_layer import Forward, LayerContext
+from eyas.engine.models.fused_step import Forward, LayerContext
 from eyas.engine.models.head_parts import LastHiddenTap, token_embedding
 from eyas.engine.parallel.shards import config_of_rank
 

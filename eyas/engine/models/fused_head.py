@@ -8,7 +8,9 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import skinny
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.fused_layer import Forward, FusedLayer, NarrowRows, load_input_gain
+from eyas.engine.models.fused_layer import FusedLayer, load_input_gain
+from eyas.engine.models.fused_residual import NarrowRows
+from eyas.engine.models.fused_step import Forward
 
 
 def product(

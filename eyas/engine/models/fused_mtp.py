@@ -14,7 +14,9 @@ from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.fused import FusedEnds, head_product
-from eyas.engine.models.fused_layer import Forward, FusedLayer, LayerContext, NarrowRows, load_gain, source_of
+from eyas.engine.models.fused_layer import FusedLayer
+from eyas.engine.models.fused_residual import NarrowRows, source_of
+from eyas.engine.models.fused_step import Forward, LayerContext, load_gain
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.mtp import dialect_of
 from eyas.engine.parallel.shards import config_of_rank
@@ -72,7 +74,7 @@ class FusedMtpDraft:
     def _wide(self, joined: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         pdl = self._context.launch.pdl
         x = torch.mm(joined, self._join.t())
-        normed = row_kernels.norm(x, self._eps, pdl=pdl)
+        normed = row_kernels.norm(x, self._eps, self._layer.gain, pdl=pdl)
         return self._layer.wide(normed, x, pool.layer(0), step).settled(self._eps, pdl)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig, Rope
+from eyas.engine.checkpoint.quantized import QUANTIZED
 from eyas.engine.models import gemma2, keys
 
 RENAMED = (
@@ -33,7 +34,8 @@ GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
     """`layer_types`, or without them `sliding_window_pattern`, say which layers have the window."""
     if "text_config" in raw:
-        text = dict(raw["text_config"]) | {"architectures": raw["architectures"]}
+        whole = {name: raw[name] for name in ("architectures", *QUANTIZED) if name in raw}
+        text = dict(raw["text_config"]) | whole
         return dataclasses.replace(describe(text, folder), renamed=RENAMED)
     if raw.get("use_bidirectional_attention"):
         raise ConfigError(f"config.json of {folder}: use_bidirectional_attention is not supported")

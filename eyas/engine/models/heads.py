@@ -25,7 +25,7 @@ from eyas.engine.models import llama
 from eyas.engine.models.base import DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import FusedEnds
-from eyas.engine.models.fused_layer import LayerContext
+from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.keys import Raw, reading
 
 HEADS = {
@@ -137,11 +137,12 @@ def with_token_map(head: DraftConfig, target: ModelConfig, config: EngineConfig)
     if head.own_outputs:
         name = head_family(head.algorithm).NAME
         raise refused(f"{name} with an output head of its own ({head.folder}) proposes what that knows")
-    if config.tensor_parallel_size > 1:
-        raise refused("its rows of the target's output head lie on one GPU (--tensor-parallel-size 1)")
     ids = read_token_map(Path(config.speculative_token_map), target.vocab_size)
     if len(ids) < config.speculation.topk:
         raise refused(f"{config.speculative_token_map} has {len(ids)} ids, fewer than --spec-topk")
+    if len(ids) % (ranks := config.tensor_parallel_size):
+        text = f"{config.speculative_token_map} has {len(ids)} ids, which {ranks} ranks cannot divide"
+        raise refused(f"{text} (--tensor-parallel-size)")
     return dataclasses.replace(head, token_ids=ids)
 
 
@@ -177,7 +178,9 @@ def load_device_draft(
     """The same on a device. `context`: of the head's own layers."""
     kind = device_head(config.algorithm)
     return _mapped(
-        kind.load_draft(config, weights, ends.limited_to(config.token_ids), context), config, weights
+        kind.load_draft(config, weights, ends.limited_to(config.token_ids, context.group), context),
+        config,
+        weights,
     )
 
 

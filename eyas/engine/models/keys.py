@@ -16,7 +16,6 @@ from typing import Any
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import (
     DEFAULT_ROPE_THETA,
-    FP8_SIDE,
     Activation,
     AttentionSpec,
     FeedForwardSpec,
@@ -24,6 +23,7 @@ from eyas.engine.checkpoint.config import (
     ModelConfig,
     Rope,
 )
+from eyas.engine.checkpoint.quantized import read_quantized
 
 Raw = Mapping[str, Any]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -96,7 +96,7 @@ def decoder(raw: Raw, folder: Path, layers: Sequence[LayerSpec], *, tied: bool =
         layers=tuple(layers),
         context_length=_context_length(raw),
         tied_head=bool(raw.get("tie_word_embeddings", tied)),
-        fp8_blocks=_fp8_blocks(raw),
+        fp8=read_quantized(raw),
     )
 
 
@@ -155,18 +155,6 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
             truncate=bool(scaling.get("truncate", True)),
         )
     raise ConfigError(f"rope type {kind!r} is not supported (default, linear, dynamic, yarn and llama3 are)")
-
-
-def _fp8_blocks(raw: Raw) -> bool:
-    """Whether weights are stored in FP8 blocks. ConfigError for any other kind of quantized weights."""
-    quantized = raw.get("quantization_config")
-    if not quantized:
-        return False
-    method, block = quantized.get("quant_method"), quantized.get("weight_block_size")
-    if method == "fp8" and block == [FP8_SIDE, FP8_SIDE]:
-        return True
-    kind = f"{method!r} with weight_block_size {block}"
-    raise ConfigError(f"quantized weights of the kind {kind} are not supported (FP8 in blocks are)")
 
 
 def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:

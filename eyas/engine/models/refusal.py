@@ -14,13 +14,17 @@ from eyas.engine.checkpoint.config import (
     ModelConfig,
     Norms,
 )
+from eyas.engine.checkpoint.quantized import FP8_SIDE
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 SIDE = 16
 """Of the smallest matrix instruction: all sides of a product are multiples of it."""
 
-PARTS = {LatentSpec: "latent attention", ExpertsSpec: "experts"}
-"""What users call the parts of a layer that no kernel computes."""
+MOST_EXPERTS, MOST_CHOSEN = 1024, 32
+"""Experts that one program chooses among, and that it chooses."""
+
+MOST_LATENT = 512
+"""Elements of a latent: the registers hold no wider results."""
 
 
 def refusal(config: ModelConfig, outputs: int) -> str:
@@ -30,13 +34,13 @@ def refusal(config: ModelConfig, outputs: int) -> str:
     """
     if type(config) is not ModelConfig:
         return f"a model that is a {type(config).__name__}"
-    if config.fp8_blocks:
-        return "weights in FP8 blocks"
     sizes = {"hidden_size": config.hidden_size, "vocabulary rows": outputs}
     for layer in config.layers:
         if why := _layer_refusal(layer):
             return why
         sizes["intermediate_size"] = layer.feed_forward.width
+        if config.fp8 and config.fp8.rows == "block" and (why := _blocks_refusal(layer)):
+            return why
         for name, size in sizes.items():
             if size % SIDE:
                 return f"{name} {size} (a multiple of {SIDE} is needed)"
@@ -44,13 +48,20 @@ def refusal(config: ModelConfig, outputs: int) -> str:
 
 
 def _layer_refusal(layer: LayerSpec) -> str:
-    known = {"attention": AttentionSpec, "feed_forward": FeedForwardSpec, "norms": Norms}
-    for part, kind in known.items():
+    known: dict[str, tuple[type, ...]] = {
+        "attention": (AttentionSpec, LatentSpec),
+        "feed_forward": (FeedForwardSpec, ExpertsSpec),
+        "norms": (Norms,),
+    }
+    for part, kinds in known.items():
         found = type(getattr(layer, part))
-        if found is not kind:
-            return PARTS.get(found) or f"layers whose {part.replace('_', '-')} is a {found.__name__}"
+        if found not in kinds:
+            return f"layers whose {part.replace('_', '-')} is a {found.__name__}"
     norms, attention, mlp = layer.norms, layer.attention, layer.feed_forward
-    if attention.head_dim not in HEAD_DIMS:
+    if isinstance(attention, LatentSpec):
+        if why := _latent_refusal(attention):
+            return why
+    elif attention.head_dim not in HEAD_DIMS:
         return f"heads of {attention.head_dim} ({', '.join(map(str, HEAD_DIMS))} are served)"
     if mlp.activation not in ("silu", "gelu_tanh"):
         return f"the activation {mlp.activation}"
@@ -58,4 +69,58 @@ def _layer_refusal(layer: LayerSpec) -> str:
         return "layers whose feed-forward reads rows without a norm"
     if bool(norms.after_attention) != bool(norms.after_feed_forward):
         return "layers with a norm after one of their halves"
+    return _experts_refusal(mlp, norms) if isinstance(mlp, ExpertsSpec) else ""
+
+
+def _experts_refusal(spec: ExpertsSpec, norms: Norms) -> str:
+    if norms.around:
+        return "experts with a norm behind them"
+    if spec.per_row > MOST_CHOSEN or spec.experts > MOST_EXPERTS:
+        return f"{spec.per_row} of {spec.experts} experts ({MOST_CHOSEN} of {MOST_EXPERTS} at most)"
+    if spec.shared_width % SIDE:
+        return f"a shared expert of {spec.shared_width} columns (a multiple of {SIDE} is needed)"
+    return ""
+
+
+def _blocks_refusal(layer: LayerSpec) -> str:
+    """Matrices that stand below each other in one product, or that ranks divide, have whole blocks."""
+    attention, mlp = layer.attention, layer.feed_forward
+    sizes = {"intermediate_size": mlp.width}
+    if isinstance(attention, LatentSpec):
+        each = attention.plain_dim + attention.rotated_dim
+        sizes |= {"q_lora_rank": attention.query_rank, "rows of queries": attention.num_heads * each}
+        sizes["columns of o_proj"] = attention.num_heads * attention.value_dim
+        if attention.plain_dim % attention.rotated_dim or attention.rotated_dim > FP8_SIDE:
+            return "rotated rows that do not lie in one FP8 block"
+    else:
+        sizes["rows of q_proj"] = attention.num_heads * attention.head_dim
+        sizes["rows of k_proj"] = attention.num_kv_heads * attention.head_dim
+    if isinstance(mlp, ExpertsSpec):
+        sizes["columns of the shared expert"] = mlp.shared_width
+    for name, size in sizes.items():
+        if size % FP8_SIDE:
+            return f"{name} {size} in FP8 blocks (a multiple of {FP8_SIDE} is needed)"
+    return ""
+
+
+def _latent_refusal(spec: LatentSpec) -> str:
+    special = {
+        "a window": spec.window,
+        "a soft cap": spec.soft_cap,
+        "biases": spec.qkv_bias or spec.output_bias,
+        "norms of heads": spec.head_norms,
+    }
+    if found := [name for name, there in special.items() if there]:
+        return f"latent attention with {' and '.join(found)}"
+    for name, size in (("kv_lora_rank", spec.kv_rank), ("qk_rope_head_dim", spec.rotated_dim)):
+        if not SIDE <= size <= MOST_LATENT or size & size - 1:
+            return f"{name} {size} (a power of two from {SIDE} to {MOST_LATENT} is needed)"
+    sizes = {
+        "q_lora_rank": spec.query_rank,
+        "columns of q_b_proj": spec.num_heads * (spec.plain_dim + spec.rotated_dim),
+        "columns of o_proj": spec.num_heads * spec.value_dim,
+    }
+    for name, size in sizes.items():
+        if size % SIDE:
+            return f"{name} {size} (a multiple of {SIDE} is needed)"
     return ""

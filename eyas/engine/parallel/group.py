@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
 from eyas.common.errors import EngineError
+from eyas.engine.kernels.exact_ranks import add_in_order
 from eyas.engine.parallel.one_shot import OneShot
 from eyas.engine.parallel.peer_memory import PeerMemory
 from eyas.engine.parallel.ranks import RankInfo
@@ -113,6 +114,30 @@ class ProcessGroup:
         # Written in place, not copied: in a graph, a launch that depends on a copy cannot start early.
         torch.sum(tensor.float().square(), dim=1, out=sums[0, : tensor.shape[0]])
 
+    def sum_in_order(
+        self,
+        tensor: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        sums: torch.Tensor | None = None,
+    ) -> None:
+        """tensor [m, n] = residual [m, n] (if given) + rank 0's + rank 1's .., in float32, rounded once.
+
+        Its bits depend neither on m nor on how it is sent; any number of ranks, 1 too. `sums` float32
+        [n // skinny.sum_group(n), 128] (m <= 128) receives sums of squares by groups of columns.
+        """
+        if self._one_shot is not None and self._one_shot.takes(tensor):
+            self._one_shot(tensor, residual, sums, exact=True)
+        else:
+            add_in_order(self._gathered(tensor), tensor, residual, sums)
+
+    def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Every rank's [m, n], in the order of the ranks: [ranks, m, n]."""
+        if self.ranks == 1:
+            return tensor[None]
+        parts = tensor.new_empty(self.ranks * tensor.shape[0], tensor.shape[1])
+        dist.all_gather_into_tensor(parts, tensor.contiguous())
+        return parts.view(self.ranks, *tensor.shape)
+
     @staticmethod
     def sum_parts(columns: int) -> int:
         """The number of rows of `sums` in `all_reduce_add`, for tensors of `columns` columns."""
@@ -128,14 +153,45 @@ class ProcessGroup:
         rows, columns = tensor.shape
         if out is None:
             out = tensor.new_empty(rows, self.ranks * columns)
-        parts = tensor.new_empty(self.ranks * rows, columns)
-        dist.all_gather_into_tensor(parts, tensor.contiguous())
-        out.view(rows, self.ranks, columns).copy_(parts.view(self.ranks, rows, columns).transpose(0, 1))
+        out.view(rows, self.ranks, columns).copy_(self._gathered(tensor).transpose(0, 1))
         return out
+
+    def gather_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Every rank's rows, in the order of the ranks: [sum(counts), ...].
+
+        rows [counts[rank], ...]: this rank's. All ranks know `counts`, of which one at least is not 0.
+        """
+        most, rest = max(counts), rows.shape[1:]
+        own = rows.new_zeros(most, *rest)
+        own[: rows.shape[0]] = rows
+        parts = [torch.empty_like(own) for _ in range(self.ranks)]
+        dist.all_gather(parts, own)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def exchange(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """Rank r gets the next `sent[r]` of `rows`; back come `received[r]` of rank r, rank after rank.
+
+        rows [sum(sent), ...] -> [sum(received), ...]. What a rank sends, the other must expect.
+        """
+        came = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(came, rows.contiguous(), list(received), list(sent))
+        return came
 
     def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's share of a tensor that every rank holds, [ranks * n, ...]: a view [n, ...]."""
         return tensor.chunk(self.ranks)[self.rank]
+
+    def share_of_rows(self, own: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
+        """This rank's share of some rows of a matrix of which each rank holds as many, in their order.
+
+        own [n, columns]: rank r has the rows r * n and on. The rows `ids`, whose number the ranks divide, are
+        divided again: [len(ids) / ranks, columns]. Every rank makes room for all of them meanwhile.
+        """
+        places = torch.tensor(ids, device=own.device) - self.rank * own.shape[0]
+        mine = (places >= 0) & (places < own.shape[0])
+        rows = own[places.clamp(0, own.shape[0] - 1)].masked_fill_(~mine[:, None], 0.0)
+        self.all_reduce(rows)  # of each row, all but one rank add nothing
+        return self.rows_of(rows).clone()
 
     def barrier(self) -> None:
         """Blocks until every rank's host has arrived; devices may still be busy.

@@ -10,6 +10,9 @@ the replay of a graph needs the host. Two inboxes alternate. A rank sends turn t
 turn t, and a program finishes turn t + 1 only after it has seen that turn of every rank. So turn t + 2 may
 overwrite the inbox of turn t.
 
+Numbers are added in one order: the residual, rank 0's, rank 1's and so on. What the exact arithmetic asks for
+beyond that are sums of squares over its groups of columns.
+
 This file knows addresses and numbers; `PeerMemory` maps the memory. All ranks call the kernel in the same
 order, each from one stream.
 """
@@ -20,6 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.engine.kernels.halving import halving_sum
+from eyas.engine.kernels.skinny import sum_group
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 
 BLOCK = 256
@@ -82,6 +87,7 @@ def _sum_over_ranks(
     BLOCK: tl.constexpr,
     SUMS_ROWS: tl.constexpr,
     PDL: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -114,9 +120,23 @@ def _sum_over_ranks(
     if sums is not None:
         low = _value(low_bits, DTYPE)
         high = _value(high_bits, DTYPE)
-        squares = tl.sum(low * low + high * high, axis=0)
-        tl.store(sums + program % parts * SUMS_ROWS + program // parts, squares)
+        if GROUP == 0:
+            squares = tl.sum(low * low + high * high, axis=0)
+            tl.store(sums + program % parts * SUMS_ROWS + program // parts, squares)
+        else:
+            _leave_groups(sums, low * low + high * high, grains, parts, SUMS_ROWS, GROUP)
     tl.store(turns + program, turn)
+
+
+@triton.jit
+def _leave_groups(sums, squares, grains, parts, SUMS_ROWS: tl.constexpr, GROUP: tl.constexpr):
+    """The sums of pairs of squares [words] over groups of GROUP columns, in the order of `halving`."""
+    WORDS: tl.constexpr = GROUP // 2
+    GROUPS: tl.constexpr = squares.shape[0] // WORDS
+    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    place = sums + group % parts * SUMS_ROWS + group // parts
+    totals = halving_sum(tl.reshape(squares, (GROUPS, WORDS)))
+    tl.store(place, totals, mask=group * WORDS < grains * GRAIN)
 
 
 class OneShot:
@@ -149,14 +169,20 @@ class OneShot:
         return 0 if columns % (2 * BLOCK) else columns // (2 * BLOCK)
 
     def __call__(
-        self, tensor: torch.Tensor, residual: torch.Tensor | None = None, sums: torch.Tensor | None = None
+        self,
+        tensor: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        sums: torch.Tensor | None = None,
+        exact: bool = False,
     ) -> None:
         """tensor [m, n] = its sum over all ranks (+ residual [m, n]), added in float32 and rounded once.
 
         All are contiguous; `takes` must be true. `sums` float32 [parts(n), 128] receives the sums of squares
-        of each row, computed from the rounded values.
+        of each row, computed from the rounded values; `exact`: [n // sum_group(n), 128], of those groups.
         """
-        words = tensor.view(torch.int32)
+        words, columns = tensor.view(torch.int32), tensor.shape[-1]
+        group = sum_group(columns) if exact else 0
+        options = {"enable_fp_fusion": False} if exact else {}
         _sum_over_ranks[(triton.cdiv(words.numel(), BLOCK),)](
             words,
             None if residual is None else residual.view(torch.int32),
@@ -165,13 +191,15 @@ class OneShot:
             self._turns,
             self._rank,
             words.numel() // GRAIN.value,
-            self.parts(tensor.shape[-1]),
+            columns // group if exact else self.parts(columns),
             DTYPE=DTYPES[tensor.dtype],
             RANKS=self._addresses.shape[0],
             CAPACITY=CAPACITY,
             BLOCK=BLOCK,
             SUMS_ROWS=SUMS_ROWS,
             PDL=self._pdl,
+            GROUP=group,
             num_warps=1,
             launch_pdl=self._pdl,
+            **options,
         )

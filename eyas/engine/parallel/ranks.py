@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Self
 
@@ -113,6 +114,8 @@ class Followers:
         self.rank_info = RankInfo(0, ranks, str(meeting))
         others = [RankInfo(rank, ranks, str(meeting)) for rank in range(1, ranks)]
         self._followers = [_Follower(main, rank_info) for rank_info in others]
+        # A process that ends waits for its children, and asks them by SIGTERM, to which these are deaf.
+        self._end = Finalize(None, self._close, exitpriority=0)
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +153,13 @@ class Followers:
             follower.dismiss()
 
     def close(self) -> None:
-        """Dismisses the followers and kills those left after LEAVE_S. A second call does nothing."""
+        """Dismisses the followers and kills those left after LEAVE_S. A second call does nothing.
+
+        A process that ends before calls it by itself.
+        """
+        self._end()
+
+    def _close(self) -> None:
         self.dismiss()
         deadline = time.monotonic() + LEAVE_S
         for follower in self._followers:
@@ -227,7 +236,8 @@ def _framed(call: RankCall) -> bytes:
 
 def _run(main: FollowerMain, rank_info: RankInfo, pipe: socket.socket, parent: int) -> None:
     """The main function of a follower's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front handles Ctrl-C; rank 0 closes the channel
+    for number in (signal.SIGINT, signal.SIGTERM):  # the front handles them; rank 0 closes the channel
+        signal.signal(number, signal.SIG_IGN)
     _die_with(parent)
     channel = Channel(pipe)
     try:

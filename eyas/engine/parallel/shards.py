@@ -7,6 +7,7 @@
 | o | the columns of its query heads | sum over the ranks |
 | gate, up | its rows of each | |
 | down | its columns | sum over the ranks |
+| of experts the same, of each one; the router | all of it | every rank chooses alike |
 | lm_head | its rows of the vocabulary | logits joined by columns |
 
 So a layer has two sums, and a rank's KV pool holds the rank's heads only; latents, which all heads read,
@@ -21,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec, ModelConfig
 
 
 def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
@@ -38,6 +39,8 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
         }
         if layer.attention.latent:
             del sizes["key and value heads"]
+        if isinstance(layer.feed_forward, ExpertsSpec):
+            sizes["shared expert's columns"] = layer.feed_forward.shared_width
         for name, size in sizes.items():
             if size % ranks:
                 flag = "tensor-parallel-size"
@@ -46,9 +49,27 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
     return dataclasses.replace(config, layers=tuple(_share(layer, ranks) for layer in config.layers))
 
 
+def check_experts(config: ModelConfig, ranks: int) -> None:
+    """Raises ConfigError, which names the flag, if attention ranks cannot share this decoder's experts."""
+    counts = {part.experts for layer in config.layers if isinstance(part := layer.feed_forward, ExpertsSpec)}
+    if ranks == 1 or (len(counts) == 1 and not max(counts) % ranks):
+        return
+    flag, name = "dp-attention", config.folder.name
+    if not counts:
+        text = f"{name} has no experts for ranks to share; more workers (--workers) serve a dense model"
+    else:
+        found = " or ".join(map(str, sorted(counts)))
+        text = f"{name}: {found} experts per layer cannot be divided among {ranks} ranks"
+    raise ConfigError(f"--{flag}: {text}", param=flag)
+
+
 def _share(layer: LayerSpec, ranks: int) -> LayerSpec:
     attention, feed_forward = layer.attention, layer.feed_forward
     kv_heads = attention.num_kv_heads
+    feed_forward = dataclasses.replace(feed_forward, width=feed_forward.width // ranks)
+    if isinstance(feed_forward, ExpertsSpec):
+        shared = feed_forward.shared_width // ranks
+        feed_forward = dataclasses.replace(feed_forward, shared_width=shared)
     return dataclasses.replace(
         layer,
         attention=dataclasses.replace(
@@ -56,5 +77,5 @@ def _share(layer: LayerSpec, ranks: int) -> LayerSpec:
             num_heads=attention.num_heads // ranks,
             num_kv_heads=kv_heads if attention.latent else kv_heads // ranks,
         ),
-        feed_forward=dataclasses.replace(feed_forward, width=feed_forward.width // ranks),
+        feed_forward=feed_forward,
     )

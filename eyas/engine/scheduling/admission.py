@@ -10,7 +10,7 @@ from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import Choice, DraftLimits, GenerationRequest
 from eyas.engine.batch.sequence import Kind
-from eyas.engine.scheduling.scheduler import Scheduler
+from eyas.engine.scheduling.ranked import Schedulers
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Admission:
     travels: bool = True  # can KV pages leave this worker, or come here?
     drafts: SpeculationConfig | None = None  # how far a request's drafts may reach; None: there are none
 
-    def check(self, request: GenerationRequest, kind: Kind, scheduler: Scheduler) -> None:
+    def check(self, request: GenerationRequest, kind: Kind, scheduler: Schedulers) -> None:
         """Raises InvalidRequest, which names the field, for what can never be served here."""
         params, n = request.params, len(request.prompt_ids)
         if kind is not Kind.LOCAL and not self.travels:

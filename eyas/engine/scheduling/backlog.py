@@ -26,5 +26,5 @@ def backlog(requests: Requests, prompt_share: float, pace: StepPace = UNSEEN) ->
             context += (1 + len(seq.forks)) * len(seq)
     queued = sum(max(seq.missing - 1, 0) for seqs in (scheduler.running, scheduler.waiting) for seq in seqs)
     room = 0 if requests.draining else max(requests.admission.max_waiting - requests.queued, 0)
-    seats = 0 if requests.draining else max(scheduler.limits.max_running - len(scheduler.running), 0)
+    seats = 0 if requests.draining else max(scheduler.slots - len(scheduler.running), 0)
     return Backlog(decoding, context, queued, prompt_share, room, room + seats, pace)

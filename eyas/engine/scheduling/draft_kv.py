@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from eyas.common.errors import EyasError
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Generation
-from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.pages import Owned
 from eyas.engine.kv.pulls import Arrival, Pulls
 from kv_transfer.layout import pages_for
 
@@ -34,7 +34,7 @@ class _Coming:
 class DraftKv:
     """The destination of the draft pool's pulls, whose owners are generations."""
 
-    def __init__(self, pulls: Pulls, pool: PagePool, page_size: int) -> None:
+    def __init__(self, pulls: Pulls, pool: Owned, page_size: int) -> None:
         self._pulls = pulls
         self._pool = pool
         self._page_size = page_size

@@ -5,8 +5,8 @@ It says what is asked; how pages travel is the business of those who answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from eyas.engine.batch.sequence import Generation
 
@@ -24,4 +24,20 @@ class Incoming(Protocol):
 
     def preempt(self) -> bool:
         """Take pages back from one of these, now or soon; False if none gives any back."""
+        ...
+
+
+class IncomingToRanks(Protocol):
+    """The same of several ranks' prompts together."""
+
+    def waiting(self) -> Iterable[Generation]:
+        """Those that wait for pages."""
+        ...
+
+    def coming(self) -> Iterable[Generation]:
+        """Those that were given pages."""
+        ...
+
+    def preempt(self, among: Callable[[Any], bool]) -> bool:
+        """Take pages back from one of those `among` whom it is looked for; False if none gives any back."""
         ...

@@ -34,6 +34,16 @@ class Shares:
             shares.add(generation)
         return shares
 
+    @classmethod
+    def together(cls, several: Iterable[Shares]) -> Shares:
+        """The counts of several added up."""
+        total = cls()
+        for one in several:
+            for call, count in one._calls.items():
+                total._calls[call] = total._calls.get(call, 0) + count
+                total._callers[call[0]] = total._callers.get(call[0], 0) + count
+        return total
+
     def add(self, generation: Generation, count: int = 1) -> None:
         """Adds `count` sequences (negative: removes them) to the generation's call and caller."""
         call = generation.share

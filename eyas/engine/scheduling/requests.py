@@ -32,7 +32,7 @@ from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pulls import Arrival, Pulls
 from eyas.engine.scheduling.admission import Admission
 from eyas.engine.scheduling.draft_kv import DraftKv
-from eyas.engine.scheduling.scheduler import Scheduler
+from eyas.engine.scheduling.ranked import Schedulers
 
 _log = logging.getLogger("eyas.engine")
 
@@ -45,7 +45,7 @@ class Requests:
     whose prompt was pulled, with its last feature, as it begins; `left` of every one that goes.
     """
 
-    scheduler: Scheduler
+    scheduler: Schedulers
     leases: Leases
     pulls: Pulls
     draft_kv: DraftKv | None
@@ -258,7 +258,7 @@ class Requests:
         came = 0 if self.draft_kv is None else self.draft_kv.rows(leader.generation)
         leader.draft_len = max(came, leader.generation.cached_tokens)  # cached pages have theirs
         self._unremembered.append((leader, self.scheduler.complete_rows(leader)))
-        self.scheduler.joining.append(leader)
+        self.scheduler.arrived(leader)
         self._arrivals[leader] = arrival
         for seq in others:
             copy = self.scheduler.fork(leader, seq)

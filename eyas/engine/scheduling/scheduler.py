@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.kv.pages import PagePool
@@ -21,42 +20,11 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.elsewhere import Incoming
 from eyas.engine.scheduling.fairness import Queue, Shares
 from eyas.engine.scheduling.host_loads import Answer, HostLoads
+from eyas.engine.scheduling.limits import Limits
 from kv_transfer.layout import pages_for
 
 MANY_CHUNKS = 6
 """When more prompt tokens wait than this many small chunks, prompts take precedence over decoding speed."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Sizes that bound a step.
-
-    `page_size`: rows per page. `max_running`: sequences per step. `chunk_tokens`: prompt rows per step.
-    `round_rows`: rows that the widest verify or draft round may write.
-    `rounds_ahead`: the number of rounds, the current one included, for which a running sequence reserves
-    pages. It is larger where the next round is launched before the result of the current one is known.
-    `mixed_prefill_budget`: (number of decoding sequences, whether many prompt tokens wait) -> prompt rows
-    that may run in the same step. None: `chunk_tokens`.
-    `yield_tokens_per_s`: a prompt of n tokens yields to shorter prompts that arrive within
-    n / yield_tokens_per_s seconds after it (0: no prompt yields).
-    """
-
-    page_size: int
-    max_running: int
-    chunk_tokens: int
-    round_rows: int
-    rounds_ahead: int = 2
-    mixed_prefill_budget: Callable[[int, bool], int] | None = None
-    yield_tokens_per_s: float = 0.0
-
-    @property
-    def rows_ahead(self) -> int:
-        """Rows past its computed ones for which a running sequence reserves pages."""
-        return self.rounds_ahead * self.round_rows
-
-    def most_rows(self, pages: int) -> int:
-        """The length, in rows, of the longest sequence that `pages` pages can hold."""
-        return pages * self.page_size - self.rows_ahead
 
 
 class Scheduler:
@@ -90,11 +58,29 @@ class Scheduler:
         self._running_shares = Shares()
         self._starved = False  # a running sequence waits for reclaimed pages: no other may take them
 
+    @property
+    def slots(self) -> int:
+        """How many sequences a step may have."""
+        return self.limits.max_running
+
+    @property
+    def probed(self) -> tuple[PagePool, PrefixCache]:
+        """Where pages come from that a link is tried with."""
+        return self.pool, self.cache
+
     # --- sequences come and go -----------------------------------------------------------------------
 
     def enqueue(self, seq: Sequence) -> None:
         """Puts a sequence into the queue, to be admitted when its turn comes."""
         self.waiting.add(seq)
+
+    def pass_on(self) -> Sequence | None:
+        """Takes the next sequence out of the queue, for another scheduler. None: what waits belongs here."""
+        seq = self.waiting.first(self.shares()) if self.waiting else None
+        if seq is None or seq.generation.has_begun or len(seq.generation.sequences) > 1:
+            return None
+        self.waiting.remove(seq)
+        return seq
 
     def remove(self, seq: Sequence) -> None:
         """Frees all that an ended or cancelled sequence holds. Its computed pages stay in the cache."""
@@ -108,11 +94,15 @@ class Scheduler:
             self.host.forget(seq)
         self._give_back(seq)
 
+    def arrived(self, seq: Sequence) -> None:
+        """The sequence's KV has come, in pages of its own: it waits for a slot."""
+        self.joining.append(seq)
+
     def join(self) -> Sequence | None:
         """Gives a slot to one of the `joining` sequences and returns it. None: nothing joins now."""
         if not self.joining:
             return None
-        shares = self._shares()
+        shares = self.shares()
         seq = min(self.joining, key=lambda seq: shares.turn(seq.generation))
         if not self._free_slots and not self._take_from_richer(seq.generation, shares, gain=0):
             return None
@@ -151,7 +141,7 @@ class Scheduler:
 
         None: there is no room, or a sequence that waits to be computed here (a preempted one, say) is first.
         """
-        shares = self._shares()
+        shares = self.shares()
         if self.waiting:
             first = self.waiting.first(shares).generation
             if shares.turn(first) < shares.turn(generation):
@@ -160,7 +150,7 @@ class Scheduler:
 
     def first(self, generations: SequenceOf[Generation]) -> Generation:
         """The generation whose turn it is."""
-        return min(generations, key=self._shares().turn)
+        return min(generations, key=self.shares().turn)
 
     def _allocate(
         self,
@@ -222,7 +212,7 @@ class Scheduler:
     def _admissions(self, budget: int) -> list[Work]:
         """Admits waiting sequences and gives their first chunks, at most `budget` rows in total."""
         works: list[Work] = []
-        shares = self._shares()
+        shares = self.shares()
         while budget > 0 and self.waiting and self._admit(seq := self.waiting.first(shares), shares):
             self.waiting.remove(seq)
             if not seq.pages:
@@ -296,7 +286,7 @@ class Scheduler:
             if self._incoming.preempt():
                 self._starved = not self._grow(seq)
                 return not self._starved  # if so it waits: the pages come when the copies have stopped
-            victim = self._last_of_the_richest(self._movable[1:] or self._movable, self._shares())
+            victim = self._last_of_the_richest(self._movable[1:] or self._movable, self.shares())
             self._preempt(victim)
             if victim is seq:
                 return False
@@ -325,7 +315,8 @@ class Scheduler:
 
     # --- shares ----------------------------------------------------------------------------------------
 
-    def _shares(self) -> Shares:
+    def shares(self) -> Shares:
+        """How many sequences each call has: running ones, joining ones, and those whose pages are coming."""
         joining = (seq.generation for seq in self.joining)
         shares = self._running_shares.plus(itertools.chain(joining, self._incoming.coming()))
         for seq in self.running:

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 FIRST_RATE = 0.7  # of the first draft, before anything was seen
-WEIGHT = 4.0  # rounds that what is believed beforehand counts as
-OWN_ROUNDS, ALL_ROUNDS = 48.0, 256.0  # what was seen longer ago hardly counts: of one sequence, of all
+WEIGHT = 8.0  # rounds that what is believed beforehand counts as
+OWN_ROUNDS, ALL_ROUNDS = 96.0, 1024.0  # what was seen longer ago hardly counts: of one sequence, of all
+RECENT_ROUNDS = 48.0  # what was seen since then tells a change
+CHANGED = 3.0  # standard deviations between what is recent and all: more is no chance
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -25,6 +27,7 @@ class Acceptance:
         self._occupants = np.full(slots, -1, np.int64)
         self._own = np.zeros((2, slots, most))  # accepted; offered, with all above it accepted
         self._all = np.zeros((2, most))
+        self._recent = np.zeros((2, most))
         self._down_to = np.tri(most + 1, most, -1)  # row d: 1.0 for the first d depths
 
     def seen(self, slots: Ints, occupancies: Ints, accepted: Ints, offered: Ints) -> None:
@@ -33,7 +36,20 @@ class Acceptance:
         new = self._down_to[np.stack((accepted, np.minimum(accepted + 1, offered)))]
         self._own[:, slots] = self._own[:, slots] * (1.0 - new[1] / OWN_ROUNDS) + new
         total = new.sum(1)
-        self._all = self._all * (1.0 - np.minimum(total[1] / ALL_ROUNDS, 1.0)) + total
+        self._all = _faded(self._all, total, ALL_ROUNDS)
+        self._recent = _faded(self._recent, total, RECENT_ROUNDS)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Where what is recent cannot be chance, what was before counts no more, and nothing deeper does."""
+        (hit, tried), (hits, trials) = self._recent, self._all
+        rate = (hits + 1.0) / (trials + 2.0)
+        beyond = np.abs(hit - rate * tried) > CHANGED * np.sqrt(rate * (1.0 - rate) * tried)
+        if beyond.any():
+            first = int(beyond.argmax())
+            self._recent[:, first + 1 :] = 0.0
+            self._all[:, first:] = self._recent[:, first:]
+            self._own[:, :, first:] = 0.0
 
     def tokens(self, slots: Ints, occupancies: Ints, limits: Ints) -> Floats:
         """Expected tokens of a round of n sequences, by the depth of its drafts: float64 [most + 1].
@@ -61,3 +77,9 @@ class Acceptance:
         if len(others):
             self._own[:, others] = 0.0
             self._occupants[slots] = occupancies
+
+
+def _faded(counts: Floats, new: Floats, rounds: float) -> Floats:
+    """`counts` of about so many rounds, with those that are `new`: float64 [2, most] each."""
+    faded: Floats = counts * (1.0 - np.minimum(new[1] / rounds, 1.0)) + new
+    return faded

@@ -1,9 +1,9 @@
 """How deep the next round drafts: as promises the most tokens per second, and sometimes otherwise, to learn.
 
 A round's promise is what its sequences will accept, by what they accepted, over what such a round takes, by
-what such rounds took. A depth that does not run is tried now and then for two rounds, out of a budget that
-grows with time: so acceptance that comes back is noticed, and the price is bounded. It knows counts and
-seconds; no tokens, no tensors.
+what such rounds took. The depth beside the best one is tried now and then, out of a budget that is a share of
+all time, and pays what the trial was found to cost: so acceptance that comes back is noticed, and the price
+is bounded. It knows counts and seconds; no tokens, no tensors.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from eyas.engine.speculation.round_times import RoundTimes
 
 DEPTHS = (1, 3, 5, 7, 11, 15, 23)
 MARGIN = 0.005  # a depth that promises less than this more is not changed to
-BUDGET = 0.003  # of all time, for trying other depths
+BUDGET = 0.004  # of all time, for trying other depths
+NEAR = 0.8  # of the best depth's promise: one beside it that promises less is not tried
 KEPT_ROUNDS = 4  # for which a choice holds
-TRIED_ROUNDS = 2  # for which a depth is tried: the first after a change takes longer than the next
-MOST_CREDIT = 20  # rounds: the most that is saved up for trials
+MOST_CREDIT = 2  # rounds: the most that is saved up for trials, and the most that one may leave owed
 LEAST_PRICE = 0.04  # of a round: what trying a depth counts at least, also where it promises as much
 
 
@@ -66,17 +66,20 @@ def best(tokens: Floats, seconds: Floats, current: int) -> int:
     return found if rates[found] > rates[current] * (1.0 + MARGIN) else current
 
 
-def prices(tokens: Floats, seconds: Floats, current: int) -> Floats:
-    """Seconds that are lost by two rounds of each depth between rounds of the depth at place `current`.
+def price(tokens: Floats, seconds: Floats, current: int, tried: int) -> float:
+    """Seconds that are lost by a trial of the depth at place `tried` between rounds of that at `current`.
 
-    The first round after a change has only the drafts that the round before it made.
+    From plain rounds one round is enough: its drafts are made before it. The first round after another change
+    has only the drafts that the round before it made, and one back from a shallower depth likewise.
     """
-    rate, here = tokens[current] / seconds[current], np.arange(len(tokens))
-    both = np.minimum(tokens, tokens[current])
-    back = np.where(here < current, tokens[current] - tokens, 0.0)
-    lost: Floats = TRIED_ROUNDS * seconds + (back - both - (TRIED_ROUNDS - 1) * tokens) / rate
-    lost = np.maximum(lost, LEAST_PRICE * seconds[current])
-    return lost
+    rate = tokens[current] / seconds[current]
+    if not current:
+        lost = seconds[tried] - tokens[tried] / rate
+    elif tried > current:
+        lost = 2 * seconds[tried] - (tokens[current] + tokens[tried]) / rate
+    else:
+        lost = 2 * seconds[tried] + (tokens[current] - 3 * tokens[tried]) / rate
+    return float(max(lost, LEAST_PRICE * seconds[current]))
 
 
 @dataclass(frozen=True)
@@ -104,56 +107,76 @@ class AdaptiveDepth:
         self._now = self._place  # of the depth that runs: the best one, or one that is tried
         self._size = self._left = 0  # the batch of the last choice, and the rounds for which that still holds
         self._ages = [0] * len(self.depths)  # choices since each was chosen
+        self._tried: int | None = None  # the depth of the last trial, since the best one is what it is
         self._credit = 0.0  # seconds
-        self._expected = np.zeros(spec.steps + 1)  # tokens of a round, by steps, at the last choice
-        self._rate = 1.0  # and tokens per second at the best depth
+        self._rate = 1.0  # tokens per second at the best depth, at the last choice
 
     @property
     def current(self) -> int:
         """The depth that was chosen last."""
         return self.depths[self._now]
 
+    def keep(self, size: int) -> bool:
+        """May the batch's next round, of so many sequences, be as deep as was chosen last? It then is."""
+        kept = not size or (self._left > 0 and size == self._size)
+        self._left -= kept
+        return kept
+
     def choose(self, batch: Batch) -> int:
         """The depth of the batch's next round."""
-        size = len(batch)
-        if size and (self._left <= 0 or size != self._size):
-            self._size, self._left = size, KEPT_ROUNDS
+        if not self.keep(len(batch)):
+            self._size, self._left = len(batch), KEPT_ROUNDS
             self._choose(batch)
-        self._left -= 1
+            self._left -= 1
         return self.current
 
     def _choose(self, batch: Batch) -> None:
-        self._expected = self._acceptance.tokens(batch.slots, batch.occupancies, batch.limits)
-        tokens = self._expected[self._steps]
+        tokens = self._acceptance.tokens(batch.slots, batch.occupancies, batch.limits)[self._steps]
         seconds = np.array([self.times.seconds(len(batch), depth) for depth in self.depths])
-        self._now = self._place = best(tokens, seconds, self._place)
+        place = best(tokens, seconds, self._place)
+        if place != self._place:
+            self._place, self._tried = place, None
+        self._now = self._place
         self._rate = float(tokens[self._now] / seconds[self._now])
         if batch.limits.any():
-            self._try(prices(tokens, seconds, self._place))
+            self._try(tokens, seconds)
         self._ages = [age + 1 for age in self._ages]
         self._ages[self._now] = 0
 
-    def _try(self, price: Floats) -> None:
-        """Leave the best depth for a moment, if that is paid for: what has long not run and costs little."""
-        worth = np.array(self._ages) / price
-        worth[self._place] = 0.0
-        place = int(worth.argmax())
-        if worth[place] and price[place] <= self._credit:
-            self._credit -= price[place]
-            self._now, self._left = place, TRIED_ROUNDS
+    def _try(self, tokens: Floats, seconds: Floats) -> None:
+        """Leave the best depth for a moment, if that is paid for: to one beside it that may be as good.
+
+        Plain rounds say nothing of drafts, so the depth above them is tried whatever it promises: for one
+        round, which tells what is accepted. How long such rounds take only the second one tells.
+        """
+        near = tokens / seconds > NEAR * self._rate
+        beside = {
+            place: price(tokens, seconds, self._place, place)
+            for place in (self._place - 1, self._place + 1)
+            if 0 <= place < len(near) and (near[place] or not self._place)
+        }
+        if not beside:
+            return
+        place = max(beside, key=lambda one: self._ages[one] / beside[one])
+        if self._ages[place] and beside[place] <= self._credit:
+            self._now, self._left = place, 2 if near[place] else 1
+            self._tried = self.depths[place]
 
     def landed(self, batch: Batch, depth: int, accepted: Ints, offered: Ints) -> None:
-        """What became of the drafts of a round of this depth: int64 [n] each.
-
-        A trial that goes better than was expected has cost less: so it is soon repeated.
-        """
-        if depth > self.depths[self._place]:
-            beyond = len(batch) + accepted.sum() - self._expected[offered.max()]
-            self._credit += float(beyond) / self._rate
+        """What became of the drafts of a round of this depth: int64 [n] each."""
         if offered.any():
             self._acceptance.seen(batch.slots, batch.occupancies, accepted, offered)
 
-    def took(self, batch: int, depth: int, seconds: float) -> None:
-        """A round of nothing but `batch` sequences took so long, as did the one before it at this depth."""
+    def took(self, batch: int, depth: int, seconds: float, gave: int, *, alike: bool) -> None:
+        """A round of nothing but `batch` sequences took so long, and gave so many tokens.
+
+        `alike`: as deep as the one before it, so that it had the drafts, and the work, of its depth. Trials,
+        and what follows them, are paid for as they went: one that went well has cost little, and what held a
+        round up for long is not its depth's to pay.
+        """
         self._credit = min(self._credit + BUDGET * seconds, MOST_CREDIT * seconds)
-        self.times.learn(batch, depth, seconds)
+        if alike:
+            self.times.learn(batch, depth, seconds)
+        if self._tried is not None and (not alike or depth == self._tried):
+            debt = seconds - gave / self._rate - self._credit
+            self._credit = -min(debt, MOST_CREDIT * self.times.seconds(batch, depth))

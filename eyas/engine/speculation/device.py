@@ -15,8 +15,9 @@ from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables
 from eyas.engine.ipc.row_ring import kept_rows
-from eyas.engine.kernels import couple, paths, sample, trees
+from eyas.engine.kernels import chains, couple, paths, trees
 from eyas.engine.kernels import rounds as round_kernels
+from eyas.engine.kernels.rows import gather_rows
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, DraftModel, FeatureTap
 from eyas.engine.speculation.depth import ladder, shallower
@@ -148,7 +149,7 @@ class DeviceDrafter:
         if (spec := self._specs.get(width)) is not None:
             first = torch.arange(0, rows.tokens.shape[0], KEPT_ROWS, dtype=torch.int32, device=words.device)
             newest = first + (words[1] - 1).clamp(min=0)
-            self._proposer.propose(_picked(drafted, newest), slots, spec)
+            self._proposer.propose(self._proposer.picked(drafted, newest), slots, spec)
 
     @staticmethod
     def _extension(batch: round_kernels.Batch, features: torch.Tensor, few: int) -> paths.PathRows:
@@ -222,7 +223,13 @@ class DeviceProposer:
         """
         drafted = self._head.forward(features, rows.tokens, rows, self.pool)
         if slots.shape[0] and spec is not None:
-            self.propose(_picked(drafted, last), slots, spec)
+            self.propose(self.picked(drafted, last), slots, spec)
+
+    def picked(self, drafted: Drafted, index: torch.Tensor) -> Drafted:
+        """Some of the rows, int32 or int64 [n]; where rows are features too, they are copied once."""
+        rows = gather_rows(drafted.rows, index, pdl=self._pdl)
+        same = drafted.features is drafted.rows
+        return Drafted(rows, rows if same else gather_rows(drafted.features, index, pdl=self._pdl))
 
     def propose(self, last: Drafted, slots: torch.Tensor, spec: SpeculationConfig) -> None:
         """Drafts for each slot; `last` is what its newest row gave. `spec`: no larger than the proposer's."""
@@ -234,14 +241,8 @@ class DeviceProposer:
 
     def _chain(self, last: Drafted, batch: round_kernels.Batch, steps: int) -> None:
         rows = _round_rows(batch.slots, batch.size)
-        places = self._tables.length.index_select(0, batch.slots)
         for step in range(steps):
-            best = batch.slots.new_empty(batch.size)
-            who = sample.SampledRows(batch.slots, places + (1 + step))
-            sample.propose(
-                self._head.logits(last.rows), who, self._tables, best, self._head.token_map, pdl=self._pdl
-            )
-            round_kernels.propose_rows(batch, best, step, rows)
+            chains.propose(batch, self._head.logits(last.rows), step, self._head.token_map, rows)
             if step + 1 < steps:
                 last = self.run(last.features, rows, DecodeRows(batch.slots, rows.starts))
 
@@ -271,13 +272,6 @@ class DeviceProposer:
 
 def _round_rows(like: torch.Tensor, count: int) -> round_kernels.RoundRows:
     return round_kernels.RoundRows(*(like.new_empty(count) for _ in range(4)))
-
-
-def _picked(drafted: Drafted, index: torch.Tensor) -> Drafted:
-    """Some of the rows; where rows are features too, they are copied once."""
-    rows = drafted.rows.index_select(0, index)
-    same = drafted.features is drafted.rows
-    return Drafted(rows, rows if same else drafted.features.index_select(0, index))
 
 
 def _cat(parts: list[torch.Tensor]) -> torch.Tensor:

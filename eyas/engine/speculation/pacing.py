@@ -19,10 +19,13 @@ from eyas.engine.speculation.depth import AdaptiveDepth, Batch
 
 
 class Pacing:
-    """`depths` learns from every step."""
+    """`depths` learns from every step. `sparse`: drafts are looked up and no head proposes, so that a round
+    may have none, and takes as long as one of many.
+    """
 
-    def __init__(self, depths: AdaptiveDepth) -> None:
+    def __init__(self, depths: AdaptiveDepth, *, sparse: bool = False) -> None:
         self.depths = depths
+        self._sparse = sparse
         self._before: int | None = None  # the depth of the step that landed last, if that had rounds alone
 
     @property
@@ -31,7 +34,12 @@ class Pacing:
         return self.depths.current
 
     def choose(self, sequences: SequenceOf[Sequence], followed: SequenceOf[bool]) -> None:
-        """Sets `depth` for the next round of these sequences; `followed`: those for which a head drafts."""
+        """Sets `depth` for the next round of these sequences; `followed`: those for which a head drafts.
+
+        They are looked at one by one only where a choice is due.
+        """
+        if self.depths.keep(len(sequences)):
+            return
         both = zip(sequences, followed, strict=True)
         told = [(seq.slot, seq.occupancy, self._limit(seq) if drafted else 0) for seq, drafted in both]
         self.depths.choose(Batch(*_columns(told)))
@@ -49,17 +57,20 @@ class Pacing:
         if rounds:
             self._learn(rounds, asked)
         alone = bool(rounds) and len(rounds) == len(landed)
-        if alone and asked == self._before and seconds is not None:
-            self.depths.took(len(rounds), asked, seconds)
+        if alone and self._before is not None and seconds is not None:
+            gave = sum(len(one.tokens) for one in rounds)
+            self.depths.took(len(rounds), asked, seconds, gave, alike=asked == self._before)
         self._before = asked if alone else None
         if depth is None:
             here = [one.work.seq for one in rounds if one.work.seq.occupancy == one.work.occupancy]
             self.choose(here, [seq.generation.request.speculative for seq in here])
 
     def _learn(self, rounds: SequenceOf[Landed], depth: int) -> None:
-        """Only from those whose slot is still theirs."""
+        """Only from those whose slot is still theirs, and nothing from a plain round."""
+        if not depth and not any(one.drafts.offered for one in rounds):
+            return
         told = [
-            (one.work.seq.slot, one.work.occupancy, one.drafts.accepted, one.drafts.offered)
+            (one.work.seq.slot, one.work.occupancy, one.drafts.accepted, self._offered(one, depth))
             for one in rounds
             if one.work.seq.occupancy == one.work.occupancy
         ]
@@ -69,6 +80,13 @@ class Pacing:
         limits = np.full(len(told), self.depths.spec.steps)
         self.depths.landed(Batch(slots, occupancies, limits), depth, accepted, offered)
 
+    def _offered(self, one: Landed, depth: int) -> int:
+        """How deep its drafts were; one that was not found was as good as refused."""
+        seq, drafts = one.work.seq, one.drafts
+        if not (self._sparse and seq.generation.request.speculative):
+            return drafts.offered
+        return max(drafts.offered, min(drafts.accepted + 1, depth, self._limit(seq)))
+
 
 def _columns(rows: SequenceOf[tuple[int, ...]], count: int = 3) -> Ints:
     return np.array(rows, np.int64).reshape(-1, count).T
@@ -77,4 +95,6 @@ def _columns(rows: SequenceOf[tuple[int, ...]], count: int = 3) -> Ints:
 def pacing_of(config: EngineConfig) -> Pacing | None:
     """If the configuration wants depths to be adaptive."""
     spec = config.speculation
-    return Pacing(AdaptiveDepth(spec, config.max_running)) if spec.adaptive else None
+    if not spec.adaptive:
+        return None
+    return Pacing(AdaptiveDepth(spec, config.max_running), sparse=config.draft is None)

@@ -1,8 +1,8 @@
-"""How long a round takes, by its batch and its depth: learnt from rounds, guessed for what was not seen yet.
+"""How long a round takes, by its batch and its depth: measured at a start, learnt from rounds, or guessed.
 
-What counts is how depths compare in one batch. So what all of them have in common there (the length of
-contexts, a busy machine) is learnt from whichever runs, and a depth that was never seen in a batch compares
-to the others as it does in the nearest batches. It knows no clock.
+What counts is how depths compare in one batch. What all of them have in common there (attention over contexts
+that grow, the host) comes on top of a round whatever its depth: so it is learnt in seconds, from whichever
+runs. A batch that was never seen compares depths as those beside it do. It knows no clock.
 """
 
 from __future__ import annotations
@@ -12,70 +12,84 @@ from bisect import bisect_left
 from collections import Counter
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-COMMON, OWN = 0.1, 0.1  # of a surprise: what all depths of the batch learn, what the depth learns besides
+COMMON, OWN = 0.05, 0.03  # of a surprise: what all depths of the batch learn, what the depth learns besides
 PER_STEP = 0.1  # of a plain round: what each step of drafting adds, until it is known
-SURPRISE = 0.3  # the largest that counts, as a logarithm: an interrupted round says little
-FIRST_SURPRISE = 0.7  # of a depth's first round in a batch
+SURPRISE = 0.3  # of what was expected: the largest that counts, for an interrupted round says little
+FIRST_SURPRISE = 1.0  # of a batch's first round, and of a depth's
 
 
 class RoundTimes:
-    """Logarithms of seconds, by batch and by steps of drafting."""
+    """Seconds, by batch and by steps of drafting."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[int, float]] = {}
+        self._seen: Counter[tuple[int, int]] = Counter()  # rounds that were learnt from; steps -1: all
 
     def measured(self, batch: int, steps: int, seconds: float) -> None:
         """A round of `batch` sequences takes so long, as was found before anything ran."""
-        self._known.setdefault(_bucket(batch), {})[steps] = math.log(seconds)
+        self._known.setdefault(_bucket(batch), {})[steps] = seconds
 
     def learn(self, batch: int, steps: int, seconds: float) -> None:
-        """A round of `batch` sequences took so long."""
-        bucket, told = _bucket(batch), math.log(max(seconds, 1e-9))
+        """A round of `batch` sequences took so long.
+
+        The first of a batch says what all its depths have in common, a depth's first ones most about itself.
+        """
+        bucket = _bucket(batch)
+        here = self._here(bucket)
+        expected = here.setdefault(steps, self._seconds(bucket, steps) if here else seconds)
+        rounds, own = self._seen[bucket, -1], self._seen[bucket, steps]
+        most = expected * (SURPRISE if own else FIRST_SURPRISE)
+        surprise = min(max(seconds - expected, -most), most)
+        if not rounds:
+            _shift(here, surprise)
+        else:
+            _shift(here, COMMON * surprise)
+            here[steps] += max(OWN, 0.5 / (own + 1)) * surprise
+        self._seen[bucket, -1] += 1
+        self._seen[bucket, steps] += 1
+
+    def _here(self, bucket: int) -> dict[int, float]:
+        """What is known of a batch: at first what the others say."""
         if bucket not in self._known:
-            self._known[bucket] = {steps: told}
-            return
-        here, expected = self._known[bucket], self._log(bucket, steps)
-        if steps not in here:
-            here[steps] = expected + min(max(told - expected, -FIRST_SURPRISE), FIRST_SURPRISE)
-            return
-        surprise = min(max(told - expected, -SURPRISE), SURPRISE)
-        for depth in here:
-            here[depth] += COMMON * surprise
-        here[steps] += OWN * surprise
+            steps = {one for known in self._known.values() for one in known}
+            self._known[bucket] = {one: self._seconds(bucket, one) for one in steps}
+        return self._known[bucket]
 
     def seconds(self, batch: int, steps: int) -> float:
         """What a round takes; before any was seen, in plain rounds."""
-        return math.exp(self._log(_bucket(batch), steps))
+        return self._seconds(_bucket(batch), steps)
 
-    def _log(self, bucket: int, steps: int) -> float:
+    def _seconds(self, bucket: int, steps: int) -> float:
         here = self._known.get(bucket, {})
         if steps in here:
             return here[steps]
         if here:
             beside = min(here, key=lambda depth: (abs(depth - steps), depth))
-            return here[beside] + self._beyond(bucket, steps, beside)
-        if not self._known:
-            return _guess(steps)
+            return here[beside] * _guess(steps) / _guess(beside)
+        alike = {at: known[steps] for at, known in self._known.items() if steps in known}
+        if alike:
+            return _between(bucket, alike)
         counts = Counter(depth for known in self._known.values() for depth in known)
+        if not counts:
+            return _guess(steps)
         beside = max(counts, key=lambda depth: (counts[depth], -depth))
-        levels = {at: known[beside] for at, known in self._known.items() if beside in known}
-        return _between(bucket, levels) + self._beyond(bucket, steps, beside)
+        return self._seconds(bucket, beside) * _guess(steps) / _guess(beside)
 
-    def _beyond(self, bucket: int, steps: int, beside: int) -> float:
-        """By how much a round of `steps` exceeds one of `beside`, by what other batches say."""
-        known = self._known.items()
-        gaps = {at: logs[steps] - logs[beside] for at, logs in known if steps in logs and beside in logs}
-        return _between(bucket, gaps) if gaps else _guess(steps) - _guess(beside)
+
+def _shift(here: dict[int, float], seconds: float) -> None:
+    """All depths take so much longer; none less than half as long."""
+    for depth, known in here.items():
+        here[depth] = max(known + seconds, 0.5 * known)
 
 
 def _between(bucket: int, points: dict[int, float]) -> float:
-    """The value at `bucket` on straight lines over the batch's logarithm; beyond the ends, theirs."""
+    """The value at `bucket` on straight lines, of logarithms both; beyond the ends, theirs."""
     low = max((at for at in points if at <= bucket), default=min(points))
     high = min((at for at in points if at >= bucket), default=max(points))
     if low == high:
         return points[low]
     part = math.log(bucket / low) / math.log(high / low)
-    return points[low] + part * (points[high] - points[low])
+    return math.exp(math.log(points[low]) * (1.0 - part) + math.log(points[high]) * part)
 
 
 def _bucket(batch: int) -> int:
@@ -83,4 +97,5 @@ def _bucket(batch: int) -> int:
 
 
 def _guess(steps: int) -> float:
-    return math.log(1.0 + PER_STEP * steps)
+    """In plain rounds."""
+    return 1.0 + PER_STEP * steps

@@ -1,0 +1,1 @@
+"""Which tiles are fastest on a GPU: what `eyas tune` finds and keeps."""

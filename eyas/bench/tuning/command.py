@@ -1,0 +1,60 @@
+"""`eyas tune moe|gemm`: the fastest tiles of a model's products on this GPU, kept as a table.
+
+It knows flags, and which products a model has; how tiles are compared, `search` knows. An engine reads the
+table of its kind of GPU when it starts (`eyas.engine.kernels.grouped_tiles`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from eyas.common import gpus
+from eyas.common.errors import ConfigError
+from eyas.flags import positive
+
+SECONDS = 600
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of either command."""
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="a folder with a config.json; weights are not read")
+    add("--tensor-parallel-size", "--tp", type=positive, default=1, metavar="N", help="ranks (1)")
+    add("--device", default="cuda", metavar="CUDA", help='the GPU (cuda); "cuda:1" is the second')
+    add("--out", type=Path, metavar="FILE", help="the table (that of this kind of GPU, in the package)")
+    add("--seconds", type=positive, default=SECONDS, metavar="S", help=f"the search's time ({SECONDS})")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Searches, and tells of every product as it is found. Raises ConfigError without a GPU, or products."""
+    gpu, began = gpus.model(args.device), time.monotonic()
+    if not gpu:
+        raise ConfigError(f"--device: there is no GPU {args.device} here", param="device")
+    from eyas.bench.tuning import search
+    from eyas.engine.kernels.grouped_tiles import read_table, read_times, table_of, write_table
+    from eyas.engine.kernels.warm import Warmup
+
+    jobs = search.jobs_of(args.model, args.tensor_parallel_size, args.products)
+    if not jobs:
+        message = f"--model: {args.model} has no products that `eyas tune {args.products}` is about"
+        raise ConfigError(message, param="model")
+    path = args.out or table_of(gpu)
+    tiles = read_table(path) if path.exists() else {}
+    times = read_times(path) if path.exists() else {}
+    warmup = Warmup(
+        "eyas.bench.tuning.search:launches", (jobs,), gpus.capability(args.device), os.cpu_count() or 1
+    )
+    print(f"{warmup.wait().kernels} kernels are compiled", file=sys.stderr)
+    import torch
+
+    torch.cuda.set_device(gpus.number_of(args.device))
+    for key, found in search.search(jobs, args.device, began + args.seconds):
+        tiles[key], times[key] = found.tile, found.us
+        print(f"{key}: {found.us:.1f} us (by the rule {found.ruled_us:.1f}), {found.tile}", flush=True)
+        write_table(path, gpu, tiles, times)
+    print(f"{path}: {len(tiles)} tiles", file=sys.stderr)
+    return 0

@@ -1,0 +1,227 @@
+"""Tries tiles of grouped and dense products: every one that fits, each against the rule's result, by a graph.
+
+It knows shapes, tiles and clocks. A tile whose result differs, or that does not compile, is none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+from eyas.bench.kernels.timing import graph_us, host_us
+from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec
+from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.kernels.grouped import Gate, Products, Weight, shape_of
+from eyas.engine.kernels.grouped_tiles import (
+    Key,
+    Shape,
+    Tile,
+    fitted,
+    key_of,
+    most_blocks,
+    tile_for,
+)
+from eyas.engine.kernels.route import Grouped, group
+from eyas.engine.kernels.skinny import Launch
+from eyas.engine.models.table import read_model
+from eyas.engine.parallel.shards import config_of_rank
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+BLOCKS = (16, 32, 64, 128)
+SETS = 4  # of rows, so that experts' weights come from memory
+SPREAD = 4 * 132  # programs: more parts of k than these take help nothing
+DIFFERENT = 2e-2
+
+Call = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Products to be tuned: of experts `gate_up` and `down`, `per_row` each; or (0) one dense product."""
+
+    shapes: tuple[Shape, ...]
+    per_row: int = 0
+
+
+@dataclass(frozen=True)
+class Input:
+    """Rows of a product, and the order of their experts."""
+
+    x: torch.Tensor
+    order: Grouped | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The fastest tile, its microseconds, and those of the rule's."""
+
+    tile: Tile
+    us: float
+    ruled_us: float
+
+
+def jobs_of(model: str, ranks: int, products: str) -> tuple[Job, ...]:
+    """Of one rank's share of a model: those of experts ("moe"), or the dense ones in FP8 blocks ("gemm")."""
+    config = config_of_rank(read_model(model, "dummy"), ranks)
+    in_fp8 = bool(config.fp8 and config.fp8.rows)
+    itemsize = 1 if in_fp8 else 2
+    jobs: dict[Job, None] = {}
+    for layer in config.layers:
+        spec = layer.feed_forward
+        if products == "moe" and isinstance(spec, ExpertsSpec):
+            pair = gated_pair(spec.experts, spec.width, config.hidden_size, itemsize)
+            jobs[Job(pair, spec.per_row)] = None
+        elif products == "gemm" and in_fp8:
+            jobs |= dict.fromkeys(Job((shape,)) for shape in dense_shapes(layer, config.hidden_size))
+    return tuple(jobs)
+
+
+def gated_pair(experts: int, width: int, hidden: int, itemsize: int) -> tuple[Shape, Shape]:
+    """Gate and up, and down."""
+    return Shape(experts, 2 * width, hidden, True, itemsize), Shape(experts, hidden, width, False, itemsize)
+
+
+def dense_shapes(layer: LayerSpec, hidden: int) -> Iterator[Shape]:
+    """Of a layer's dense products in FP8 blocks."""
+    attention, spec = layer.attention, layer.feed_forward
+    if not attention.latent:
+        heads, kv, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+        yield Shape(1, (heads + 2 * kv) * dim, hidden, False, 1)
+        yield Shape(1, hidden, heads * dim, False, 1)
+    width = spec.shared_width if isinstance(spec, ExpertsSpec) else spec.width
+    if width:
+        yield from gated_pair(1, width, hidden, 1)
+
+
+def search(jobs: tuple[Job, ...], device: str, deadline: float) -> Iterator[tuple[Key, Found]]:
+    """The best tile of every product and number of rows, until the deadline (`time.monotonic`)."""
+    for job in jobs:
+        bench = Bench(job, device)
+        for rows in ROWS:
+            if time.monotonic() > deadline:
+                return
+            yield from bench.best(rows, deadline)
+
+
+def launches(jobs: tuple[Job, ...]) -> None:
+    """Every launch that a search may make, on "meta": a recipe of `eyas.engine.kernels.warm`."""
+    for job in jobs:
+        bench = Bench(job, "meta")
+        for rows in ROWS:
+            choices = rows * max(job.per_row, 1)
+            for block, at in itertools.product(bench.blocks(rows), range(len(job.shapes))):
+                inputs = bench.inputs(at, rows, block)
+                for tile in candidates(job.shapes[at], choices, block):
+                    bench.calls(at, inputs, tile, choices)[0]()
+
+
+def candidates(shape: Shape, choices: int, rows: int) -> list[Tile]:
+    """Tiles of `rows` rows that fit, the rule's first."""
+    tiles = [tile_for(shape, choices, {}, rows)]
+    depths = (128,) if shape.itemsize == 1 else (64, 128)
+    for columns, depth, warps, stages, split in itertools.product(
+        (32, 64, 128), depths, (4, 8), (3, 5), (1, 2, 4, 8)
+    ):
+        if warps == 8 and columns * rows < 64 * 64 or columns * rows > 128 * 128:
+            continue
+        tile = fitted(Tile(rows, columns, depth, warps, stages, split), shape, choices)
+        programs = most_blocks(choices, shape.experts, rows) * -(-shape.outputs // tile.columns)
+        if tile.split == split and (split == 1 or programs * split <= SPREAD):
+            tiles.append(tile)
+    return list(dict.fromkeys(tiles))
+
+
+class Bench:
+    """Weights and rows of a job, on a device."""
+
+    def __init__(self, job: Job, device: str) -> None:
+        self.job, self._device = job, device
+        self._launch = Launch.on(device, pdl=device != "cpu")
+        self._weights = [self._weight(shape) for shape in job.shapes]
+
+    def best(self, rows: int, deadline: float) -> Iterator[tuple[Key, Found]]:
+        """Both products of experts have blocks of one size: that of the smaller sum."""
+        choices, fastest = rows * max(self.job.per_row, 1), None
+        for block in self.blocks(rows):
+            found = [self._fastest(at, rows, block, deadline) for at in range(len(self._weights))]
+            total = sum(each.us for each in found)
+            if fastest is None or total < fastest[0]:
+                fastest = total, found
+        assert fastest is not None
+        yield from zip((key_of(shape, choices) for shape in self.job.shapes), fastest[1], strict=True)
+
+    def blocks(self, rows: int) -> list[int]:
+        """Numbers of rows of a tile that are worth a try: about as many as an expert has."""
+        choices, experts = rows * max(self.job.per_row, 1), self.job.shapes[0].experts
+        each = -(-choices // min(choices, experts))
+        return [block for block in BLOCKS if block <= max(4 * each, 16) and 4 * block >= min(each, 128)]
+
+    def inputs(self, at: int, rows: int, block: int) -> list[Input]:
+        """What a product reads: rows, and where they go; drawn on the device, the same for every tile."""
+        shape, per_row = self.job.shapes[at], self.job.per_row
+        count = rows * per_row if at else rows
+        found = []
+        for _ in range(SETS):
+            x = torch.randn(count, shape.k, dtype=self._dtype, device=self._device)
+            order = None
+            if per_row:
+                chosen = torch.rand(rows, shape.experts, device=self._device).topk(per_row).indices
+                order = group(chosen.int(), shape.experts, block)
+            found.append(Input(x, order))
+        return found
+
+    def calls(self, at: int, inputs: list[Input], tile: Tile, choices: int) -> list[Call]:
+        """A product of each of the inputs, by this tile."""
+        shape = self.job.shapes[at]
+        products = Products(self._launch, {key_of(shape, choices): tile})
+        return [partial(self._product, products, at, given) for given in inputs]
+
+    def _product(self, products: Products, at: int, given: Input) -> torch.Tensor:
+        weight, gate = self._weights[at], Gate() if self.job.shapes[at].gated else None
+        if given.order is None:
+            return products.dense(given.x, weight, gate)
+        if gate is None:
+            return products.down(given.x, weight, given.order)
+        return products.gate_up(given.x, weight, given.order, self.job.per_row, gate)
+
+    def _fastest(self, at: int, rows: int, block: int, deadline: float) -> Found:
+        clock = host_us if self._device == "cpu" else graph_us
+        choices, inputs = rows * max(self.job.per_row, 1), self.inputs(at, rows, block)
+        ruled, *others = candidates(self.job.shapes[at], choices, block)
+        first = self.calls(at, inputs, ruled, choices)
+        wanted = first[0]().float()
+        best = Found(ruled, (us := clock(first)), us)
+        for tile in others:
+            if time.monotonic() > deadline:
+                break
+            try:
+                same = self.calls(at, inputs, tile, choices)
+                error = (same[0]().float() - wanted).norm() / wanted.norm()
+                if error < DIFFERENT and (us := clock(same)) < best.us:
+                    best = replace(best, tile=tile, us=us)
+            except (RuntimeError, ValueError, OutOfResources):
+                continue
+        return best
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float32 if self._device == "cpu" else torch.bfloat16
+
+    def _weight(self, shape: Shape) -> Weight:
+        sizes = (shape.experts, shape.n, shape.k) if self.job.per_row else (shape.n, shape.k)
+        noise = torch.empty(sizes, dtype=self._dtype, device=self._device)
+        for part in noise.view(-1, shape.k).split(4096):
+            part.normal_().mul_(shape.k**-0.5)
+        if shape.itemsize > 1:
+            return noise
+        blocks = (*sizes[:-2], -(-shape.n // 128), -(-shape.k // 128))
+        scales = torch.full(blocks, 1 / 64, dtype=torch.float32, device=self._device)
+        weight = Fp8Weight(noise.mul_(64).to(torch.float8_e4m3fn), scales)
+        assert shape_of(weight, Gate() if shape.gated else None) == shape
+        return weight

@@ -1,0 +1,38 @@
+"""Which attention of a device's rows goes with what a pool keeps, and how it wants chunks cut into tiles."""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.engine.attention.latent import PagedLatents
+from eyas.engine.attention.latent_prompts import ExpandedPrompts
+from eyas.engine.attention.prompts import PromptAttention, PromptPlan
+from eyas.engine.attention.rows import Most, PagedAttention
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.kernels.latent_tiles import latent_tile_rows
+from eyas.engine.kernels.prefill import tile_rows
+from eyas.engine.kv.pool import PoolShape
+
+
+def row_attention(
+    tables: torch.Tensor,
+    heads: int,
+    shape: PoolShape,
+    most: Most,
+    *,
+    pdl: bool,
+    prompts: PromptPlan | None = None,
+) -> PagedAttention | PagedLatents:
+    """Of `heads` query heads over a pool of that shape. `prompts`: of that form."""
+    if shape.format.latent:
+        expanded = prompts if isinstance(prompts, ExpandedPrompts) else None
+        return PagedLatents(tables, heads, shape, most, pdl=pdl, prompts=expanded)
+    planned = prompts if isinstance(prompts, PromptAttention) else None
+    return PagedAttention(tables, heads, shape, most, pdl=pdl, prompts=planned)
+
+
+def chunk_tile_rows(decoder: ModelConfig) -> int:
+    """The most query rows of one tile of a chunk. `decoder`: one rank's share."""
+    if decoder.kv_format.latent:
+        return latent_tile_rows(decoder.num_heads)
+    return tile_rows(decoder.num_heads, decoder.num_kv_heads)

@@ -1,0 +1,80 @@
+"""Prompt chunks over latents in the expanded form, where that is less work: keys and values are made.
+
+`plan` lays a step's chunks out on the host and says whether it pays: a pair of query and key then costs a
+third, but every row of the sequence, cached ones too, is multiplied by the heads' factors first. It knows
+spans, pages and sizes; who attends to the other rows it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from eyas.engine.attention.latent_heads import LatentHeads
+from eyas.engine.attention.page_lists import page_lists
+from eyas.engine.batch.spans import Span
+from eyas.engine.checkpoint.config import LatentSpec
+from eyas.engine.kernels.latent_prefill import TILE, Expanded, attend_expanded
+from eyas.engine.kv.pool import PoolShape
+from kv_transfer.layout import pages_for
+
+MOST_BYTES = 1 << 29
+"""Of keys and values that are made at a time: start-up leaves room for no more."""
+
+
+class ExpandedPrompts:
+    """For layers that are `spec`, one rank's share, over pools of that shape."""
+
+    def __init__(self, spec: LatentSpec, shape: PoolShape) -> None:
+        self._spec, self._shape = spec, shape
+        self._pages = torch.empty(0, dtype=torch.int32, device=shape.device)
+        self._tiles = torch.empty(0, 4, dtype=torch.int32, device=shape.device)
+
+    def plan(self, spans: Sequence[Span]) -> bool:
+        """Lays out a step whose prompt rows are those of `spans`, in order. False: others must attend."""
+        if not spans or not self.pays(spans):
+            return False
+        lists = page_lists(spans, self._shape.page_size)
+        tiles = [
+            (query + i, min(TILE, span.count - i), span.start + i, page * self._shape.page_size)
+            for span, query, page in zip(spans, lists.queries, lists.first_page, strict=False)
+            for i in range(0, span.count, TILE)
+        ]
+        self._pages = self._sent(lists.pages)
+        self._tiles = self._sent(np.array(tiles[::-1], np.int32))  # those with most keys begin first
+        return True
+
+    def pays(self, spans: Sequence[Span]) -> bool:
+        """Whether it is less work than over latents, and what is made has room."""
+        spec = self._spec
+        pairs = sum(span.count * span.start + span.count * (span.count + 1) // 2 for span in spans)
+        rows = sum(span.start + span.count for span in spans)
+        made = spec.plain_dim + spec.value_dim
+        expanded = pairs * (made + spec.rotated_dim) + rows * spec.kv_rank * made
+        room = rows * spec.num_heads * made * self._shape.dtype.itemsize <= MOST_BYTES
+        return room and expanded < pairs * (2 * spec.kv_rank + spec.rotated_dim)
+
+    def run(self, q: torch.Tensor, layer: torch.Tensor, heads: LatentHeads, first: int) -> torch.Tensor:
+        """q [C, heads * (plain + rotated)] of the planned rows over [pages, 1, page_size, 1, width], where
+        their own rows are already -> [C, heads * value]. `first`: the first of them among the forward's.
+        """
+        rows = layer[:, 0, :, 0].index_select(0, self._pages).flatten(0, 1)
+        latents, count = rows[:, : self._spec.kv_rank], self._spec.num_heads
+        keys = torch.mm(latents, heads.keys.flatten(0, 1).t()).view(rows.shape[0], count, -1)
+        values = torch.mm(latents, heads.values.flatten(0, 1).t()).view(rows.shape[0], count, -1)
+        rotation = heads.turned(slice(first, None))
+        return attend_expanded(q, Expanded(keys, values, rows), self._tiles, rotation, heads.factor)
+
+    def _sent(self, array: np.ndarray) -> torch.Tensor:
+        """On the device. Copies from plain memory would wait for the stream."""
+        tensor = torch.from_numpy(array)
+        if not self._shape.device.startswith("cuda"):
+            return tensor.to(self._shape.device)
+        return tensor.pin_memory().to(self._shape.device, non_blocking=True)
+
+
+def made_up(rows: int, page_size: int) -> list[Span]:
+    """A prompt of `rows` rows in the pool's first page alone, for steps in which every row is padding."""
+    return [Span([0] * pages_for(rows, page_size), 0, rows)]

@@ -1,0 +1,132 @@
+"""Rows in FP8: a scale for each 128 of a row, for a row, or one that is stored.
+
+A weight is q * scale, block by block or row by row of it (`eyas.engine.checkpoint.fp8`, the plain statement);
+a row x is q * s with s = max(largest of the 128, or of the row, 1e-4) / 448 (arXiv 2412.19437, section 3.3),
+or the next power of two where the checkpoint says so (UE8M0). Rows are rounded once, by a kernel of their
+own: in every tile that reads them, it would cost more than the tile's product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels.rows import after_previous
+
+SIDE = 128
+LARGEST = tl.constexpr(448.0)
+LEAST = tl.constexpr(1e-4)  # of a scale's numerator, so that rows of zeros have one
+_BLOCKS = 8  # blocks of a row that a program rounds
+_COLUMNS = 4096  # of a row, at a time, where it has one scale
+
+
+@dataclass(frozen=True)
+class Fp8Weight:
+    """The product of stored e4m3 [..., n, k] and scales float32.
+
+    `rounding`: of rows that it multiplies. Where those have a scale for each 128, there are
+    [..., ceil(n / 128), ceil(k / 128)] scales, else [..., n].
+    """
+
+    stored: torch.Tensor
+    scales: torch.Tensor
+    rounding: Rounding = Rounding("block")
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the weight."""
+        return self.stored.shape
+
+
+@dataclass(frozen=True)
+class Fp8Rows:
+    """Rows e4m3 [m, k], and scales float32 [m, ceil(k / 128)], or [m] if a row has one.
+
+    `dtype`: in which products give results.
+    """
+
+    stored: torch.Tensor
+    scales: torch.Tensor
+    dtype: torch.dtype
+
+
+def rounding_of(weight: torch.Tensor | Fp8Weight) -> Rounding | None:
+    """Of rows that it multiplies; None: they are left as they are."""
+    return weight.rounding if isinstance(weight, Fp8Weight) else None
+
+
+def quantise(x: torch.Tensor, rounding: Rounding, pdl: bool = False) -> Fp8Rows:
+    """x [m, k]. What has one scale for a row has no powers of two."""
+    m, k = x.shape
+    stored = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=x.device)
+    if rounding.rows != "block":
+        scales = torch.empty(m, dtype=torch.float32, device=x.device)
+        columns = min(triton.next_power_of_2(k), _COLUMNS)
+        given = {"K": k, "COLUMNS": columns, "STORED": rounding.rows == "tensor", "PDL": pdl}
+        _quantise_rows[(m,)](x, stored, scales, rounding.scale, **given, num_warps=8, launch_pdl=pdl)
+        return Fp8Rows(stored, scales, x.dtype)
+    count = triton.cdiv(k, SIDE)
+    scales = torch.empty(m, count, dtype=torch.float32, device=x.device)
+    grid = (m, triton.cdiv(count, _BLOCKS))
+    sizes = {"K": k, "COUNT": count, "BLOCKS": _BLOCKS, "POWERS": rounding.powers, "PDL": pdl}
+    _quantise[grid](x, stored, scales, **sizes, num_warps=4, launch_pdl=pdl)
+    return Fp8Rows(stored, scales, x.dtype)
+
+
+@triton.jit
+def _quantise_rows(
+    x, stored, scales, given,
+    K: tl.constexpr, COLUMNS: tl.constexpr, STORED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A row by its own scale, or by the given one. What is not a number stays none."""
+    after_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, COLUMNS)
+    if STORED:
+        divisor = tl.zeros((COLUMNS,), tl.float32) + given
+    else:
+        largest = tl.full((COLUMNS,), LEAST, tl.float32)
+        for first in range(0, K, COLUMNS):
+            values = tl.load(x + row * K + first + column, mask=first + column < K, other=0.0)
+            largest = tl.maximum(largest, tl.abs(values.to(tl.float32)))
+        most = tl.zeros((COLUMNS,), tl.float32) + tl.max(largest, 0)
+        divisor = tl.div_rn(most, tl.zeros_like(most) + LARGEST)
+    tl.store(scales + row, tl.max(divisor, 0))
+    for first in range(0, K, COLUMNS):
+        values = tl.load(x + row * K + first + column, mask=first + column < K, other=0.0)
+        rounded = tl.div_rn(values.to(tl.float32), divisor)
+        rounded = tl.clamp(rounded, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(stored + row * K + first + column, rounded.to(tl.float8e4nv), mask=first + column < K)
+
+
+@triton.jit
+def _quantise(
+    x, stored, scales,
+    K: tl.constexpr, COUNT: tl.constexpr, BLOCKS: tl.constexpr, POWERS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Some blocks of a row."""
+    after_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
+    values = tl.load(x + row * K + column, mask=column < K, other=0.0)
+    rounded, scale = quantised(values, POWERS)
+    tl.store(stored + row * K + column, rounded, mask=column < K)
+    tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
+
+
+@triton.jit
+def quantised(values, POWERS: tl.constexpr):
+    """values [m, 128] -> e4m3 of that shape, and float32 [m]."""
+    wide = values.to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(wide), 1), LEAST)
+    scale = tl.div_rn(largest, tl.zeros_like(largest) + LARGEST)
+    if POWERS:
+        bits = scale.to(tl.int32, bitcast=True)
+        scale = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    divisor = tl.zeros_like(wide) + scale[:, None]
+    return tl.div_rn(wide, divisor).to(tl.float8e4nv), scale

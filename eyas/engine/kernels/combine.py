@@ -1,0 +1,82 @@
+"""What a row's experts made of it, added up by weight in the order in which it chose them; without atomics.
+
+It knows rows and weights, and not who made them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.rows import after_previous
+from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
+from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
+
+_COLUMNS = 512  # of a row, that a program adds up
+
+
+def combine(
+    made: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None, pdl: bool = False
+) -> torch.Tensor:
+    """made [m * per_row, hidden], weights float32 [m, per_row], shared [m, hidden] -> [m, hidden]."""
+    return _launch(made, weights, shared, None, None, pdl)
+
+
+def combine_add(
+    made: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None,
+    residual: torch.Tensor,
+    pdl: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `combine`, added to `residual` [m, hidden], m <= 128, and rounded once.
+
+    Returns the rows and their sums of squares, float32 [parts, 128], for `skinny.Source`.
+    """
+    parts = triton.cdiv(residual.shape[1], _COLUMNS)
+    sums = torch.empty(parts, MAX_ROWS, dtype=torch.float32, device=made.device)
+    return _launch(made, weights, shared, residual, sums, pdl), sums
+
+
+def _launch(
+    made: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    sums: torch.Tensor | None,
+    pdl: bool,
+) -> torch.Tensor:
+    (m, per_row), width = weights.shape, made.shape[1]
+    out = empty_padded(m, width, like=made)
+    sizes = {"WIDTH": width, "PER_ROW": per_row, "COLUMNS": _COLUMNS, "PDL": pdl}
+    grid = (m, triton.cdiv(width, _COLUMNS))
+    _combine[grid](made, weights, shared, residual, out, sums, **sizes, num_warps=4, launch_pdl=pdl)
+    return out
+
+
+@triton.jit
+def _combine(
+    made, weights, shared, residual, out, sums,
+    WIDTH: tl.constexpr, PER_ROW: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Some columns of a row."""
+    after_previous(PDL)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < WIDTH
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for k in tl.static_range(PER_ROW):
+        choice = row * PER_ROW + k
+        values = tl.load(made + choice * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(weights + choice) * values
+    at = row * WIDTH + column
+    if shared is not None:
+        total += tl.load(shared + at, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    rounded = total.to(out.dtype.element_ty)
+    tl.store(out + at, rounded, mask=inside)
+    if sums is not None:
+        wide = rounded.to(tl.float32)
+        tl.store(sums + part * SUMS_WIDTH + row, tl.sum(wide * wide, 0))

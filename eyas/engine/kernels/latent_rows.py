@@ -1,0 +1,112 @@
+"""What becomes of the rows that the first products of latent attention give: norms, and the row that is kept.
+
+A cached row is the latent, normalised, and behind it the rotated key that all heads share. The queries'
+row between the two factors of their projection is normalised as well. One program each; sums are float32,
+results are rounded once. It knows one layer's rows of a pool; what attends to them it does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from eyas.engine.kernels.skinny import KvRows, Rotation, empty_padded
+
+
+@dataclass(frozen=True)
+class InnerNorms:
+    """Gains of the norm of the latent [latent], and of the queries' inner row [query rank] (None: none)."""
+
+    latent: torch.Tensor
+    query: torch.Tensor | None
+    eps: float
+
+
+def write_latents(
+    x: torch.Tensor, norms: InnerNorms, rotation: Rotation, kv: KvRows, pdl: bool = False
+) -> torch.Tensor:
+    """Rows x [m, queries + latent + rotated] -> the queries [m, queries], normalised if there is a gain.
+
+    Latents go to the pool, normalised, and keys, rotated in float32, element i with i + rotated / 2. kv.layer
+    [pages, 1, page_size, 1, latent + rotated]; a row at -1 writes nothing. Without a gain the queries are
+    those of x itself, strided.
+    """
+    latent, width = norms.latent.shape[0], kv.layer.shape[4]
+    queries = x.shape[1] - width
+    out = None if norms.query is None else empty_padded(x.shape[0], queries, like=x)
+    _write[(x.shape[0], 1 if out is None else 2)](
+        *(x, out, norms.query, norms.latent, kv.layer, kv.layer.stride(0), kv.rows),
+        *(rotation.cos, rotation.sin, rotation.positions, norms.eps),
+        QUERIES=queries,
+        BLOCK=triton.next_power_of_2(queries),
+        LATENT=latent,
+        HALF=(width - latent) // 2,
+        PAGE=kv.layer.shape[2],
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return x[:, :queries] if out is None else out
+
+
+@triton.jit(do_not_specialize=["kv_rows", "positions"])
+def _write(
+    x,
+    out,
+    query_gain,
+    latent_gain,
+    layer,
+    page_stride,
+    kv_rows,
+    cos,
+    sin,
+    positions,
+    eps,
+    QUERIES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LATENT: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (m, 2): what is kept of a row, and its queries."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    start = x + row * (QUERIES + LATENT + 2 * HALF)
+    if tl.program_id(1) == 0:
+        place = tl.load(kv_rows + row).to(tl.int64)
+        angle = tl.load(positions + row).to(tl.int64) * HALF
+        kept = layer + place // PAGE * page_stride + place % PAGE * (LATENT + 2 * HALF)
+        _keep(start + QUERIES, kept, place >= 0, latent_gain, cos + angle, sin + angle, eps, LATENT, HALF)
+    elif out is not None:
+        of_row = tl.arange(0, BLOCK)
+        inside = of_row < QUERIES
+        query = tl.load(start + of_row, mask=inside, other=0.0).to(tl.float32)
+        query = _normed(query, tl.load(query_gain + of_row, mask=inside, other=0.0), eps, QUERIES)
+        tl.store(out + row * QUERIES + of_row, query.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _keep(source, kept, there, gain, cos, sin, eps, LATENT: tl.constexpr, HALF: tl.constexpr):
+    """One row: its latent, normalised, and its key, rotated."""
+    column, half = tl.arange(0, LATENT), tl.arange(0, HALF)
+    latent = tl.load(source + column).to(tl.float32)
+    latent = _normed(latent, tl.load(gain + column), eps, LATENT)
+    tl.store(kept + column, latent.to(kept.dtype.element_ty), mask=there & (column >= 0))
+    low = tl.load(source + LATENT + half).to(tl.float32)
+    high = tl.load(source + LATENT + HALF + half).to(tl.float32)
+    c, s = tl.load(cos + half), tl.load(sin + half)
+    there = there & (half >= 0)
+    tl.store(kept + LATENT + half, (low * c - high * s).to(kept.dtype.element_ty), mask=there)
+    tl.store(kept + LATENT + HALF + half, (high * c + low * s).to(kept.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _normed(row, gain, eps, WIDTH: tl.constexpr):
+    return row * tl.rsqrt(tl.sum(row * row) / WIDTH + eps) * gain.to(tl.float32)

@@ -1,0 +1,172 @@
+"""Which kernels compute a step's rows: the fast ones, or those whose bits follow a sequence alone.
+
+`fast` takes whatever is quickest for a step's shape. `exact` takes the narrow products, row kernels and
+attention of `eyas.engine.kernels.exact_*`; flashinfer is not for it, and nothing comes in later. Draft heads
+stay fast: their tokens are advice. What exact rows cannot be is refused here by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from eyas.common.config import EngineConfig
+from eyas.common.errors import ConfigError
+from eyas.common.types import KvKind
+from eyas.engine.attention.device import row_attention
+from eyas.engine.attention.exact_rows import ExactAttention
+from eyas.engine.attention.latent_prompts import ExpandedPrompts
+from eyas.engine.attention.prompts import PromptAttention, PromptPlan
+from eyas.engine.attention.rows import Most
+from eyas.engine.batch.tables import Tables
+from eyas.engine.checkpoint.config import (
+    AttentionSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LatentSpec,
+    ModelConfig,
+)
+from eyas.engine.device.buckets import MAX_ENDS
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.scores import Scores
+from eyas.engine.loading.fold_check import unequal, weights_of
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.models.fused_step import RowAttention
+from eyas.engine.speculation.feature_ring import KEPT_ROWS
+
+UNSPLIT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+"""Without memory for partial sums cuBLAS splits no k. It reads these before its first product."""
+
+NAMES = {LatentSpec: "latent attention", ExpertsSpec: "experts"}
+"""Parts of a layer that have no exact kernels."""
+
+_log = logging.getLogger("eyas.engine")
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Of one rank of the device path. `products` and `drafts`: how the target's products, and a draft head's,
+    are launched.
+    """
+
+    loaded: EngineSpec
+    products: skinny.Launch
+    drafts: skinny.Launch
+
+    @classmethod
+    def of(cls, loaded: EngineSpec) -> Arithmetic:
+        """Before any weight is read. Raises ConfigError for what the exact arithmetic does not cover."""
+        config = loaded.config
+        fast = skinny.Launch.on(config.device, pdl=pdl_of(config))
+        if not config.deterministic:
+            _log.info("arithmetic: fast")
+            return cls(loaded, fast, fast)
+        _check(loaded)
+        os.environ.update(UNSPLIT)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        exact = dataclasses.replace(fast, exact=True)
+        return cls(loaded, _judged(exact, loaded), fast)
+
+    @property
+    def exact(self) -> bool:
+        """Whether a row's bits follow its sequence alone."""
+        return self.products.exact
+
+    def attention(self, group: KvKind, tables: Tables, prompts: PromptPlan | None) -> RowAttention:
+        """Of the group's decoder. `prompts` is planned for the target's heads: a draft head with others does
+        without it.
+        """
+        loaded, config = self.loaded, self.loaded.config
+        batch = max(config.max_running, config.cuda_graph_max_bs)
+        waiting = KEPT_ROWS if config.speculation.adaptive else 1
+        most = Most(batch + MAX_ENDS, max(loaded.width, config.speculation.topk, waiting))
+        shape, heads = loaded.with_pages(1).shape(group), loaded.share(group).num_heads
+        if self.exact and group is KvKind.TARGET:
+            return ExactAttention(tables.pages, heads, shape, most, pdl=pdl_of(config))
+        prompts = prompts if _heads(loaded, group) == _heads(loaded, KvKind.TARGET) else None
+        return row_attention(tables.pages, heads, shape, most, pdl=pdl_of(config), prompts=prompts)
+
+
+def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
+    """Of latents the expanded form. Else FA3, if it is asked for: the build of its kernels begins here and
+    goes on behind everything else.
+
+    A model, or a layer, that it has no template for is served all the same, as the log says.
+    """
+    config, target = loaded.config, loaded.share(KvKind.TARGET)
+    latents = target.layers[0].attention
+    if isinstance(latents, LatentSpec):
+        return ExpandedPrompts(latents, loaded.with_pages(1).shape(KvKind.TARGET))
+    if config.prefill_attention_backend != "flashinfer" or config.deterministic:
+        return None
+    rules = [Scores.of(layer.attention) for layer in target.layers]
+    plain = next((rule for rule in rules if rule == Scores(rule.scale)), None)
+    if others := sum(rule != plain for rule in rules):
+        text = "prompts attend by the triton kernel in %d of %d layers, which have windows or soft caps"
+        _log.info(text, others, len(rules))
+    if plain is None:
+        return None
+    try:
+        from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
+    except ImportError as error:
+        flag = "prefill-attention-backend"
+        raise ConfigError(f"--{flag} flashinfer: it cannot be imported ({error})", param=flag) from None
+    shape = loaded.with_pages(1).shape(KvKind.TARGET)
+    try:
+        build = Fa3Build(shape.dtype, shape.head_dim, config.device)
+    except ConfigError as error:
+        _log.warning("prompts attend by the triton kernel: %s", error.message)
+        return None
+    return PromptAttention(PrefillAttention(target.num_heads, shape, plain.scale, build), plain)
+
+
+def pdl_of(config: EngineConfig) -> bool:
+    """Programmatic dependent launch: where there is a GPU (of compute capability 9.0)."""
+    return config.device != "cpu"
+
+
+def _check(loaded: EngineSpec) -> None:
+    """Raises ConfigError, by name, for what the exact arithmetic does not cover yet."""
+    if why := inexact(loaded.target, loaded.config):
+        raise ConfigError(f"--deterministic: {why} (docs/determinism.md)", param="deterministic")
+
+
+def inexact(target: ModelConfig, config: EngineConfig) -> str:
+    """What of a model, or of how it is served, has no exact kernels yet; "": nothing."""
+    if config.dtype == "float32":
+        return "products of float32 have no fixed order: take --dtype bfloat16"
+    if target.fp8:
+        return f"there are no exact kernels yet for weights in FP8, of {target.architecture}"
+    for layer in target.layers:
+        for part, kind in ((layer.attention, AttentionSpec), (layer.feed_forward, FeedForwardSpec)):
+            if type(part) is not kind:
+                name = NAMES.get(type(part), type(part).__name__)
+                return f"there are no exact kernels yet for {name}, of {target.architecture}"
+        if layer.attention.output_bias:
+            return f"there are no exact kernels yet for the bias behind attention, of {target.architecture}"
+    return ""
+
+
+def _judged(launch: skinny.Launch, loaded: EngineSpec) -> skinny.Launch:
+    """With cuBLAS for products of many rows, if on this machine it adds up as the narrow kernels do."""
+    if loaded.config.device == "cpu":  # interpreted
+        return launch
+    launch = dataclasses.replace(launch, cublas=True)
+    weights = weights_of(loaded.target, loaded.config.tensor_parallel_size)
+    others = unequal(weights, launch, loaded.placement.dtype)
+    if not others:
+        _log.info("arithmetic: exact; cuBLAS adds up as the narrow kernels do here, and keeps wide products")
+        return launch
+    text = "arithmetic: exact; cuBLAS adds up in another order here (%s): a slower kernel has wide products"
+    _log.warning(text, ", ".join(map(str, others)))
+    return dataclasses.replace(launch, cublas=False)
+
+
+def _heads(loaded: EngineSpec, group: KvKind) -> tuple[int, int, int]:
+    decoder = loaded.share(group)
+    return decoder.num_heads, decoder.num_kv_heads, decoder.head_dim

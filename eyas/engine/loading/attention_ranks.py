@@ -1,0 +1,56 @@
+"""Builds a model whose experts are spread over attention ranks: rank 0's part here, the others in processes.
+
+Every rank has all of the model but for the experts, of which it has its share. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from eyas.common.types import KvKind
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
+from eyas.engine.kv.pool import KvPool, new_pool_path
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loop.attention_ranks import AttentionRanks, Part, serve
+from eyas.engine.models.decoder import Decoder
+from eyas.engine.parallel.expert_ranks import ExpertRanks
+from eyas.engine.parallel.ranks import Channel, Followers, RankInfo
+
+
+def attention_ranks(loaded: EngineSpec, pool: KvPool) -> tuple[Decoder, AttentionRanks]:
+    """The model of rank 0, and all ranks as what computes its steps. `pool`: a file, with all ranks' pages.
+
+    Raises EngineError if a rank cannot load.
+    """
+    assert pool.path is not None
+    meeting = new_pool_path("meeting", Path(loaded.config.pool_dir))
+    followers = Followers(partial(_main, loaded, pool.path), loaded.config.dp_attention, meeting)
+    try:
+        model, part = _part(loaded, pool, followers.rank_info)
+    except BaseException:
+        followers.close()
+        raise
+    return model, AttentionRanks(part, followers)
+
+
+def _main(loaded: EngineSpec, path: Path, rank_info: RankInfo, channel: Channel) -> None:
+    """The process of a rank above 0. `loaded`: as rank 0 has it; `path`: of its pool."""
+    torch.set_num_threads(loaded.config.threads)
+    pool = KvPool(loaded.shape(KvKind.TARGET), path, theirs=True)
+    _, part = _part(loaded, pool, rank_info)
+    serve(part, rank_info, channel)
+
+
+def _part(loaded: EngineSpec, pool: KvPool, rank_info: RankInfo) -> tuple[Decoder, Part]:
+    backend, experts = loaded.backend(KvKind.TARGET), ExpertRanks(rank_info, _experts(loaded.target))
+    with loaded.weights(KvKind.TARGET) as weights:
+        model = Decoder(loaded.target, weights, backend, experts)
+    return model, Part(model, pool, backend, experts)
+
+
+def _experts(config: ModelConfig) -> int:
+    """Of every layer that has some."""
+    return max(part.experts for layer in config.layers if isinstance(part := layer.feed_forward, ExpertsSpec))

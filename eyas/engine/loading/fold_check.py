@@ -1,0 +1,103 @@
+"""Whether cuBLAS adds up products of many rows as the narrow kernels do: asked of this machine, to the bit.
+
+The narrow kernels fold k from its beginning to its end. An unsplit kernel of cuBLAS does so too on the GPUs
+that were tried, which no one promises; so every weight's shape is tried at every start. It knows shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.kernels import exact_wide, skinny
+from eyas.engine.parallel.shards import config_of_rank
+
+COUNTS = (129, 160, 192, 256, 320, 384, 512, 640, 768, 1000, 1024, 1536, 2048, 3072, 4096)
+"""Rows of the products that are compared."""
+
+MOST_RESULTS = 1 << 27
+"""Numbers of one product, at most: an output head's are fewer rows'."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A product's weight [n, k]; `kind` and `span` as of `skinny_tiles.Shape`."""
+
+    kind: str
+    n: int
+    k: int
+    span: int
+
+    def __str__(self) -> str:
+        return f"{self.n} x {self.k}"
+
+
+def weights_of(target: ModelConfig, ranks: int = 1) -> list[Weight]:
+    """Every distinct weight of a decoder, or of one rank's share of it."""
+    target, outputs = config_of_rank(target, ranks), target.vocab_size // ranks
+    hidden, found = target.hidden_size, []
+    for spec in dict.fromkeys(target.layers):
+        attention, width = spec.attention, spec.feed_forward.width
+        dim, heads = attention.head_dim, attention.num_heads
+        rows = (heads + 2 * attention.num_kv_heads) * dim
+        found.append(Weight("heads" if attention.head_norms else "qkv", rows, hidden, dim))
+        found.append(Weight("linear", hidden, heads * dim, hidden))
+        found.append(Weight("gated", 2 * width, hidden, 2 * width))
+        found.append(Weight("linear", hidden, width, hidden))
+    found.append(Weight("linear", outputs, hidden, outputs))
+    return list(dict.fromkeys(found))
+
+
+@torch.inference_mode()
+def unequal(weights: Iterable[Weight], launch: skinny.Launch, dtype: torch.dtype) -> list[Weight]:
+    """Those for which cuBLAS gives other bits than a fold of k.
+
+    Raises ConfigError if two kernels of ours differ: then no exact arithmetic is possible here. On the device
+    "meta" all are equal, and kernels are compiled.
+    """
+    found = [weight for weight in weights if not _folds(weight, launch, dtype)]
+    if launch.tickets.is_cuda:
+        torch.cuda.empty_cache()
+    return found
+
+
+def _folds(weight: Weight, launch: skinny.Launch, dtype: torch.dtype) -> bool:
+    counts = [count for count in COUNTS if count * weight.n <= MOST_RESULTS] or [COUNTS[0]]
+    x, matrix = _operands(weight, counts[-1], launch.tickets.device, dtype)
+    ours, theirs = (dataclasses.replace(launch, cublas=cublas) for cublas in (False, True))
+    if weight.kind == "linear":
+        _check_ours(weight, x[: skinny.MAX_ROWS], matrix, ours)
+    return all(
+        _same(exact_wide.product(x[:count], matrix, ours, *how), product)
+        for count in counts
+        for how in ((weight.kind, weight.span, dtype), (weight.kind, weight.span, torch.float32))
+        for product in [exact_wide.product(x[:count], matrix, theirs, *how)]
+    )
+
+
+def _check_ours(weight: Weight, x: torch.Tensor, matrix: torch.Tensor, launch: skinny.Launch) -> None:
+    """Raises ConfigError unless the narrow kernel and the wide one agree."""
+    narrow = torch.empty(x.shape[0], weight.n, device=x.device)
+    skinny.linear(skinny.Source(x), matrix, narrow, launch)
+    if not _same(narrow, exact_wide.product(x, matrix, launch, dtype=torch.float32)):
+        text = f"--deterministic: this GPU's sums for a weight of {weight} depend on the shape of a tile"
+        raise ConfigError(text, param="deterministic")
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.is_meta or torch.equal(one, other)
+
+
+def _operands(
+    weight: Weight, rows: int, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of numbers of very different sizes, so that another order shows, and a weight."""
+    random = None if device.type == "meta" else torch.Generator(device).manual_seed(1)
+    x, matrix = (torch.randn(n, weight.k, generator=random, device=device) for n in (rows, weight.n))
+    sizes = torch.randint(-6, 7, x.shape, generator=random, device=device)
+    return (x * torch.exp2(sizes.float())).to(dtype), (matrix * weight.k**-0.5).to(dtype)

@@ -1,0 +1,133 @@
+"""Experts on a GPU: the equations of `eyas.engine.layers.experts`, whose results are its test.
+
+The router's product, its choice, the order of the experts' rows, two grouped products, and their sum by
+weight; launches whose shapes follow from the number of rows alone. Ranks divide the width of every expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, ModelConfig
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kernels import combine, route
+from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels.blocks import Fp8Weight, rounding_of
+from eyas.engine.kernels.grouped import Gate, Weight
+from eyas.engine.kernels.skinny_tiles import Table, Tile
+from eyas.engine.layers.mlp import GatedRoundings
+from eyas.engine.models.fused_feed_forward import GatedRows, gated_weights
+from eyas.engine.models.fused_residual import NarrowRows, add_over_ranks
+from eyas.engine.models.fused_step import Forward, product_float32
+
+SIDE = 16
+"""Rows of the router are filled up to a multiple of it, as products need."""
+
+
+class FusedExperts:
+    """As `FeedForward`. The router reads rows, and has weights, of the model's type, and sums in float32."""
+
+    def __init__(
+        self, config: ModelConfig, spec: ExpertsSpec, weights: Weights, prefix: str, gain: torch.Tensor
+    ) -> None:
+        self.gain: torch.Tensor | None = gain
+        self._eps, self._spec = config.norm_eps, spec
+        stored = weights.take(f"{prefix}.gate.weight", (spec.experts, config.hidden_size))
+        self._router = torch.cat([stored, stored.new_zeros(-spec.experts % SIDE, config.hidden_size)])
+        self._router_tiles = _router_tiles(*self._router.shape)
+        self._correction = None
+        if spec.corrected:
+            name = f"{prefix}.gate.e_score_correction_bias"
+            self._correction = weights.take(name, (spec.experts,), torch.float32)
+        self._gate = Gate(spec.activation == "gelu_tanh")
+        self._gate_up, self._down = _experts(config, spec, weights, f"{prefix}.experts")
+        self._shared = None
+        if spec.shared_width:
+            shared = FeedForwardSpec(spec.shared_width, spec.activation)
+            name, shape = f"{prefix}.shared_experts", (config.hidden_size, shared.width)
+            pair = gated_weights(weights, name, shape, GatedRoundings.of(weights, [name]))
+            self._shared = GatedRows(config.norm_eps, shared, pair)
+
+    @property
+    def in_fp8(self) -> tuple[bool, ...]:
+        """Which of its weights are; the shared expert's last."""
+        own = isinstance(self._gate_up, Fp8Weight), isinstance(self._down, Fp8Weight)
+        return own if self._shared is None else (*own, *self._shared.in_fp8)
+
+    def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
+        """At most 128 rows, with what it makes of their norm added to them."""
+        pdl = step.context.launch.pdl
+        normed = row_kernels.norm(residual.x, self._eps, self.gain, pdl=pdl)
+        if step.context.group.ranks > 1:
+            return add_over_ranks(self.wide(normed, step), residual, step)
+        return NarrowRows(*combine.combine_add(*self._made(normed, step), residual.x, pdl))
+
+    def wide(self, normed: torch.Tensor, step: Forward) -> torch.Tensor:
+        """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
+        return combine.combine(*self._made(normed, step), step.context.launch.pdl)
+
+    def _made(
+        self, rows: torch.Tensor, step: Forward
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """What each row's experts make of it [m * per_row, hidden], their weights; what the shared does."""
+        context, products = step.context, step.context.products
+        logits = rows.new_empty(rows.shape[0], self._router.shape[0], dtype=torch.float32)
+        product_float32(rows, self._router, logits, replace(context.launch, tiles=self._router_tiles))
+        uniform, pdl = context.uniform_experts, context.launch.pdl
+        chosen = route.choose(logits, self._spec, self._correction, uniform=uniform, pdl=pdl)
+        order = products.group(chosen.experts, (self._gate_up, self._down))
+        read = products.read(rows, self._gate_up)
+        inner = products.gate_up(read, self._gate_up, order, self._spec.per_row, self._gate)
+        made = products.down(inner, self._down, order)
+        if self._shared is None:
+            return made, chosen.weights, None
+        alike = self._shared.rounding == rounding_of(self._gate_up)
+        return made, chosen.weights, self._shared.wide(read if alike else rows, step)
+
+
+def _router_tiles(rows: int, hidden: int) -> Table:
+    """A router has few rows: its programs take few of them, and share k."""
+    split = next(split for split in (8, 4, 2, 1) if hidden % (split * SIDE) == 0)
+    tile = Tile(columns=SIDE, depth=128, warps=4, stages=6, split=split)
+    return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}
+
+
+def _experts(config: ModelConfig, spec: ExpertsSpec, weights: Weights, prefix: str) -> tuple[Weight, Weight]:
+    """This rank's part of all of them: gate and up [experts, 2 width, hidden], down [experts, hidden, width].
+
+    They are put in their place one by one: no more than one is held twice. They read the same rows: if one
+    is not in FP8, none is.
+    """
+    whole: tuple[Weight, Weight] | None = None
+    each = [f"{prefix}.{i}" for i in range(spec.experts)]
+    roundings, shape = GatedRoundings.of(weights, each), (config.hidden_size, spec.width)
+    for i, name in enumerate(each):
+        pair = gated_weights(weights, name, shape, roundings)
+        if whole is None:
+            whole = _room(pair[0], spec.experts), _room(pair[1], spec.experts)
+        for to, part in zip(whole, pair, strict=True):
+            _put(to, i, part)
+    assert whole is not None
+    return whole
+
+
+def _room(one: Weight, count: int) -> Weight:
+    if isinstance(one, Fp8Weight):
+        return Fp8Weight(_many(one.stored, count), _many(one.scales, count), one.rounding)
+    return _many(one, count)
+
+
+def _many(one: torch.Tensor, count: int) -> torch.Tensor:
+    return one.new_empty(count, *one.shape)
+
+
+def _put(to: Weight, place: int, part: Weight) -> None:
+    if isinstance(to, Fp8Weight):
+        assert isinstance(part, Fp8Weight)
+        to.stored[place].copy_(part.stored)
+        to.scales[place].copy_(part.scales)
+    else:
+        assert isinstance(part, torch.Tensor)
+        to[place].copy_(part)

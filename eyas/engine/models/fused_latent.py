@@ -1,0 +1,125 @@
+"""Latent attention of a layer on a GPU, absorbed: the equations of `eyas.engine.layers.latent`, its test.
+
+One product gives the queries' inner row and the row that is kept; a kernel norms both, rotates the key and
+keeps the row; one product makes queries of the inner row (without one, the first product has made them). From
+there on heads are alone: into the latents, over the context, out of them. Ranks divide the heads; what is
+before them, and what is kept, every rank has.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.engine.attention.latent_heads import LatentHeads
+from eyas.engine.checkpoint.config import LatentSpec, ModelConfig
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.kernels.grouped import Weight
+from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
+from eyas.engine.layers.latent import EPS, halves_last
+from eyas.engine.models.fused_step import Forward
+from eyas.engine.models.fused_weights import below, columns_of, in_order, stacked, whole_of
+
+
+class FusedLatent:
+    """As `fused_layer`'s attention of keys and values. `out` [hidden, heads * value]: the way back.
+
+    `norm`: of its input, which passes it without a gain (None: there is none, and the input is as wide as the
+    residual). `gain`: what that norm is multiplied by; None: the weights have it in them.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: LatentSpec,
+        weights: Weights,
+        prefix: str,
+        norm: torch.Tensor | None,
+    ) -> None:
+        self._spec, hidden = spec, config.hidden_size
+        width = hidden if norm is None else norm.shape[0]
+        self._first, query_gain = self._first_weight(weights, prefix, width)
+        self.gain = norm if isinstance(self._first, Fp8Weight) else None
+        if isinstance(self._first, torch.Tensor) and norm is not None:
+            self._first.mul_(norm)
+        latent_gain = weights.take(f"{prefix}.kv_a_layernorm.weight", (spec.kv_rank,))
+        self._norms = InnerNorms(latent_gain, query_gain, EPS)
+        self._second = None
+        if spec.query_rank:
+            second = f"{prefix}.q_b_proj.weight"
+            self._second = self._queries(weights, second, spec.query_rank, weights.rounding([second]))
+        self._keys, self._values = _factors(spec, weights, f"{prefix}.kv_b_proj.weight")
+        back, shape = f"{prefix}.o_proj.weight", (hidden, spec.num_heads * spec.value_dim)
+        self.out = columns_of(weights, back, shape, weights.rounding([back]))
+
+    @property
+    def in_fp8(self) -> tuple[bool, ...]:
+        """Which of its weights are in FP8: the narrow way takes none."""
+        return tuple(isinstance(weight, Fp8Weight) for weight in (self._first, self._second, self.out))
+
+    def _first_weight(self, weights: Weights, prefix: str, width: int) -> tuple[Weight, torch.Tensor | None]:
+        """What the input is multiplied by first, and the gain of the queries' inner norm."""
+        spec, gain, row = self._spec, None, f"{prefix}.kv_a_proj_with_mqa.weight"
+        if spec.query_rank:
+            query = f"{prefix}.q_a_proj.weight"
+            rounding = weights.rounding([query, row])
+            queries = whole_of(weights, query, (spec.query_rank, width), rounding)
+            gain = weights.take(f"{prefix}.q_a_layernorm.weight", (spec.query_rank,))
+        else:
+            query = f"{prefix}.q_proj.weight"
+            rounding = weights.rounding([query, row])
+            queries = self._queries(weights, query, width, rounding)
+        kept = whole_of(weights, row, (spec.head_dim, width), rounding)
+        return below(queries, in_order(kept, self._halves_last(1, spec.head_dim, weights))), gain
+
+    def _queries(self, weights: Weights, name: str, columns: int, rounding: Rounding | None) -> Weight:
+        """This rank's heads [heads * (plain + rotated), columns], whose rotated rows are halves."""
+        spec, each = self._spec, self._spec.plain_dim + self._spec.rotated_dim
+        stored = stacked(weights, [name], [spec.num_heads * each], columns, rounding)
+        return in_order(stored, self._halves_last(stored.shape[0] // each, each, weights))
+
+    def _halves_last(self, heads: int, each: int, weights: Weights) -> torch.Tensor:
+        """Where the rows of `heads` times `each` come from, int64 [heads * each]."""
+        rows = torch.arange(heads * each, device=weights.placement.device)
+        return halves_last(rows.view(heads, each, 1), self._spec).reshape(-1)
+
+    def narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        """-> every head's values, [m, heads * value], which `out` reads. Not of weights in FP8."""
+        assert isinstance(self._first, torch.Tensor)
+        launch = step.context.launch
+        first = skinny.empty_padded(source.x.shape[0], self._first.shape[0], like=source.x)
+        skinny.linear(source, self._first, first, launch)
+        queries = self._settled(first, layer, step)
+        if self._second is not None:
+            assert isinstance(self._second, torch.Tensor)
+            inner = skinny.Source(queries)
+            queries = skinny.empty_padded(first.shape[0], self._second.shape[0], like=first)
+            skinny.linear(inner, self._second, queries, launch)
+        return self._attended(queries, layer, step)
+
+    def wide(self, normed: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
+        queries = self._settled(step.product(normed, self._first), layer, step)
+        if self._second is not None:
+            queries = step.product(queries, self._second)
+        return step.product(self._attended(queries, layer, step), self.out)
+
+    def _settled(self, first: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        """Keeps the rows; returns what queries are made of, or they themselves."""
+        kv, rotation = skinny.KvRows(layer, step.rows.kv_rows), step.rotation(self._spec.rope)
+        return write_latents(first, self._norms, rotation, kv, step.context.launch.pdl)
+
+    def _attended(self, queries: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        rotation = step.rotation(self._spec.rope)
+        heads = LatentHeads(self._spec.scale, keys=self._keys, values=self._values, rotation=rotation)
+        return step.context.attention(queries, layer, step.rows, heads)
+
+
+def _factors(spec: LatentSpec, weights: Weights, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of this rank's heads: keys' [heads, plain, latent] and values' [heads, value, latent], never in FP8."""
+    parts = (spec.plain_dim, spec.value_dim)
+    stored = weights.take_rows(name, (spec.num_heads * sum(parts), spec.kv_rank))
+    keys, values = stored.view(-1, sum(parts), spec.kv_rank).split(parts, 1)
+    return keys.contiguous(), values.contiguous()

@@ -1,0 +1,111 @@
+"""What the layers of one forward on a GPU share, whatever their attention and feed-forward are.
+
+It knows rows, ranks, scratch memory and rotary tables; a layer's equations it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from eyas.engine.batch.rows import Rows
+from eyas.engine.checkpoint.config import ModelConfig, Rope
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kernels import exact_wide, skinny
+from eyas.engine.kernels.grouped import Products, Weight
+from eyas.engine.kernels.grouped_tiles import Table, measured
+from eyas.engine.kernels.scores import Scores
+from eyas.engine.layers.rotary import Angles
+from eyas.engine.layers.rotary import tables as rotary_tables
+from eyas.engine.parallel.group import ProcessGroup
+
+
+class RowAttention(Protocol):
+    """Attention of a forward's rows over one layer of the pool."""
+
+    def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
+        """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """What a rank's layers share: the other ranks, launches' scratch memory, attention, and the rotary tables
+    (cos and sin) of every RoPE that a layer has.
+    """
+
+    group: ProcessGroup
+    launch: skinny.Launch
+    attention: RowAttention
+    angles: Mapping[Rope, Angles]
+    tiles: Table = field(default_factory=dict)  # of experts, and of weights in FP8 blocks
+    uniform_experts: bool = False  # chance chooses experts, for benchmarks
+
+    @property
+    def products(self) -> Products:
+        """Of experts, and of weights in FP8 blocks."""
+        return Products(self.launch, self.tiles)
+
+    @classmethod
+    def on(
+        cls,
+        device: str,
+        config: ModelConfig,
+        group: ProcessGroup,
+        launch: skinny.Launch,
+        attention: RowAttention,
+    ) -> LayerContext:
+        """Computes the rotary tables of every RoPE in `config`, on `device`."""
+        angles = {}
+        for rope in dict.fromkeys(layer.attention.rope for layer in config.layers):
+            cos, sin = rotary_tables(rope, config.layers[0].attention.rotated_dim, config.context_length)
+            angles[rope] = cos.to(device), sin.to(device)
+        return cls(group, launch, attention, angles, measured(device))
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What every layer of one forward shares."""
+
+    rows: Rows
+    context: LayerContext
+
+    def rotation(self, rope: Rope) -> skinny.Rotation:
+        """How the forward's rows are rotated by `rope`."""
+        return skinny.Rotation(*self.context.angles[rope], self.rows.positions)
+
+    def product(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """As `product`, whatever the weight is stored in."""
+        if isinstance(weight, torch.Tensor):
+            return product(x, weight, bias)
+        made = self.context.products.dense(x, weight)
+        return made if bias is None else made.add_(bias)
+
+
+def load_gain(config: ModelConfig, weights: Weights, name: str, size: int) -> torch.Tensor:
+    """The gain [size] of a norm, stored less the model's offset.
+
+    With an offset it is float32: near 1 a shorter type would lose the digits that are stored.
+    """
+    if config.norm_offset == 0.0:
+        return weights.take(name, (size,))
+    return weights.take(name, (size,), torch.float32).add_(config.norm_offset)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [m, k], weight [n, k], bias [n] -> x . weight^T + bias [m, n], for any number of rows."""
+    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+
+
+def product_float32(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.Launch) -> None:
+    """out float32 [m, n] = x [m, k] . weight [n, k]^T, for any number of rows."""
+    if x.shape[0] <= skinny.MAX_ROWS:
+        skinny.linear(skinny.Source(x), weight, out, launch)
+    elif launch.exact:
+        out.copy_(exact_wide.product(x, weight, launch, dtype=torch.float32))
+    elif x.is_cuda:
+        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+    else:
+        out.copy_(torch.mm(x, weight.t()))

@@ -1,0 +1,32 @@
+"""Which attention rank takes a request. It knows numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SLACK = 4
+"""A rank may have so many more sequences than the idlest one, for the sake of a prompt that it has cached."""
+
+
+class Place(NamedTuple):
+    """What a rank offers: pages of the prompt that it has cached, sequences before it, and free pages."""
+
+    cached: int
+    sequences: int
+    free: int
+
+
+def choose(places: Sequence[Place]) -> int:
+    """The number of the rank that has most of the prompt, unless others have much less to do.
+
+    Of equals, the one with the fewest sequences; then with the most room; then the first.
+    """
+    fewest = min(place.sequences for place in places)
+    idle_enough = [rank for rank, place in enumerate(places) if place.sequences <= fewest + SLACK]
+
+    def worth(rank: int) -> tuple[int, int, int]:
+        place = places[rank]
+        return place.cached, -place.sequences, place.free
+
+    return max(idle_enough, key=worth)

@@ -1,0 +1,252 @@
+"""Several schedulers as one: every attention rank has slots, a queue, pages and a prefix cache of its own.
+
+A request goes to one rank, when it comes or when its pulled pages do, and stays there once it has begun, with
+all its choices: they share the pages of its prompt. What a rank does with its sequences is the business of
+its `Scheduler`; a step is what all of them compose, rank after rank. This file knows which rank a request is
+on, and whose a page is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from typing import TypeAlias
+
+from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.prefix_cache import PrefixCache
+from eyas.engine.scheduling.elsewhere import IncomingToRanks
+from eyas.engine.scheduling.fairness import Shares
+from eyas.engine.scheduling.placement import Place, choose
+from eyas.engine.scheduling.scheduler import Scheduler
+
+
+class RankedPages:
+    """The pages of all ranks, numbered through: `pools[r]` has those from r * pools[0].num_pages on."""
+
+    def __init__(self, pools: SequenceOf[PagePool]) -> None:
+        self._pools = pools
+
+    @property
+    def used(self) -> int:
+        """The number of pages with an owner."""
+        return sum(pool.used for pool in self._pools)
+
+    @property
+    def copying(self) -> bool:
+        """Does the device copy pages, and no step follows yet?"""
+        return any(pool.copying for pool in self._pools)
+
+    def launched(self) -> None:
+        """A step is in flight: of all ranks, an idle one too."""
+        for pool in self._pools:
+            pool.launched()
+
+    def landed(self) -> None:
+        """The oldest step in flight writes no more."""
+        for pool in self._pools:
+            pool.landed()
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Adds an owner to each page."""
+        for page in pages:
+            self._pools[self.rank_of(page)].share((page,))
+
+    def drop(self, pages: Iterable[int]) -> None:
+        """Removes an owner of each page."""
+        for page in pages:
+            self._pools[self.rank_of(page)].drop((page,))
+
+    def rank_of(self, page: int) -> int:
+        """Whose page it is."""
+        return page // self._pools[0].num_pages
+
+
+class RankedCache:
+    """The prefix caches of all ranks, which know nothing of each other: each holds its own rank's pages."""
+
+    def __init__(self, caches: SequenceOf[PrefixCache], pages: RankedPages) -> None:
+        self._caches = caches
+        self._pages = pages
+        self.shape = caches[0].shape
+
+    def insert(self, tokens: SequenceOf[int], pages: SequenceOf[int], rows: int) -> None:
+        """Caches pages of one rank whose rows all lie below `rows`."""
+        self._caches[self._pages.rank_of(pages[0])].insert(tokens, pages, rows)
+
+    def news(self, most: int) -> tuple[bytes, bytes]:
+        """As `PrefixCache.news`, of one rank after the other; `most` pages of each.
+
+        A prefix that two ranks hold is told twice, and is gone for those who hear of it once the first drops
+        it: it is advice.
+        """
+        came, left = zip(*(cache.news(most) for cache in self._caches), strict=True)
+        return b"".join(came), b"".join(left)
+
+
+class OfRank:
+    """What one rank's scheduler sees of the prompts that come from elsewhere: those given its pages."""
+
+    def __init__(self, incoming: IncomingToRanks, rank: int) -> None:
+        self._incoming = incoming
+        self._rank = rank
+
+    def waiting(self) -> Iterable[Generation]:
+        """Those that wait for pages, of any rank: none has been chosen for them."""
+        return self._incoming.waiting()
+
+    def coming(self) -> Iterable[Generation]:
+        """Those that were given pages of this rank."""
+        return filter(self._here, self._incoming.coming())
+
+    def preempt(self) -> bool:
+        """Take pages of this rank back from one of these, now or soon; False if none gives any back."""
+        return self._incoming.preempt(self._here)
+
+    def _here(self, generation: Generation) -> bool:
+        return generation.rank == self._rank
+
+
+class RankedScheduler:
+    """The schedulers of all ranks, for those who know one. `limits` are those of each rank."""
+
+    host = None  # no rank's pages leave for the host's memory
+
+    def __init__(self, ranks: SequenceOf[Scheduler]) -> None:
+        self._ranks = tuple(ranks)
+        self.limits = ranks[0].limits
+        self.pool = RankedPages([rank.pool for rank in ranks])
+        self.cache = RankedCache([rank.cache for rank in ranks], self.pool)
+        self.preempted: list[Sequence] = []  # since the caller last emptied it
+
+    @property
+    def slots(self) -> int:
+        """How many sequences a step may have."""
+        return sum(rank.slots for rank in self._ranks)
+
+    @property
+    def probed(self) -> tuple[PagePool, PrefixCache]:
+        """Where pages come from that a link is tried with: any will do."""
+        return self._ranks[0].probed
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Of all ranks, rank after rank."""
+        return [seq for rank in self._ranks for seq in rank.running]
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Of all ranks, rank after rank."""
+        return [seq for rank in self._ranks for seq in rank.waiting]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Running total over all allocations."""
+        return sum(rank.prompt_tokens for rank in self._ranks)
+
+    @property
+    def cached_tokens(self) -> int:
+        """How many of `prompt_tokens` came from a prefix cache."""
+        return sum(rank.cached_tokens for rank in self._ranks)
+
+    @property
+    def preemptions(self) -> int:
+        """How often a sequence has lost its place."""
+        return sum(rank.preemptions for rank in self._ranks)
+
+    def enqueue(self, seq: Sequence) -> None:
+        """Puts a sequence into the queue of its request's rank, which the first one chooses."""
+        generation = seq.generation
+        if generation.rank is None:
+            generation.rank = self._chosen(seq.all_tokens())
+        self._of(generation).enqueue(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Frees all that an ended or cancelled sequence holds. Its computed pages stay in the cache."""
+        self._of(seq.generation).remove(seq)
+
+    def arrived(self, seq: Sequence) -> None:
+        """The sequence's KV has come, in pages of its rank: it waits for a slot there."""
+        self._of(seq.generation).arrived(seq)
+
+    def join(self) -> Sequence | None:
+        """Gives a slot to a sequence whose KV has come. None: nothing joins now."""
+        return next((seq for rank in self._ranks if (seq := rank.join()) is not None), None)
+
+    def fork(self, leader: Sequence, follower: Sequence) -> tuple[int, int] | None:
+        """As `Scheduler.fork`."""
+        return self._of(leader.generation).fork(leader, follower)
+
+    def lend(self, generation: Generation, rows: int) -> tuple[list[int], int] | None:
+        """As `Scheduler.lend`; the rank is chosen anew as long as there is no room."""
+        rank = self._chosen(generation.request.prompt_ids)
+        found = self._ranks[rank].lend(generation, rows)
+        if found is not None:
+            generation.rank = rank
+        return found
+
+    def first(self, generations: SequenceOf[Generation]) -> Generation:
+        """The generation whose turn it is, by what all ranks together have of each call."""
+        return min(generations, key=Shares.together(rank.shares() for rank in self._ranks).turn)
+
+    def fits(self, rows: int) -> bool:
+        """Whether a sequence of `rows` rows could run if it were alone on its rank."""
+        return self._ranks[0].fits(rows)
+
+    def remember(self, seq: Sequence, below: int | None = None) -> None:
+        """As `Scheduler.remember`."""
+        self._of(seq.generation).remember(seq, below)
+
+    def complete_rows(self, seq: Sequence) -> int:
+        """As `Scheduler.complete_rows`."""
+        return self._of(seq.generation).complete_rows(seq)
+
+    def schedule(self) -> list[Work]:
+        """Composes the next step, rank after rank. Empty when nothing can run on any."""
+        works = self._composed()
+        # What waits now could not run: another rank may take it, with the next step if there is one.
+        if self._level() and not works:
+            works = self._composed()
+        return works
+
+    def _composed(self) -> list[Work]:
+        works = list(itertools.chain.from_iterable(rank.schedule() for rank in self._ranks))
+        for rank in self._ranks:
+            self.preempted += rank.preempted
+            rank.preempted = []
+        return works
+
+    def _level(self) -> bool:
+        """A rank that has a slot and no queue gets a request from the longest queue, one that has not begun.
+
+        Else requests would wait behind long ones while another rank is idle. Did one get one?
+        """
+        moved = False
+        longest = max(self._ranks, key=lambda rank: len(rank.waiting))
+        for number, rank in enumerate(self._ranks):
+            if rank.waiting or len(rank.running) + len(rank.joining) >= rank.slots:
+                continue
+            seq = longest.pass_on()
+            if seq is None:
+                break
+            seq.generation.rank = number
+            rank.enqueue(seq)
+            moved = True
+        return moved
+
+    def _of(self, generation: Generation) -> Scheduler:
+        """Of a request without a rank nothing is anywhere: any scheduler says so."""
+        return self._ranks[generation.rank or 0]
+
+    def _chosen(self, tokens: SequenceOf[int]) -> int:
+        return choose([_place(rank, tokens) for rank in self._ranks])
+
+
+def _place(rank: Scheduler, tokens: SequenceOf[int]) -> Place:
+    sequences = len(rank.running) + len(rank.waiting) + len(rank.joining)
+    return Place(rank.cache.reach(tokens), sequences, rank.pool.free)
+
+
+Schedulers: TypeAlias = Scheduler | RankedScheduler
+"""What an engine schedules with."""

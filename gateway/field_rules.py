@@ -1,0 +1,43 @@
+"""What /openapi.json says of bodies beyond the types of their fields, in JSON schema.
+
+Data and functions of it: null means absent, and rules over several fields. The bodies' own validators refuse
+what breaks them. It refuses to know any body.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Rule = dict[str, Any]
+_OUTSIDE = ("title", "description", "default")  # what is said of a field, not of its value
+
+
+def or_null(field: Rule) -> Rule:
+    """The schema of a field that may be null: it is then absent."""
+    told = {name: part for name, part in field.items() if name in _OUTSIDE}
+    kind = {name: part for name, part in field.items() if name not in _OUTSIDE}
+    kinds = kind["anyOf"] if list(kind) == ["anyOf"] else [kind]
+    if not kind or {"type": "null"} in kinds:
+        return field
+    return {"anyOf": [*kinds, {"type": "null"}], **told}
+
+
+def given(name: str, kind: Rule | None = None) -> Rule:
+    """A field is there, not null, and of this kind."""
+    return {"required": [name], "properties": {name: kind or {"not": {"type": "null"}}}}
+
+
+def exactly_one(*names: str) -> Rule:
+    """One of the fields is given, and the others are not."""
+    return {"oneOf": [given(name) for name in names]}
+
+
+def at_most_one(*names: str) -> Rule:
+    """No two of the fields are given."""
+    both = [[a, b] for i, a in enumerate(names) for b in names[i + 1 :]]
+    return {"not": {"anyOf": [{"allOf": [given(a), given(b)]} for a, b in both]}}
+
+
+def needs(when: Rule, then: Rule) -> Rule:
+    """Where `when` holds, `then` does too."""
+    return {"if": when, "then": then}

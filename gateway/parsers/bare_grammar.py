@@ -1,0 +1,117 @@
+"""The grammar of parameters whose values stand bare between tags.
+
+What it lets through is read back (`bare_values`) as the schema says, to the character: text that a schema
+bounds holds no `<`, other text no tag that ends it; whatever else is JSON. It refuses to know which tags
+a format has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.patterns import RULES, Pattern, Unheld
+from gateway.parsers.bare_values import Written
+from gateway.parsers.kinds import BRANCHES, Kind, Kinds, kinds_of
+from gateway.parsers.parameters import (
+    OTHER_NAMES,
+    Parameters,
+    constraint,
+    parameters_of,
+    standing,
+    unheld,
+)
+from gateway.parsers.tags import Format, arguments, either, optional, sequence, text
+from gateway.parsers.text_formats import FORMATS
+
+_SAYS_NOTHING = frozenset("title description default examples deprecated readOnly writeOnly $comment".split())
+_NEVER = "<"  # what tags begin with
+
+
+def parameters(tool: str, schema: Mapping[str, Any], written: Written) -> Format:
+    """The parameters of a call, in the order of the schema, each where it is required or not.
+
+    Raises InvalidRequest for what cannot be held to.
+    """
+    branch = _Branch(written, kinds_of(schema), schema)
+    try:
+        return either([branch.of(part) for part in parameters_of(schema)])
+    except InvalidRequest as error:
+        raise InvalidRequest(f"the tool {tool} cannot be followed: {error.message}", param="tools") from None
+
+
+class _Branch:
+    """The grammar of an object's parameters; `root`: where references are looked up."""
+
+    def __init__(self, written: Written, kinds: Kinds, root: Any) -> None:
+        self._written = written
+        self._kinds = kinds
+        self._root = root
+
+    def of(self, parameters: Parameters) -> Format:
+        lines = []
+        for title, value in parameters.named.items():
+            if not re.fullmatch(self._written.name, title):
+                unheld(title, "the format of the model's calls cannot write this name")
+            line = self._line(text(self._written.before.format(title)), title, value)
+            if line is not None:
+                lines.append(line if title in parameters.required else optional(line))
+            elif title in parameters.required:
+                unheld(title, "no value of it can be written")
+        if parameters.others is not None:
+            before, after = self._written.before.split("{}")
+            name: Format = {"type": "regex", "pattern": OTHER_NAMES}
+            line = self._line(sequence(text(before), name, text(after)), "", parameters.others)
+            assert line is not None
+            lines.append({"type": "star", "content": line})
+        return sequence(*lines) if lines else text("")
+
+    def _line(self, before: Format, title: str, value: Any) -> Format | None:
+        """A parameter's line; None: it can have no value."""
+        if value is False:
+            return None
+        kind = self._kinds.of(title) if title else self._kinds.others
+        return sequence(before, self._value(title, value, kind), text(self._written.after))
+
+    def _value(self, title: str, schema: Any, kind: Kind) -> Format:
+        if schema is True or not set(schema) - _SAYS_NOTHING:
+            return self._free()
+        if kind is Kind.JSON:
+            return arguments(standing(schema, self._root))
+        try:
+            return either(self._words(schema))
+        except Unheld as reason:
+            unheld(title, str(reason))
+
+    def _free(self) -> Format:
+        return {"type": "any_text", "excludes": [self._written.end]}
+
+    def _words(self, schema: Any) -> list[Format]:
+        """What text may be: one of these; null stands as it is."""
+        said = constraint(schema, self._root)
+        for name in BRANCHES:
+            if name in said:
+                return [words for branch in said[name] for words in self._words(branch)]
+        if "const" in said or "enum" in said:
+            values = said["enum"] if "enum" in said else [said["const"]]
+            return [text(self._constant(value)) for value in values]
+        types = said.get("type")
+        names = types if isinstance(types, list) else [types]
+        return [text("null") if name == "null" else self._bounded(said) for name in names]
+
+    def _constant(self, value: Any) -> str:
+        if isinstance(value, str) and self._written.end in value:
+            raise Unheld(f"a value holds {self._written.end}, which ends it in the model's format")
+        return value if isinstance(value, str) else json.dumps(value)
+
+    def _bounded(self, said: Mapping[str, Any]) -> Format:
+        pattern = said.get("pattern", FORMATS.get(said.get("format", "")))
+        if pattern is not None:
+            return {"type": "grammar", "grammar": f"root ::= {Pattern(pattern, _NEVER, {}, RULES).written}"}
+        if {"minLength", "maxLength"} & set(said):
+            least, most = said.get("minLength", 0), said.get("maxLength", "")
+            return {"type": "regex", "pattern": f"[^<]{{{least},{most}}}"}
+        return self._free()

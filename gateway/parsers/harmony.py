@@ -1,0 +1,109 @@
+"""Answers of gpt-oss: messages with headers, in channels. All of an answer is read here, tools or not.
+
+`<|channel|>analysis<|message|>...<|end|>` is reasoning, `<|start|>assistant<|channel|>final<|message|>...`
+the answer. `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>` is a call; words
+in that channel without a recipient belong to the answer. The recipient may stand before the channel. The
+prompt ends with `<|start|>assistant`. This file refuses to know which of its tokens end an answer.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.parsers.calls import Tools, attempt, begin
+from gateway.parsers.output import Output
+from gateway.parsers.reasoning import Tags
+from gateway.parsers.source import Cut, Malformed, Sink, Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, optional, sequence, text
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+MARKERS = (MESSAGE, START, CHANNEL, CONSTRAIN, END, CALL, RETURN)
+_OVER = (END, CALL, RETURN, START)
+_RECIPIENT = re.compile(r"\bto=functions\.([\w.:/-]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_MARKER = re.compile("|".join(map(re.escape, MARKERS)))
+REASONING = Tags(f"{CHANNEL}analysis{MESSAGE}", END)
+
+
+def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+    """Reads an answer to its end. Any name may be called, if there are tools."""
+    while (header := (yield from _header(source, out))) is not None:
+        to, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        if to and tools:
+            _ends(out, 0)
+            yield from attempt(source, out, _call(source, out, to[1]))
+        elif channel and channel[1] == "analysis":
+            if (yield from _words(source, out.reasoning)):
+                out.reasoned()
+                _ends(out, source.consumed)
+            continue
+        _ends(out, 0)
+        yield from _words(source, out.content)
+
+
+def _words(source: Source, sink: Sink) -> Wait[bool]:
+    """Reads a message's words; gives whether it has an end. Markers that do not belong there are dropped."""
+    while marker := (yield from source.upto(MARKERS, sink)):
+        if marker in _OVER:
+            return True
+    return False
+
+
+def _ends(out: Output, at: int) -> None:
+    """The first message tells where the reasoning ends."""
+    if out.reasoning_end is None:
+        out.reasoning_end = at
+
+
+def _header(source: Source, out: Output) -> Wait[str | None]:
+    """What stands before the next message; None: there is none. Words without a message are content."""
+    parts: list[str] = []
+    if (yield from source.upto((MESSAGE,), parts.append)):
+        return "".join(parts)
+    said = "".join(parts)
+    _ends(out, 0)
+    if CHANNEL not in said and START not in said:
+        for words in _MARKER.split(said):
+            out.content(words)
+    return None
+
+
+def _call(source: Source, out: Output, name: str) -> Wait[None]:
+    yield from source.space()
+    if (first := (yield from source.peek())) != "{":
+        raise Malformed if first else Cut
+    begin(source, out, name)
+    yield from source.json(out.arguments)
+    out.done()
+
+
+def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """One call of these tools, and nothing but reasoning before it: the model makes one at a time."""
+    calls = [
+        sequence(
+            *(mark(CHANNEL), text(f"commentary to=functions.{name} "), mark(CONSTRAIN), text("json")),
+            *(mark(MESSAGE), arguments(schema)),
+        )
+        for name, schema in tools.items()
+    ]
+    return sequence(_thought(mark), either(calls))
+
+
+def final(content: Format, mark: Mark) -> Format:
+    """An answer of this content."""
+    return sequence(_thought(mark), mark(CHANNEL), text("final"), mark(MESSAGE), content)
+
+
+def free(mark: Mark) -> Format:
+    """Any text without a marker."""
+    return {
+        "type": "any_text",
+        "excludes": [name for name in MARKERS if mark(name)["type"] == "const_string"],
+    }
+
+
+def _thought(mark: Mark) -> Format:
+    """The reasoning, if any, and the beginning of the message after it."""
+    over = (mark(END), mark(START), text("assistant"))
+    return optional(sequence(mark(CHANNEL), text("analysis"), mark(MESSAGE), free(mark), *over))

@@ -1,0 +1,59 @@
+"""Calls as Kimi-K2 writes them, between markers of their own.
+
+Within a section each call has an id, `functions.NAME:N`, which counts the chat's calls from 0, and an object
+of arguments. This file takes the name out of the id. It refuses to know which ids the chat has had.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.parsers.calls import NAME, Tools, attempt, begin
+from gateway.parsers.output import Output
+from gateway.parsers.source import Cut, Malformed, Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
+
+SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+MARKERS = (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END)
+_SPACE_NAME = "functions."
+_NUMBER = re.compile(r":\d+$")
+
+
+def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+    """Reads an answer to its end. Any name may be called."""
+    while marker := (yield from source.upto(MARKERS, out.content)):
+        if marker == CALL:
+            yield from attempt(source, out, _call(source, out))
+
+
+def _call(source: Source, out: Output) -> Wait[None]:
+    yield from source.space()
+    id = yield from source.run(NAME)
+    yield from source.space()
+    if not (yield from source.skip(ARGUMENTS)):
+        raise Malformed
+    yield from source.space()
+    name = _NUMBER.sub("", id.removeprefix(_SPACE_NAME))
+    if (first := (yield from source.peek())) == "{":
+        begin(source, out, name)
+        yield from source.json(out.arguments)
+    elif (yield from source.skip(CALL_END)):
+        begin(source, out, name)
+        out.arguments("{}")
+    else:
+        raise Malformed if first else Cut
+    out.done()
+
+
+def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools, and nothing else."""
+    number: Format = {"type": "regex", "pattern": "0|[1-9][0-9]{0,3}"}
+    calls = [
+        sequence(
+            *(mark(CALL), text(f"{_SPACE_NAME}{name}:"), number),
+            *(mark(ARGUMENTS), arguments(schema), mark(CALL_END)),
+        )
+        for name, schema in tools.items()
+    ]
+    return sequence(mark(SECTION), repeated(either(calls), None, many), mark(SECTION_END))

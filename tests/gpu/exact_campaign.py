@@ -1,0 +1,319 @@
+"""Exact arithmetic by whole engines of the 8B shape: how many requests say another token in other company?
+
+    python -m tests.gpu.exact_campaign --out FILE [--seconds N]
+
+Greedy and seeded requests alone, by 8, by 32, and up to 128 with arrivals, in a pool that is too small for
+all; without drafts, with chains of 3 and with trees of 32, half of which draft what was said before, so that
+drafts are accepted; and second turns, whose first answers come back as cached pages. The target is 0. Then
+the power of it, on fewer layers: `fast` must differ, and so must each choice of today that is put back into
+`exact`. FILE gets a line of JSON whenever something is known, the verdict last. `--power` is that part alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from eyas.bench.files import append_line
+from eyas.common.config import EngineConfig
+from eyas.common.types import GenerationRequest
+from eyas.engine.attention.rows import PagedAttention
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.skinny_tiles import tile_for
+from eyas.engine.loading import arithmetic
+from eyas.engine.loading.startup import Start
+from eyas.engine.models.fused import FusedDecoder
+from tests.gpu.exact_rig import Bed, Engine, Ledger, Way, asked
+
+REQUESTS, ALONE, TURNS = 512, 32, 24
+PAGES, RUNNING = 3600, 128
+FEW_LAYERS = 8  # of the models that hazards run on: they start sooner
+TOLD = 5  # differences of a company that are written out
+LEAST_S = 15.0
+NO_TIME = "there was no time"
+START_S = 150.0  # for a start, its kernels and its end
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One engine in a process of its own, and for how much of the whole time it is asked."""
+
+    way: Way
+    share: float
+
+    @property
+    def name(self) -> str:
+        return str(self.way)
+
+
+PARTS = (
+    Part(Way("exact"), 0.16),
+    Part(Way("exact", "chain 3"), 0.14),
+    Part(Way("exact", "tree 32"), 0.1),
+)
+POWER = "power"  # the name of all hazards' part
+CONTROL = "nothing put back"  # where the same few requests must not differ
+HAZARDS: dict[str, Callable[[], Any]] = {
+    CONTROL: lambda: contextlib.nullcontext(),
+    "fast": lambda: contextlib.nullcontext(),
+    "k cut by rows": lambda: patch.object(skinny, "exact_tile_for", tile_for),
+    "today's attention": lambda: patch.object(arithmetic, "ExactAttention", PagedAttention),
+    "today's wide rows": lambda: patch.object(FusedDecoder, "_exact_wide", FusedDecoder._wide),
+}
+
+
+# --- one engine ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hazard(Part):
+    """One engine in which something is put back; it is named after that."""
+
+    hazard: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.hazard
+
+
+@dataclass
+class Run:
+    """What one engine is asked, and what is held against what was said before."""
+
+    bed: Bed
+    part: Part
+    ledger: Ledger
+    out: Path
+    ends_at: float
+    requests: list[GenerationRequest] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.requests = asked(self.bed, REQUESTS)
+
+    def all(self, engine: Engine) -> None:
+        """Until there is no time: the companies of all parts first, then large ones again and again."""
+        if self.part.way.drafts == "plain":
+            self._ask(engine, "alone", self.requests[:ALONE], 1)
+            self._turns(engine, "second turns from cached answers")
+        else:
+            self._turns(engine, "second turns")
+            self._ask(engine, "alone", self._predicting(self.requests[:ALONE]), 1)
+        self._ask(engine, "by 8", self.requests[: 2 * ALONE], 8)
+        self._ask(engine, "by 32", self._predicting(self.requests[:256]), 32)
+        rounds = 0
+        while time.monotonic() < self.ends_at:
+            again = self.requests[::-1] if rounds % 2 else self.requests
+            asked_now = self._predicting(again) if rounds % 2 else again
+            self._ask(engine, f"up to {RUNNING}, round {rounds}", asked_now, RUNNING + 16, gap_s=0.004)
+            rounds += 1
+
+    def few(self, engine: Engine) -> None:
+        """What takes seconds."""
+        self._ask(engine, "alone", self.requests[: ALONE // 2], 1)
+        self._ask(engine, f"up to {RUNNING}", self.requests[:160], RUNNING)
+        self._ask(engine, "in another order", self.requests[159::-1], RUNNING // 2)
+
+    def _predicting(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+        """Every second one brings what was said, if it is known: then drafts are accepted."""
+        if self.part.way.drafts == "plain":
+            return list(requests)
+        return [
+            msgspec.structs.replace(request, predicted=self.ledger.tokens(request) if i % 4 < 2 else ())
+            for i, request in enumerate(requests)
+        ]
+
+    def _turns(self, engine: Engine, company: str) -> None:
+        """What follows the first answers; whether their pages are cached depends on what ran before."""
+        found = []
+        for request in self.requests[:TURNS]:
+            if said := self.ledger.tokens(request):
+                prompt = (*request.prompt_ids, *said, *request.prompt_ids[:20])
+                found.append(
+                    msgspec.structs.replace(request, id=f"{request.id}, second turn", prompt_ids=prompt)
+                )
+        self._ask(engine, company, found, 1)
+
+    def _ask(
+        self, engine: Engine, company: str, requests: Sequence[GenerationRequest], at_once: int, gap_s=0.0
+    ) -> None:
+        began, before = time.monotonic(), (self.ledger.compared, self.ledger.differing)
+        count, accepted, told = 0, 0, []
+        for request, result in engine.flow(requests, at_once, self.ends_at, gap_s):
+            count += 1
+            accepted += sum(entry.accepted for entry in result.entries)
+            name = f"{self.part.name}, {company}"
+            difference = self.ledger.add(name, request.id, result)
+            if difference is not None and len(told) < TOLD:
+                told.append(difference | {"prompt": len(request.prompt_ids)})
+        line = {"part": self.part.name, "company": company, "requests": count}
+        line["compared"] = self.ledger.compared - before[0]
+        line["differing"] = self.ledger.differing - before[1]
+        line |= {"first": told, "accepted drafts": accepted, "s": round(time.monotonic() - began, 1)}
+        load = engine.worker.load
+        say(self.out, line | {"preemptions": load.preemptions if load else 0})
+
+
+def run_part(bed: Bed, part: Part, out: Path, seconds: float) -> None:
+    """In this process, which ends with it. The time for asking begins when the engine is there."""
+    began = time.monotonic()
+    logging.basicConfig(level=logging.INFO)
+    config = config_of(bed, part.way)
+    Start.of(config).wait_for_kernels()
+    compiled_s = time.monotonic() - began
+    path = bed.folder / "said.json"
+    engine = Engine(config)
+    ready = {"part": part.name, "kernels s": round(compiled_s, 1)}
+    say(out, ready | {"ready s": round(time.monotonic() - began, 1)})
+    run = Run(bed, part, Ledger.read(path), out, time.monotonic() + seconds)
+    try:
+        run.all(engine)
+    finally:
+        run.ledger.write(path)
+    sys.stdout.flush()
+    os._exit(0)  # a device that hangs keeps no time from the others
+
+
+def run_power(bed: Bed, out: Path) -> None:
+    """Every hazard, one engine after another in this process: few layers, no graphs, their own answers."""
+    for name, put_back in HAZARDS.items():
+        way = Way("fast" if name == "fast" else "exact", layers=FEW_LAYERS)
+        options = {} if bed.device == "cpu" else {"cuda_graph_max_bs": 0}
+        config = bed.config(way, num_pages=PAGES, max_running=RUNNING, max_waiting=1024, **options)
+        try:
+            Start.of(config).wait_for_kernels()
+            with put_back():
+                engine = Engine(config)
+                try:
+                    Run(bed, Hazard(way, 0.0, name), Ledger(), out, time.monotonic() + 60.0).few(engine)
+                finally:
+                    engine.close()
+        except Exception:
+            say(out, {"part": name, "failed": traceback.format_exc()})
+
+
+def config_of(bed: Bed, way: Way) -> EngineConfig:
+    """With few graphs: the others take time to start."""
+    graphs = (1, 8, 32) if way.drafts == "tree 32" else (1, 8, 32, 64, RUNNING)
+    options = {} if bed.device == "cpu" else {"cuda_graph_bs": graphs}
+    return bed.config(way, num_pages=PAGES, max_running=RUNNING, max_waiting=1024, **options)
+
+
+# --- all of them -----------------------------------------------------------------------------------------
+
+
+def say(out: Path, line: Line) -> None:
+    print(json.dumps(line), flush=True)
+    append_line(out, line)
+
+
+def run_all(bed: Bed, args: argparse.Namespace) -> Iterator[str]:
+    """One part after another, each with its share of the time, while the kernels of the next are compiled;
+    yields the failures.
+    """
+    ends_at = time.monotonic() + args.seconds
+    parts = () if args.power else PARTS
+    for i, part in enumerate(parts):
+        left = ends_at - time.monotonic()
+        if left < LEAST_S:
+            yield f"{part.name}: {NO_TIME}"
+            continue
+        following = parts[i + 1 : i + 2]
+        ahead = [subprocess.Popen(command(bed, args, next.name, "--compile")) for next in following]
+        own = command(bed, args, part.name, "--seconds", f"{part.share * args.seconds:.0f}")
+        try:
+            subprocess.run(own, check=True, timeout=min(left, part.share * args.seconds + START_S))
+        except subprocess.SubprocessError as error:
+            yield f"{part.name}: {error}"
+        for process in ahead:
+            with contextlib.suppress(subprocess.SubprocessError):
+                process.wait(max(ends_at - time.monotonic(), 1.0))
+            process.kill()
+    left = ends_at - time.monotonic()
+    try:
+        if left < LEAST_S:
+            yield f"{POWER}: {NO_TIME}"
+        else:
+            subprocess.run(command(bed, args, POWER), check=True, timeout=left)
+    except subprocess.SubprocessError as error:
+        yield f"{POWER}: {error}"
+
+
+def command(bed: Bed, args: argparse.Namespace, part: str, *flags: str) -> list[str]:
+    words = [sys.executable, "-m", "tests.gpu.exact_campaign", "--part", part, "--out", args.out]
+    words += ["--device", bed.device, "--shape", bed.shape, "--folder", bed.folder, *flags]
+    return [str(word) for word in words]
+
+
+def verdict(out: Path, failures: list[str], power_alone: bool) -> Line:
+    """Of all lines: exact ones differ nowhere, and every hazard somewhere."""
+    counted: dict[str, list[int]] = {}
+    for line in map(json.loads, out.read_text().splitlines()):
+        if "compared" in line:
+            found = counted.setdefault(line["part"], [0, 0])
+            found[0] += line["compared"]
+            found[1] += line["differing"]
+    exact = [counted.get(part.name, [0, 0]) for part in PARTS]
+    compared, differing = (sum(pair[i] for pair in exact) for i in (0, 1))
+    ran = [name for name in HAZARDS if name in counted]
+    missed = [name for name in ran if name != CONTROL and not counted[name][1]]
+    differing += counted.get(CONTROL, [0, 0])[1]
+    compared += counted.get(CONTROL, [0, 0])[0]
+    late = [text for text in failures if text.endswith(NO_TIME)]
+    good = not differing and not missed and len(late) == len(failures)
+    good = good and (power_alone or all(pair[0] for pair in exact))
+    whole = not late and len(ran) == len(HAZARDS)
+    summary = {"exact": f"{differing} of {compared} answers differ", "compared and differing": counted}
+    summary |= {"power: noticed nothing in": missed, "failures": failures}
+    return summary | {"verdict": "FAIL" if not good else "PASS" if whole else "PASS, as far as it went"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--seconds", type=float, default=290.0, help="for everything (%(default)g)")
+    parser.add_argument("--device", default="cuda", help="cpu: plain torch, to try the script")
+    parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--part", help="one alone, in this process")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--power", action="store_true", help="only what must be noticed (about 90 s)")
+    parser.add_argument("--compile", action="store_true", help="only the part's kernels")
+    args = parser.parse_args()
+    if args.part is not None:
+        bed = Bed(args.device, args.shape, args.folder)
+        try:
+            if args.part == POWER:
+                run_power(bed, args.out)
+                return 0
+            part = next(part for part in PARTS if part.name == args.part)
+            if args.compile:
+                Start.of(config_of(bed, part.way)).wait_for_kernels()
+                return 0
+            run_part(bed, part, args.out, args.seconds)
+        except BaseException:
+            say(args.out, {"part": args.part, "failed": traceback.format_exc()})
+            os._exit(1)
+    with tempfile.TemporaryDirectory() as folder:
+        failures = list(run_all(Bed(args.device, args.shape, Path(folder)), args))
+        found = verdict(args.out, failures, args.power)
+    say(args.out, found)
+    return int(found["verdict"] == "FAIL")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Engines of the 8B shape in either arithmetic, and answers that are compared to the token.
+
+A way is an arithmetic and how drafts are made. It knows engines, requests and answers; what is asked in which
+company is the scripts' own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eyas.bench.shapes import SHAPES, write_head, write_model
+from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from tests.unit.loopback import Loopback, Result
+
+DRAFTS = {
+    "plain": None,
+    "chain 3": SpeculationConfig(steps=3, topk=1, draft_tokens=4),
+    "tree 32": SpeculationConfig(steps=4, topk=8, draft_tokens=32),
+}
+LENGTHS = ((8, 5, 120), (8, 120, 900), (3, 900, 2300), (1, 2300, 5000))  # weight, shortest, longest prompt
+ANSWER = (24, 72)
+LOOK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Way:
+    """`layers`: of the model, if not all; `rates`: drafts are accepted by this chance, for timing."""
+
+    arithmetic: str
+    drafts: str = "plain"
+    layers: int = 0
+    rate: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.arithmetic}, {self.drafts}"
+
+
+@dataclass(frozen=True)
+class Bed:
+    """Where engines run: the device, a shape of `eyas.bench.shapes`, and a folder for what is written."""
+
+    device: str
+    shape: str
+    folder: Path
+
+    def config(self, way: Way, **options: Any) -> EngineConfig:
+        """Of one engine, in its process alone."""
+        shape = SHAPES[self.shape]
+        if way.layers:
+            shape = replace(shape, layers=way.layers)
+        model, head = (self.folder / f"{name}-{shape.layers}" for name in ("model", "head"))
+        if not (model / "tokenizer_config.json").exists():
+            write_model(shape, model)
+            write_head(shape, head)
+        drafts = DRAFTS[way.drafts]
+        if drafts is not None:
+            drafts = replace(drafts, synthetic_rates=(way.rate,) * drafts.steps if way.rate else ())
+            options |= {"draft": str(head), "speculation": drafts}
+        if self.device != "cpu":
+            options = {"prefill_attention_backend": "triton"} | options
+            options["deterministic"] = way.arithmetic == "exact"
+        usual = {
+            "draft": None,
+            "model": str(model),
+            "load_format": "dummy",
+            "worker": "unified",
+            "transfer": "none",
+        }
+        return resolve_engine(self.device, **(usual | {"context_length": self.context} | options))
+
+    @property
+    def vocabulary(self) -> int:
+        return SHAPES[self.shape].vocab
+
+    @property
+    def context(self) -> int:
+        return min(8192, SHAPES[self.shape].context)
+
+
+def asked(bed: Bed, count: int) -> list[GenerationRequest]:
+    """Prompts of very different lengths; every second answer is seeded, with filters of several kinds, and
+    every fourth comes with log-probabilities, of which every bit counts.
+    """
+    found = []
+    for i in range(count):
+        dice = random.Random(i)
+        (_, least, most) = dice.choices(LENGTHS, [weight for weight, *_ in LENGTHS])[0]
+        length = min(dice.randint(least, most), bed.context // 2)
+        prompt = tuple(dice.randrange(10, bed.vocabulary - 300) for _ in range(length))
+        noise = {"temperature": 0.8, "seed": i, **dice.choice(({}, {"top_p": 0.9}, {"top_k": 50}))}
+        fields = noise if i % 2 else {"temperature": 0.0}
+        fields |= {"logprobs": 0} if i % 8 in (2, 5) else {}
+        params = SamplingParams(max_tokens=dice.randint(*ANSWER), ignore_eos=True, **fields)
+        found.append(GenerationRequest(f"{i}", prompt, params))
+    return found
+
+
+@dataclass
+class Ledger:
+    """What was first said to each request, and by which company; every later answer is held against it."""
+
+    said: dict[str, tuple[str, list[float]]] = field(default_factory=dict)
+    compared: int = 0
+    differing: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> Ledger:
+        """An empty one if there is none."""
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    def tokens(self, request: GenerationRequest) -> tuple[int, ...]:
+        """What is known of its answer; (): nothing."""
+        _, said = self.said.get(request.id, ("", []))
+        return tuple(int(token) for token in said[: request.params.max_tokens])
+
+    def add(self, company: str, key: str, result: Result) -> dict[str, Any] | None:
+        """The first difference, if there is one: behind the answer's tokens stand its log-probabilities."""
+        values = [one.logprob for entry in result.entries for one in entry.logprobs]
+        tokens: list[float] = [*result.tokens[0], *values]
+        if key not in self.said:
+            self.said[key] = (company, tokens)
+            return None
+        other, known = self.said[key]
+        self.compared += 1
+        if tokens == known:
+            return None
+        self.differing += 1
+        pairs = zip(known, tokens, strict=False)
+        place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), len(tokens)))
+        return {"request": key, "first said": other, "now": company, "place": place, "of": len(known)}
+
+
+class Engine(Loopback):
+    """One engine on this process's device; answers come back in the order in which they were asked for."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        (self.worker,) = self.workers.values()
+        self._turn = 0
+        while self.worker.ready is None:
+            time.sleep(LOOK_S)
+
+    def flow(
+        self, requests: Iterable[GenerationRequest], at_once: int, ends_at: float, gap_s: float = 0.0
+    ) -> Iterator[tuple[GenerationRequest, Result]]:
+        """At most `at_once` run at a time, and come with random gaps; after `ends_at` no more are begun.
+
+        Raises RuntimeError for a request that fails, or does not end within a minute.
+        """
+        begun: list[tuple[GenerationRequest, Result]] = []
+        running: list[Result] = []
+        dice = random.Random(7)
+        for request in requests:
+            while len(running) >= at_once:
+                running = [result for result in running if not result.done.wait(LOOK_S / at_once)]
+            if time.monotonic() > ends_at:
+                break
+            self._turn += 1
+            running.append(self.submit(msgspec.structs.replace(request, id=f"{self._turn}"), split=False))
+            begun.append((request, running[-1]))
+            time.sleep(dice.expovariate(1 / gap_s) if gap_s else 0.0)
+        for request, result in begun:
+            if not result.done.wait(60.0) or result.failure is not None:
+                raise RuntimeError(f"request {request.id}: {result.failure or 'no answer within a minute'}")
+            yield request, result

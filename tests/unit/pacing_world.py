@@ -1,0 +1,170 @@
+"""A made-up engine whose depth adapts, on a clock of its own: what its rounds take, and what they give.
+
+Times are those of an 8B model on one H200, as docs/experiments.md has them: products by rows up to 512
+(beyond at 750 TFLOP/s), the rest of a step (attention over 700 tokens, sampling) by sequences, and drafting
+as rounds of chains of 3 exceed plain ones at 1 and 32 sequences; other depths and batches lie on straight
+lines. What a start measures has neither contexts nor steps that overlap. It knows the policy alone: no
+device, no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from eyas.common.config import SpeculationConfig
+from eyas.engine.speculation.depth import AdaptiveDepth, Batch
+
+SPEC = SpeculationConfig(steps=7, topk=1, draft_tokens=8)
+DEPTHS = (0, 1, 3, 5, 7)
+BATCHES = (1, 4, 16, 64, 128, 256)
+TABLES = (0.0, 0.5, 0.75, 0.95)
+STARTS = (1, 8, 32, 64, 128, 256)  # batches that are measured at a start
+KEPT_ROWS = 16  # plain rounds after which the draft head catches up
+AT_ONCE = 64  # sequences that catch up at once
+CONTEXT_MS = 0.0235  # of a sequence's attention, in the middle of its answer
+HOST_MS = 0.8  # of a step that does not overlap with the one before it
+EAGER_MS = 0.2  # the least that a forward of the head takes, launched kernel by kernel
+INTERRUPTED, LONGER = 0.01, 0.5  # a share of rounds, and by how much each
+ANSWER = 700  # tokens, in the mean
+PRODUCTS = ((1, 3.53), (8, 3.53), (32, 3.67), (48, 3.97), (128, 4.47), (320, 6.6), (384, 7.43), (512, 9.29))
+
+
+def round_ms(batch: int, steps: int, context_ms: float = CONTEXT_MS) -> float:
+    """A round of chains."""
+    rows = batch * (1 + steps)
+    known, times = zip(*PRODUCTS, strict=True)
+    products = float(np.interp(rows, known, times)) + max(rows - 512, 0) * 0.0187
+    drafting = 0.25 + steps * (0.19 + 0.0012 * batch) + 0.0003 * rows if steps else 0.0
+    return products + 0.5 + context_ms * batch + drafting
+
+
+def catch_up_ms(batch: int, rows: int, steps: int) -> float:
+    """The head over rows that plain rounds left to it, and its drafts below them, some sequences at once."""
+    forwards = -(-batch // AT_ONCE)
+    device = max(0.0008 * batch * rows, EAGER_MS * forwards)
+    return device + steps * max(0.19 + 0.0012 * batch, EAGER_MS * forwards)
+
+
+def worth(rate: float, drafts: int) -> float:
+    """Tokens of a round, in the mean: luck is no part of a figure."""
+    return sum(rate**i for i in range(drafts + 1))
+
+
+def best_fixed(batch: int, rate: float) -> float:
+    """Tokens per millisecond of the best fixed depth."""
+    return max(batch * worth(rate, depth) / round_ms(batch, depth) for depth in DEPTHS)
+
+
+def started(slots: int = max(BATCHES)) -> AdaptiveDepth:
+    """A policy that knows what a start measures."""
+    policy = AdaptiveDepth(SPEC, slots)
+    for batch in STARTS:
+        for depth in policy.depths:
+            policy.times.measured(batch, depth, 1e-3 * (round_ms(batch, depth, 0.0) + HOST_MS))
+    return policy
+
+
+@dataclass
+class Run:
+    """What came of a while: tokens, milliseconds without noise, and how many rounds each depth had."""
+
+    tokens: float = 0.0
+    ms: float = 0.0
+    rounds: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.ms
+
+
+class Engine:
+    """Runs `policy` for batches that change; a round is chosen before the one before it has landed.
+
+    An answer ends now and then, and another one takes its slot. `noise`: of times, as a share.
+    """
+
+    def __init__(self, policy: AdaptiveDepth, seed: int = 1, noise: float = 0.02) -> None:
+        self.policy = policy
+        self._random = np.random.default_rng(seed)
+        self._noise = noise
+        self._occupancies = np.zeros(0, np.int64)
+        self._waiting = np.zeros(0, np.int64)  # rows that the head has yet to take, by sequence
+        self._newest = 0
+        self._before = 0  # the depth of the round before: what it has drafted
+        self._flying: tuple[Batch, int, np.ndarray, np.ndarray, float, bool] | None = None
+
+    def batch(self, size: int) -> None:
+        """From now on so many new sequences decode."""
+        self._occupancies = np.arange(self._newest, self._newest + size)
+        self._newest += size
+        self._waiting = np.zeros(size, np.int64)
+
+    def run(self, rate: float, ms: float) -> Run:
+        """For so long; each draft is accepted with this chance, once those above it were."""
+        found = Run()
+        while found.ms < ms:
+            tokens, took, depth = self._round(rate)
+            found.tokens, found.ms = found.tokens + tokens, found.ms + took
+            found.rounds[depth] = found.rounds.get(depth, 0) + 1
+        return found
+
+    def hold_up(self, rate: float, ms: float) -> None:
+        """Runs up to the next round that is as deep as none before it, which takes so much longer."""
+        usual, depth = self._before, self._before
+        while depth == usual:
+            _, _, depth = self._round(rate)
+        assert self._flying is not None
+        riders, depth, accepted, drafted, took, alike = self._flying
+        self._flying = riders, depth, accepted, drafted, took + ms, alike
+
+    def _round(self, rate: float) -> tuple[float, float, int]:
+        size = len(self._occupancies)
+        riders = Batch(np.arange(size), self._occupancies.copy(), np.full(size, SPEC.steps))
+        depth = self.policy.choose(riders)
+        alike = depth == self._before
+        drafted, late = self._catch_up(depth)
+        ms = round_ms(size, depth) + late
+        seen = ms * self._random.lognormal(0.0, self._noise)
+        seen *= 1.0 + LONGER * (self._random.random() < INTERRUPTED)
+        kept = self._random.random((size, SPEC.steps)) < rate
+        accepted = (kept & (np.arange(SPEC.steps) < drafted[:, None])).cumprod(1).sum(1)
+        self._land()
+        self._flying = riders, depth, accepted, drafted, seen, alike
+        self._before = depth
+        tokens = float(sum(worth(rate, int(one)) * many for one, many in _counted(drafted)))
+        self._renew(tokens)
+        return tokens, ms, depth
+
+    def _catch_up(self, depth: int) -> tuple[np.ndarray, float]:
+        """What each sequence's round verifies, and the milliseconds before it."""
+        drafted = np.full(len(self._waiting), min(self._before, depth))
+        late = self._waiting >= (1 if depth or self._waiting.max() == KEPT_ROWS else KEPT_ROWS)
+        ms = 0.0
+        if late.any():
+            ms = catch_up_ms(int(late.sum()), int(self._waiting[late].max()), depth)
+            drafted[late] = depth
+            self._waiting[late] = 0
+        self._waiting += depth == 0
+        return drafted, ms
+
+    def _land(self) -> None:
+        if self._flying is None:
+            return
+        riders, depth, accepted, drafted, ms, alike = self._flying
+        self.policy.landed(riders, depth, accepted, drafted)
+        self.policy.took(len(riders), depth, 1e-3 * ms, len(riders) + int(accepted.sum()), alike=alike)
+
+    def _renew(self, tokens: float) -> None:
+        """Some answers end, and others begin in their slots: prompts cost nothing here."""
+        ended = self._random.random(len(self._occupancies)) < tokens / len(self._occupancies) / ANSWER
+        count = int(ended.sum())
+        self._occupancies[ended] = np.arange(self._newest, self._newest + count)
+        self._newest += count
+        self._waiting[ended] = 0
+
+
+def _counted(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
+    return zip(*(found.tolist() for found in np.unique(numbers, return_counts=True)), strict=True)

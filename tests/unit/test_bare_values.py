@@ -1,0 +1,110 @@
+"""Values that stand bare between tags: where they end, and whether they are text or JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from answers import calls, check_cuts, fed, reading, told
+
+from gateway.parsers.events import CallArguments, CallBegun, Event
+from gateway.parsers.message import Reading
+from gateway.parsers.table import TOOL_FORMATS
+
+RNG = random.Random(15)
+EXAMPLES: list[tuple[str, str, list[Event]]] = [
+    # a tag that nothing follows which may follow a value is the value's own
+    (
+        "qwen3_coder",
+        "<function=g><parameter=b>x</parameter>?</parameter></function>",
+        calls(("g", '{"b": "x</parameter>?"}')),
+    ),
+    (
+        "qwen3_coder",
+        "<function=g><parameter=b>x</parameter>",
+        [CallBegun(0, "g"), CallArguments(0, '{"b": "x"')],
+    ),
+    (
+        "qwen3_coder",
+        "<function=g><parameter=b>x</parameter>" + " " * 65 + "</function>",
+        [CallBegun(0, "g"), CallArguments(0, '{"b": "x</parameter>' + " " * 65 + "</function>")],
+    ),
+    (
+        "glm45",
+        "<tool_call>g<arg_key>b</arg_key><arg_value>a</arg_value>b</arg_value></tool_call>",
+        calls(("g", '{"b": "a</arg_value>b"}')),
+    ),
+    # one within a string of a JSON value too, whatever follows
+    (
+        "qwen3_coder",
+        '<function=h><parameter=b>\n{"x": "</parameter>\\n</function>"}\n</parameter>\n</function> so',
+        [*calls(("h", '{"b": {"x": "</parameter>\\n</function>"}}')), *told("so")],
+    ),
+    (
+        "qwen3_coder",
+        '<function=h><parameter=b> "</parameter></function>"\n</parameter></function>',
+        calls(("h", '{"b": "</parameter></function>"}')),
+    ),
+    (
+        "glm45",
+        '<tool_call>h<arg_key>b</arg_key><arg_value>["</arg_value></tool_call>", "\\""]</arg_value>'
+        "</tool_call>",
+        calls(("h", '{"b": ["</arg_value></tool_call>", "\\""]}')),
+    ),
+    # what only begins like JSON is text up to its tag
+    ("qwen3_coder", '<function=h><parameter=b>["a\n</parameter></function>', calls(("h", '{"b": "[\\"a"}'))),
+    (
+        "qwen3_coder",
+        '<function=h><parameter=b>{"x": 1} so</parameter></function>',
+        calls(("h", '{"b": "{\\"x\\": 1} so"}')),
+    ),
+    (
+        "qwen3_coder",
+        "<function=h><parameter=b>[1, {}, 'x']</parameter></function>",
+        calls(("h", """{"b": "[1, {}, 'x']"}""")),
+    ),
+    ("qwen3_coder", "<function=h><parameter=b>\n[</parameter></function>", calls(("h", '{"b": "["}'))),
+    (
+        "qwen3_coder",
+        '<function=h><parameter=b>{"a" 1}</parameter></function>',
+        calls(("h", '{"b": "{\\"a\\" 1}"}')),
+    ),
+    ("qwen3_coder", '<function=h><parameter=b>["</parameter></function>', calls(("h", '{"b": "[\\""}'))),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "expected"), EXAMPLES)
+def test_where_a_value_ends(format: str, text: str, expected: list[Event]) -> None:
+    assert check_cuts(reading(format), text, RNG) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": ["string", "null"]}, "123", "123"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "123", "123"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "123", 123),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": ["1", 2]}, "2", 2),
+        ({"$ref": "#/$defs/zip"}, "01234", "01234"),
+        ({"$ref": "#/$defs/zip"}, "12345", "12345"),
+        ({"$ref": "#/$defs/none"}, "12345", 12345),
+        ({"anyOf": [{"$ref": "#/$defs/zip"}, {"type": "null"}]}, "12345", "12345"),
+        ({"anyOf": [{"const": "1"}, {"enum": ["2"]}]}, "1", "1"),
+        ({"type": ["string"]}, "1", "1"),
+        ({"type": "string"}, "null", "null"),
+        ({}, "null", None),
+    ],
+)
+def test_a_bare_value_is_text_where_its_schema_says_so(schema: Any, written: str, value: Any) -> None:
+    whole = {"properties": {"s": schema}, "$defs": {"zip": {"type": "string"}}}
+    for format, text in (
+        ("glm45", f"<tool_call>f<arg_key>s</arg_key><arg_value>{written}</arg_value></tool_call>"),
+        ("qwen3_coder", f"<function=f><parameter=s>\n{written}\n</parameter></function>"),
+    ):
+        events = fed(Reading(TOOL_FORMATS[format], {"f": whole}), [text])
+        told = "".join(event.text for event in events if isinstance(event, CallArguments))
+        assert json.loads(told) == {"s": value}

@@ -1,0 +1,44 @@
+"""Pages of latents between engines of unequal numbers of ranks, as `tests.unit.test_cuda_ipc` has heads."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kv_transfer.backends.base import Copy
+from tests.unit.test_cuda_ipc import (
+    COUNT,
+    GEOMETRY,
+    FakeDriver,
+    FakePool,
+    Shard,
+    copied,
+    opened,
+    replace_geometry,
+)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 1), (2, 2), (4, 2), (2, 8)])
+def test_latents_come_from_one_rank_since_all_have_them(tmp_path: Path, theirs: int, ours: int) -> None:
+    """Every rank of ours gets everything once; a peer's rank that gives nothing proves nothing wrong."""
+    geometry = replace_geometry(GEOMETRY, fields=1, kv_heads=1)
+    whole = np.random.default_rng(5).integers(0, 256, (COUNT + 1, geometry.page_bytes), np.uint8)
+
+    def pool(ranks: int) -> FakePool:
+        return FakePool(str(tmp_path), *(FakeDriver() for _ in range(ranks)), geometry=geometry)
+
+    owner_, puller, moved = pool(theirs), pool(ours), 0
+    for rank in range(theirs):
+        owner_.fill(whole, rank)
+    for rank in range(theirs):
+        source, truth = opened(puller, owner_.backend.export(rank) or {}), zlib.crc32(whole[COUNT].tobytes())
+        proof = Copy(1, -1 - rank, Shard(rank, (COUNT,)), (0,), proof=truth)
+        assert copied(puller, source, proof).ok and puller.backend.checksum(proof) == truth
+        result = copied(puller, source, Copy(1, rank, Shard(rank, (3, 1, 2)), (5, 6, 9)))
+        assert result.ok
+        moved += result.bytes
+    assert moved == 3 * ours * geometry.page_bytes
+    assert all((puller.pages(rank)[[5, 6, 9]] == whole[[3, 1, 2]]).all() for rank in range(ours))

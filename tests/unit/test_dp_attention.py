@@ -1,0 +1,58 @@
+"""What --dp-attention refuses, and how a cluster is planned with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eyas import configuration
+from eyas.common.config import EngineConfig
+from eyas.common.errors import ConfigError
+from eyas.common.types import KvKind, Role
+from eyas.engine.loading.build import build_engine
+from eyas.engine.loading.spec import EngineSpec
+from eyas.worker.plan import Machine, plan, worker_argv
+from tests.unit.families import write_family
+from tests.unit.test_cli import parse
+from tests.unit.tiny import write_tiny_llama
+
+RANKS = EngineConfig(draft=None, num_pages=8, dp_attention=3)
+
+
+def test_a_dense_model_has_nothing_to_share(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "dense")
+    with pytest.raises(ConfigError, match="--dp-attention: dense has no experts for ranks to share") as told:
+        EngineSpec.of(replace(RANKS, model=str(tmp_path / "dense")))
+    assert told.value.param == "dp-attention"
+
+
+def test_every_rank_has_as_many_experts(tmp_path: Path) -> None:
+    write_family(tmp_path / "odd", "mixtral", num_hidden_layers=1)
+    config = replace(RANKS, model=str(tmp_path / "odd"))
+    message = "--dp-attention: odd: 4 experts per layer cannot be divided among 3 ranks"
+    with pytest.raises(ConfigError, match=message):
+        EngineSpec.of(config)
+    EngineSpec.of(replace(config, dp_attention=2))
+
+
+def test_a_draft_worker_is_one_process() -> None:
+    with pytest.raises(ConfigError, match="--dp-attention: a draft worker is one process"):
+        build_engine(replace(RANKS, roles=(Role.DRAFT,)), None)  # type: ignore[arg-type]
+
+
+def test_a_pool_has_the_pages_of_all_ranks(tmp_path: Path) -> None:
+    write_family(tmp_path, "mixtral", num_hidden_layers=1)
+    spec = EngineSpec.of(replace(RANKS, model=str(tmp_path), dp_attention=2))
+    assert spec.shape(KvKind.TARGET).pages == 16
+
+
+def test_a_split_cluster_has_ranks_where_there_are_experts_and_cores_are_divided_among_all() -> None:
+    config = configuration.own_config(parse("serve", "--dp-attention", "2"))
+    workers = plan(config, iter(range(9000, 9100)), Machine(cores=16, gpus=())).workers
+    ranks = {name: worker.engine.dp_attention for name, worker in workers.items()}
+    assert ranks == {"prefill-0": 2, "decode-0": 2, "draft-0": 1}
+    assert {worker.engine.threads for worker in workers.values()} == {3}, "fifteen cores, five processes"
+    for worker in workers.values():
+        assert configuration.worker_config(parse(*worker_argv(worker))) == worker

@@ -1,0 +1,135 @@
+"""A whole engine in exact arithmetic: a request's tokens and log-probabilities follow it alone, to the bit.
+
+Triton's interpreter runs the kernels of the device path in half precision, with `tensor_core`'s model of
+Hopper's matrix unit. tests/gpu/exact_campaign.py asks the same of a GPU and a model of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.errors import ConfigError
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from eyas.engine.loading.build import build_engine
+from tests.unit import tensor_core
+from tests.unit.families import write_family
+from tests.unit.loopback import Loopback, Result, wait_all
+from tests.unit.test_device_engine import SIZES, write_head
+from tests.unit.tiny import write_tiny_llama
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPT = tuple(i * i % 13 + i % 4 for i in range(45))
+PATIENCE_S = 200
+CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = tmp_path_factory.mktemp("models")
+    target = write_tiny_llama(folder / "target", tied=False, **SIZES)
+    return EngineConfig(
+        model=str(target),
+        draft=str(write_head(folder / "head", target)),
+        dtype="float16",
+        attention_backend="triton",
+        prefill_attention_backend="triton",
+        deterministic=True,
+        overlap_schedule=True,
+        num_pages=32,
+        chunk_tokens=16,
+        max_running=4,
+        context_length=256,
+        pool_dir=str(tmp_path_factory.mktemp("pools")),
+        worker="unified",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _matrix_unit() -> Iterator[None]:
+    with tensor_core.hopper():
+        yield
+
+
+def requests() -> list[GenerationRequest]:
+    """A prompt of three chunks, one that crosses a block of keys, and a short one with noise."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=2)
+    seeded = SamplingParams(temperature=0.8, seed=5, max_tokens=5, ignore_eos=True, logprobs=2)
+    return [
+        GenerationRequest("chunks", PROMPT[:40], greedy),
+        GenerationRequest("block", PROMPT + PROMPT[:17], seeded),
+        GenerationRequest("short", PROMPT[:5], seeded),
+    ]
+
+
+Told = list[tuple[int, float]]
+
+
+def told(result: Result) -> Told:
+    """Each token of an answer, with its log-probability."""
+    values = [logprob.logprob for entry in result.entries for logprob in entry.logprobs]
+    return list(zip(result.tokens[0], values, strict=True))
+
+
+def answers(config: EngineConfig, groups: list[list[GenerationRequest]]) -> dict[str, Told]:
+    """Of one engine, one group after another."""
+    cluster, found = Loopback(config), {}
+    try:
+        for group in groups:
+            results = [cluster.submit(request, split=False) for request in group]
+            wait_all(results, PATIENCE_S)
+            found |= {request.id: told(result) for request, result in zip(group, results, strict=True)}
+    finally:
+        cluster.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(config: EngineConfig) -> dict[str, Told]:
+    """Each answer by an engine that has nothing else to do, drafts nothing, and takes a prompt at once."""
+    with tensor_core.hopper():
+        return answers(replace(config, draft=None, chunk_tokens=64), [[request] for request in requests()])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("drafts", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
+def test_answers_are_those_of_a_request_alone(
+    config: EngineConfig, alone: dict[str, Told], drafts: SpeculationConfig | None
+) -> None:
+    """In a batch, in other chunks, and with drafts of any kind."""
+    ways = replace(config, draft=None) if drafts is None else replace(config, speculation=drafts)
+    assert answers(ways, [requests()]) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_by_fast_arithmetic_they_are_not(config: EngineConfig) -> None:
+    """The power of the test above: a prompt of enough rows at once goes another way through the layers."""
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=2)
+    asked = [[GenerationRequest("long", (PROMPT * 3)[:132], params)]]
+    for exact in (True, False):
+        ways = [replace(config, draft=None, deterministic=exact, chunk_tokens=n) for n in (40, 140)]
+        assert (answers(ways[0], asked) == answers(ways[1], asked)) == exact
+
+
+def refused(config: EngineConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as found:
+        build_engine(config, link=None)  # type: ignore[arg-type]
+    assert found.value.param == "deterministic"
+
+
+def test_what_is_not_covered_is_refused_by_name(config: EngineConfig, tmp_path: Path) -> None:
+    write_family(tmp_path, "llama_biases", vocab_size=128, num_hidden_layers=1)
+    refused(
+        replace(config, model=str(tmp_path), draft=None),
+        "--deterministic: there are no exact kernels yet for the bias",
+    )
+    refused(replace(config, dtype="float32"), "--deterministic: products of float32")

@@ -1,0 +1,102 @@
+"""Every kernel of experts and FP8 blocks compiles for Hopper, for narrow and wide steps. Nothing runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.quantized import RowScales
+from eyas.engine.kernels import combine, route
+from eyas.engine.kernels.blocks import Fp8Weight, quantise
+from eyas.engine.kernels.grouped import Gate, Products, Weight
+from eyas.engine.kernels.skinny import Launch
+from eyas.engine.kernels.warm import Warmup
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+HIDDEN = 7168
+V3 = ExpertsSpec(
+    width=256,
+    experts=256,
+    per_row=8,
+    scores="sigmoid",
+    normalised=True,
+    scale=2.5,
+    corrected=True,
+    groups=8,
+    kept_groups=4,
+    group_best=2,
+)
+PLAIN = ExpertsSpec(width=256, experts=8, per_row=2, scores="softmax", normalised=True)
+
+
+def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*sizes, dtype=dtype, device="meta")
+
+
+def weight_of(*sizes: int, rows: RowScales) -> Weight:
+    """`rows`: how those are rounded that meet it; "": it is bf16."""
+    if not rows:
+        return empty(*sizes)
+    if rows != "block":
+        parts = empty(*sizes, dtype=torch.float8_e4m3fn), empty(*sizes[:-1], dtype=torch.float32)
+        return Fp8Weight(*parts, Rounding(rows, scale=0.5))
+    scales = (*sizes[:-2], -(-sizes[-2] // 128), -(-sizes[-1] // 128))
+    return Fp8Weight(empty(*sizes, dtype=torch.float8_e4m3fn), empty(*scales, dtype=torch.float32))
+
+
+def routed() -> None:
+    for spec, rows in ((V3, 3), (PLAIN, 300)):
+        correction = empty(spec.experts, dtype=torch.float32) if spec.corrected else None
+        logits = empty(rows, spec.experts, dtype=torch.float32)
+        for uniform in (False, True):
+            chosen = route.choose(logits, spec, correction, uniform=uniform, pdl=True)
+        route.group(chosen.experts, spec.experts, 64, pdl=True)
+        made = empty(rows * spec.per_row, HIDDEN)
+        combine.combine(made, chosen.weights, empty(rows, HIDDEN), pdl=True)
+        if rows < 128:
+            combine.combine_add(made, chosen.weights, None, empty(rows, HIDDEN), pdl=True)
+
+
+def bf16() -> None:
+    products("")
+
+
+def fp8() -> None:
+    products("block")
+
+
+def channels() -> None:
+    products("token")
+    quantise(empty(3, HIDDEN), Rounding("tensor", scale=0.5), pdl=True)
+
+
+def products(rows: RowScales) -> None:
+    """Few rows, with k split; and many."""
+    shared = Products(Launch.on("meta", pdl=True))
+    gate_up = weight_of(V3.experts, 2 * V3.width, HIDDEN, rows=rows)
+    down = weight_of(V3.experts, HIDDEN, V3.width, rows=rows)
+    for count in (1, 4096):
+        experts = empty(count, V3.per_row, dtype=torch.int32)
+        order = shared.group(experts, (gate_up, down))
+        inner = shared.gate_up(empty(count, HIDDEN), gate_up, order, V3.per_row, Gate())
+        shared.down(inner, down, order)
+        shared.dense(empty(count, HIDDEN), weight_of(2112, HIDDEN, rows=rows))
+
+
+@pytest.mark.parametrize(("recipe", "kernels"), [("routed", 10), ("bf16", 9), ("fp8", 11), ("channels", 12)])
+def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    Warmup(f"tests.unit.test_experts_code:{recipe}", (), 90, processes=2).wait()
+    found = [path.read_text() for path in tmp_path.rglob("*.ptx")]
+    assert len(found) == kernels
+    if recipe != "routed":
+        products = [code for code in found if "_product" in code]
+        assert all("wgmma" in code and ("e4m3" in code) == (recipe != "bf16") for code in products)
+        assert all(".local" not in code for code in products)

@@ -1,0 +1,132 @@
+"""Fused models of experts, and of weights in FP8 blocks, against the plain ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eyas.common.config import EngineConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
+from eyas.engine.checkpoint.quantized import Fp8
+from eyas.engine.checkpoint.weights import FolderWeights
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.models.fused import FusedDecoder
+from eyas.engine.models.refusal import refusal
+from eyas.engine.models.table import read_model
+from tests.unit.families import write_family
+from tests.unit.model_rig import Rig
+from tests.unit.test_fp8_blocks import write_fp8
+from tests.unit.test_models_fused import FIRST, SLOTS, Steps, Twin, same_forwards, with_tokens
+
+pytestmark = pytest.mark.slow
+
+SMALL = {"vocab_size": 128, "num_hidden_layers": 2}
+WAYS = [("narrow", family) for family in ("qwen3_moe", "qwen3_moe_shares", "mixtral", "mixtral_window")]
+WAYS += [("wide", family) for family in ("qwen3_moe", "mixtral")]
+BLOCKS = {"hidden_size": 192, "intermediate_size": 256, "head_dim": 32, "num_key_value_heads": 4}
+TIPPED = 0.03
+"""Of a logit, over their deviation: sums in another order put a number on the other side of a rounding."""
+ERROR = 0.15
+"""What one scale that is twice as large does, at the least."""
+
+
+@pytest.mark.parametrize(("way", "family"), WAYS)
+def test_every_family(tmp_path: Path, way: str, family: str) -> None:
+    write_family(tmp_path, family, **SMALL)
+    same_forwards(tmp_path, FIRST[way])
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "the weights": {"normalised": False},
+    "their sum": {"scale": 0.5},
+    "the scores": {"scores": "sigmoid"},
+    "how many": {"per_row": 2},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_number_of_a_router_counts(tmp_path: Path, change: str) -> None:
+    write_family(tmp_path, "qwen3_moe", **SMALL | {"mlp_only_layers": []})
+    config = changed(read_model(tmp_path), **CHANGES[change])
+    with pytest.raises(AssertionError):
+        same_forwards(tmp_path, FIRST["narrow"], config)
+
+
+def changed(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """With other experts."""
+    layers = tuple(
+        replace(layer, feed_forward=replace(layer.feed_forward, **changes)) for layer in config.layers
+    )
+    return replace(config, layers=layers)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("powers", [False, True])
+def test_fp8_blocks_are_the_plain_ones(tmp_path: Path, family: str, powers: bool) -> None:
+    more = {"moe_intermediate_size": 128} if family == "qwen3_moe" else {}
+    write_family(tmp_path / "plain", family, std=0.08, **SMALL | BLOCKS | more)
+    scales = torch.float8_e8m0fnu if powers else None
+    write_fp8(tmp_path / "blocks", tmp_path / "plain", scales)
+    assert logits_differ(tmp_path / "blocks", tmp_path / "blocks") < TIPPED
+    stored = load_file(tmp_path / "blocks" / "model.safetensors")
+    name = next(name for name in stored if name.endswith("o_proj.weight_scale_inv"))
+    stored[name] = (stored[name].float() * 2.0).to(stored[name].dtype)
+    (tmp_path / "spoilt").mkdir()
+    (tmp_path / "spoilt" / "config.json").write_text((tmp_path / "blocks" / "config.json").read_text())
+    save_file(stored, tmp_path / "spoilt" / "model.safetensors")
+    assert logits_differ(tmp_path / "spoilt", tmp_path / "blocks") > ERROR
+
+
+def logits_differ(fused: Path, plain: Path) -> float:
+    """The difference of two models' logits, over their deviation, of the median row: near ties of a router
+    may send a few of them elsewhere.
+    """
+    rig = Rig(plain)
+    assert refusal(rig.config, rig.config.vocab_size) == ""
+    twin = Twin(rig.config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
+    with FolderWeights(fused, quantized=rig.config.fp8) as weights:
+        model = FusedDecoder(rig.config, weights, twin.context)
+    assert model.narrow_rows == 0
+    differences: list[torch.Tensor] = []
+    for rounds, chunks, spans, tokens in Steps(rig, FIRST["narrow"]):
+        expected = rig.model.logits(rig.forward(spans, tokens.tolist())[0])
+        found, _ = model.forward(with_tokens(twin.rows(rounds, chunks), tokens.tolist()), twin.pool)
+        difference = (model.logits(found) - expected[: found.shape[0]]).square().mean(1).sqrt()
+        differences.append(difference / expected.std())
+    return float(torch.cat(differences).median())
+
+
+def test_chance_may_choose_experts_for_benchmarks(tmp_path: Path) -> None:
+    """And the engine says so; a model without experts has nothing to choose."""
+    write_family(tmp_path / "experts", "mixtral", **SMALL)
+    write_family(tmp_path / "dense", "qwen3", **SMALL)
+    asked = EngineConfig(draft=None, num_pages=4, attention_backend="triton", uniform_experts=True)
+    told = {
+        name: EngineSpec.of(replace(asked, model=str(tmp_path / name))).uniform_experts
+        for name in ("experts", "dense")
+    }
+    assert told == {"experts": True, "dense": False}
+    rig = Rig(tmp_path / "experts")
+    twin = Twin(rig.config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
+    found = []
+    for context in (twin.context, replace(twin.context, uniform_experts=True)):
+        with FolderWeights(tmp_path / "experts", rig.config.spelling) as weights:
+            model = FusedDecoder(rig.config, weights, context)
+        rounds, chunks, _, tokens = next(iter(Steps(rig, FIRST["narrow"])))
+        found.append(model.forward(with_tokens(twin.rows(rounds, chunks), tokens.tolist()), twin.pool)[0])
+    assert found[1].isfinite().all() and not torch.allclose(*found)
+
+
+def test_experts_that_no_kernel_has_are_refused_by_name(tmp_path: Path) -> None:
+    write_family(tmp_path, "mixtral", **SMALL)
+    config = read_model(tmp_path)
+    assert isinstance(config.layers[0].feed_forward, ExpertsSpec)
+    assert refusal(config, 128) == ""
+    assert "40 of 64 experts" in refusal(changed(config, per_row=40, experts=64), 128)
+    assert "intermediate_size 96 in FP8 blocks" in refusal(replace(config, fp8=Fp8("block", "block")), 128)
+    assert "a shared expert of 40 columns" in refusal(changed(config, shared_width=40), 128)

@@ -1,0 +1,32 @@
+"""What experts made, added up by weight."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eyas.engine.kernels import combine
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROWS, PER_ROW, HIDDEN = 5, 3, 560
+
+
+def random(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, device=DEVICE)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_are_added_up_by_weight(shared: bool) -> None:
+    made, weights = random(ROWS * PER_ROW, HIDDEN), random(ROWS, PER_ROW)
+    also = random(ROWS, HIDDEN) if shared else None
+    expected = torch.einsum("rkh,rk->rh", made.view(ROWS, PER_ROW, HIDDEN), weights)
+    if also is not None:
+        expected += also
+    torch.testing.assert_close(combine.combine(made, weights, also), expected, rtol=1e-5, atol=1e-5)
+    residual = random(ROWS, HIDDEN)
+    rows, sums = combine.combine_add(made, weights, also, residual)
+    torch.testing.assert_close(rows, expected + residual, rtol=1e-5, atol=1e-5)
+    squares = rows.square().sum(1)
+    torch.testing.assert_close(sums.sum(0)[:ROWS], squares, rtol=1e-5, atol=1e-5)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(combine.combine(made, weights.flip(1), also), expected)

@@ -1,0 +1,241 @@
+"""Products over groups of rows, also in FP8, against plain torch; planted faults are caught."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import triton
+
+from eyas.engine.checkpoint.fp8 import Rounding, widened
+from eyas.engine.kernels import grouped as grouped_kernels
+from eyas.engine.kernels.blocks import Fp8Weight, quantise
+from eyas.engine.kernels.grouped import Gate, Products, Weight, shape_of
+from eyas.engine.kernels.grouped_tiles import Tile, key_of, tile_for
+from eyas.engine.kernels.route import group
+from eyas.engine.kernels.skinny import Launch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PDL = torch.cuda.is_available() and not triton.knobs.runtime.interpret
+EXPERTS, PER_ROW, HIDDEN, WIDTH = 6, 2, 384, 128
+SIZES = (1, 3, 17, 75)
+
+
+def random(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def as_blocks(weight: torch.Tensor, powers: bool = False) -> Fp8Weight:
+    """[..., n, k], rounded block by block."""
+    n, k = weight.shape[-2:]
+    padded = F.pad(weight, (0, -k % 128, 0, -n % 128))
+    cut = padded.unflatten(-1, (-1, 128)).unflatten(-3, (-1, 128))  # [..., n / 128, 128, k / 128, 128]
+    scales = cut.abs().amax((-3, -1)) / 448.0
+    if powers:
+        scales = torch.exp2(scales.log2().ceil())
+    stored = (cut / scales[..., :, None, :, None]).to(torch.float8_e4m3fn).flatten(-4, -3).flatten(-2)
+    return Fp8Weight(
+        stored[..., :n, :k].contiguous().to(DEVICE), scales.contiguous().to(DEVICE), Rounding("block", powers)
+    )
+
+
+def as_channels(weight: torch.Tensor, rounding: Rounding) -> Fp8Weight:
+    """[..., n, k], rounded row by row."""
+    scales = weight.abs().amax(-1) / 448.0
+    stored = (weight / scales[..., None]).to(torch.float8_e4m3fn)
+    return Fp8Weight(stored.to(DEVICE), scales.to(DEVICE), rounding)
+
+
+def in_kind(weight: torch.Tensor, kind: str) -> Weight:
+    if kind == "float32":
+        return weight.to(DEVICE)
+    if kind in ("blocks", "powers"):
+        return as_blocks(weight, kind == "powers")
+    return as_channels(weight, Rounding(kind, scale=0.01))  # type: ignore[arg-type]
+
+
+def meant(weight: Weight) -> torch.Tensor:
+    """What a weight stands for, float64."""
+    if isinstance(weight, torch.Tensor):
+        return weight.double().cpu()
+    stored, scales = weight.stored.cpu(), weight.scales.cpu()
+    if stored.dim() == 2:
+        return widened(stored, scales).double()
+    return torch.stack([widened(*pair) for pair in zip(stored, scales, strict=True)]).double()
+
+
+def rounded(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Rows as a product with this weight reads them, float64."""
+    if isinstance(weight, torch.Tensor):
+        return x.double()
+    if weight.rounding.rows != "block":
+        largest = x.abs().amax(1, keepdim=True).clamp(min=1e-4)
+        scale = largest / 448.0 if weight.rounding.rows == "token" else torch.tensor(weight.rounding.scale)
+        return ((x / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float() * scale).double()
+    padded = F.pad(x.float(), (0, -x.shape[1] % 128)).unflatten(1, (-1, 128))
+    scales = padded.abs().amax(2, keepdim=True).clamp(min=1e-4) / 448.0
+    if weight.rounding.powers:
+        scales = torch.exp2(scales.log2().ceil())
+    return ((padded / scales).to(torch.float8_e4m3fn).float() * scales).flatten(1)[:, : x.shape[1]].double()
+
+
+def act(y: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+    gate, up = y.chunk(2, dim=-1)
+    return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    error = (found.double().cpu() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < 2e-6, error.max()
+
+
+def products(tile: Tile | None = None, *uses: tuple[Weight, Gate | None, int]) -> Products:
+    """With this tile for these products."""
+    table = {key_of(shape_of(weight, gate), choices): tile for weight, gate, choices in uses if tile}
+    return Products(Launch.on(DEVICE, pdl=PDL), table)
+
+
+def experts_of(rows: int) -> torch.Tensor:
+    """Of some rows, two experts each; expert 1 is nowhere."""
+    scores = random(rows, EXPERTS, seed=rows)
+    scores[:, 1] = -9.0
+    return scores.topk(PER_ROW).indices.int().to(DEVICE)
+
+
+def layers(kind: str) -> tuple[Weight, Weight]:
+    gate_up = random(EXPERTS, 2 * WIDTH, HIDDEN, seed=1) / HIDDEN**0.5
+    down = random(EXPERTS, HIDDEN, WIDTH, seed=2) / WIDTH**0.5
+    return in_kind(gate_up, kind), in_kind(down, kind)
+
+
+def computed(x: torch.Tensor, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> list[torch.Tensor]:
+    """What `gate_up` gives, by choice, and `down` of that: each row by each of its experts, one by one."""
+    pairs = [(row, e) for row, chosen in enumerate(experts.tolist()) for e in chosen]
+    first, second = (meant(weight) for weight in weights)
+    rows = rounded(x.cpu(), weights[0])
+    inner = torch.stack([act(rows[row] @ first[e].t()) for row, e in pairs])
+    read = rounded(inner.float(), weights[1])
+    return [inner, torch.stack([read[i] @ second[e].t() for i, (_, e) in enumerate(pairs)])]
+
+
+def run(x: torch.Tensor, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> list[torch.Tensor]:
+    shared = products()
+    order = shared.group(experts, weights)
+    inner = shared.gate_up(x, weights[0], order, PER_ROW, Gate())
+    by_choice = torch.empty_like(inner)
+    by_choice[order.order.long()] = inner
+    return [by_choice, shared.down(inner, weights[1], order)]
+
+
+@pytest.mark.parametrize("kind", ["float32", "blocks", "powers", "token", "tensor"])
+@pytest.mark.parametrize("rows", SIZES)
+def test_each_row_meets_its_own_experts(rows: int, kind: str) -> None:
+    x, experts, weights = random(rows, HIDDEN, seed=rows + 1), experts_of(rows), layers(kind)
+    found = run(x.to(DEVICE), experts, weights)
+    expected = computed(x, experts, weights)
+    close(found[0], expected[0])
+    # Rounding to FP8 may tip a number of the inner rows, whose float32 and float64 differ a little.
+    error = (found[1].double().cpu() - expected[1]).norm() / expected[1].norm()
+    assert error < (2e-6 if kind == "float32" else 5e-3)
+    with pytest.raises(AssertionError):  # a choice that goes to its neighbour's expert
+        close(found[0], computed(x, experts.flip(1), weights)[0])
+
+
+@pytest.mark.parametrize("kind", ["blocks", "token"])
+@pytest.mark.parametrize("fault", ["a scale", "an expert's rows", "an offset"])
+def test_a_planted_fault_is_caught(fault: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, experts, weights = random(17, HIDDEN), experts_of(17), layers(kind)
+    expected = computed(x, experts, weights)[0]
+    gate_up, down = weights
+    assert isinstance(gate_up, Fp8Weight)
+    if fault == "a scale":
+        at = (1, 2) if kind == "blocks" else (1,)
+        gate_up.scales[int(experts[3, 0]), *at] *= 1.25
+    elif fault == "an expert's rows":
+        gate_up.stored[int(experts[3, 0]), 5] = 0
+    else:
+
+        def shifted(*args: object) -> object:
+            made = group(*args)  # type: ignore[arg-type]
+            return replace(made, order=made.order.roll(1))
+
+        monkeypatch.setattr(grouped_kernels, "group", shifted)
+    with pytest.raises(AssertionError):
+        close(run(x.to(DEVICE), experts, (gate_up, down))[0], expected)
+
+
+@pytest.mark.parametrize("kind", ["float32", "blocks", "token", "tensor"])
+@pytest.mark.parametrize("gate", [None, Gate(), Gate(gelu=True)])
+@pytest.mark.parametrize(
+    "tile", [Tile(16, 64, 32, 4, 3, split=3), Tile(32, 128, 128, 4, 2), Tile(64, 32, 64, 8, 3, group=1)]
+)
+def test_dense_products_however_they_are_cut(
+    tile: Tile, gate: Gate | None, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped_kernels, "programs", lambda tile, shape: 3)  # some have two tiles
+    plain = random(256, HIDDEN, seed=4)
+    weight = in_kind(plain, kind)
+    shared = products(tile, (weight, gate, 70))
+    x = random(70, HIDDEN, seed=5)
+    expected = rounded(x, weight) @ meant(weight).t()
+    for _ in range(2):  # tickets are left as they were found
+        found = shared.dense(x.to(DEVICE), weight, gate)
+        close(found, expected if gate is None else act(expected, gate.gelu))
+    assert not shared.launch.tickets.any()
+
+
+@pytest.mark.parametrize("kind", ["float32", "blocks", "token", "tensor"])
+@pytest.mark.parametrize("rows", [5, 80])
+def test_sides_that_are_no_multiple_of_a_block(kind: str, rows: int) -> None:
+    """As of DeepSeek's kv_a_proj, and of small models."""
+    plain = random(160, 192, seed=6)
+    weight = in_kind(plain, kind)
+    x = random(rows, 192, seed=7)
+    close(products().dense(x.to(DEVICE), weight), rounded(x, weight) @ meant(weight).t())
+
+
+@pytest.mark.parametrize("powers", [False, True])
+def test_rows_are_rounded_by_the_rule(powers: bool) -> None:
+    """To the bit; rows of zeros and of tiny numbers too."""
+    x = random(5, 300, seed=8) * torch.tensor([1e-3, 1.0, 0.0, 1e-6, 300.0])[:, None]
+    found = quantise(x.to(DEVICE), Rounding("block", powers))
+    wide = found.stored.cpu().float() * found.scales.cpu().repeat_interleave(128, 1)[:, :300]
+    assert torch.equal(wide.double(), rounded(x, as_blocks(random(16, 300), powers)))
+    if powers:
+        assert torch.equal(found.scales.cpu().log2() % 1, torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize("rows", ["token", "tensor"])
+@pytest.mark.parametrize("width", [300, 5000])
+def test_rows_of_one_scale_are_rounded_by_the_rule(rows: Any, width: int) -> None:
+    """To the bit; zeros, numbers beyond a stored scale, and what is no number too."""
+    x = random(6, width, seed=8) * torch.tensor([1e-3, 1.0, 0.0, 1e-6, 3e4, 1.0])[:, None]
+    x[1, 7], rounding = float("nan"), Rounding(rows, scale=0.02)
+    found = quantise(x.to(DEVICE), rounding)
+    assert found.scales.shape == (6,)
+    wide = found.stored.cpu().float() * found.scales.cpu()[:, None]
+    others = [0, 2, 3, 4, 5]
+    assert torch.equal(wide[others], rounding.rounded(x)[others])
+    assert wide[1].isnan().nonzero().tolist() == [[7]]
+    assert torch.equal(wide[others].double(), rounded(x, as_channels(random(16, width), rounding))[others])
+
+
+def test_a_row_without_numbers_spoils_no_other() -> None:
+    x, weight = random(5, HIDDEN, seed=9), as_channels(random(48, HIDDEN, seed=10), Rounding("token"))
+    alone = products().dense(x.to(DEVICE), weight)
+    x[2, 3] = float("nan")
+    found = products().dense(x.to(DEVICE), weight)
+    others = [0, 1, 3, 4]
+    assert found[2].isnan().all() and torch.equal(found[others], alone[others])
+
+
+def test_tiles_fit_scratch_memory_and_shape() -> None:
+    deep = shape_of(torch.empty(256, 512, 7168, device="meta"), Gate())
+    for choices in (8, 64, 256, 4096, 32768):
+        tile = tile_for(deep, choices, {})
+        assert deep.k % (tile.split * tile.depth) == 0
+    with pytest.raises(ValueError, match="multiple of 16"):
+        tile_for(replace(deep, k=100), 8, {})

@@ -1,0 +1,132 @@
+"""The router's choice and the order of grouped products, against the plain router and a plain sort."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.engine.checkpoint.weights import CPU, Part, Shape, Weights
+from eyas.engine.kernels import route
+from eyas.engine.layers.experts import Router
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def spec(experts: int, per_row: int, **changes: object) -> ExpertsSpec:
+    plain = {"scores": "softmax", "normalised": False, "width": 16}
+    return ExpertsSpec(experts=experts, per_row=per_row, **(plain | changes))  # type: ignore[arg-type]
+
+
+V3 = {"scores": "sigmoid", "normalised": True, "scale": 2.5, "corrected": True}
+ROUTERS = {
+    "qwen": spec(128, 8, normalised=True),
+    "shares": spec(8, 2),
+    "mixtral": spec(8, 2, normalised=True),
+    "v2-lite": spec(64, 6, scale=1.0),
+    "v2": spec(160, 6, scale=16.0, groups=8, kept_groups=3),
+    "v3": spec(256, 8, groups=8, kept_groups=4, group_best=2, **V3),
+    "kimi": spec(384, 8, **V3),
+}
+
+
+class OfTheRouter(Weights):
+    """A product that gives back what it is given, and a correction."""
+
+    def __init__(self, correction: torch.Tensor) -> None:
+        super().__init__(CPU)
+        self._correction = correction
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
+        return self._correction if name.endswith("bias") else torch.eye(shape[0])
+
+
+def logits_of(rows: int, experts: int, *, ties: bool = False) -> torch.Tensor:
+    found = torch.randn(rows, experts, generator=torch.Generator().manual_seed(rows + experts))
+    return found.mul_(2).round_() if ties else found
+
+
+def routes(
+    router: ExpertsSpec, logits: torch.Tensor, shift: float = 0.0
+) -> tuple[route.Chosen, torch.Tensor, torch.Tensor]:
+    """What the kernel chooses, and the plain router's experts and weights."""
+    generator = torch.Generator().manual_seed(3)
+    correction = (torch.rand(router.experts, generator=generator) - 0.5) * 0.6 + shift
+    expected = Router(router, OfTheRouter(correction), "gate", router.experts)(logits)
+    given = correction.to(DEVICE) if router.corrected else None
+    return route.choose(logits.to(DEVICE), router, given), *expected
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_the_router_chooses_as_the_plain_one(name: str) -> None:
+    """Also with scores that a correction makes negative, and with many that are equal."""
+    router = ROUTERS[name]
+    for logits, shift in ((logits_of(7, router.experts), 0.0), (logits_of(3, router.experts), -2.0)):
+        found, experts, weights = routes(router, logits, shift)
+        assert torch.equal(found.experts.cpu().long(), experts)
+        torch.testing.assert_close(found.weights.cpu(), weights, rtol=3e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["qwen", "shares", "kimi"])
+def test_of_equals_the_first_is_chosen(name: str) -> None:
+    router = ROUTERS[name]
+    logits = logits_of(5, router.experts, ties=True)
+    found, experts, _ = routes(ExpertsSpec(**(vars(router) | {"corrected": False})), logits)
+    assert torch.equal(found.experts.cpu().long(), experts)
+    assert not torch.equal(experts, logits.topk(router.per_row).indices.flip(1))
+
+
+def test_a_logit_that_is_no_number_chooses_nothing_out_of_bounds() -> None:
+    for value in (float("nan"), float("-inf")):
+        found = route.choose(torch.full((2, 8), value, device=DEVICE), ROUTERS["mixtral"])
+        assert found.experts.tolist() == [[0, 1]] * 2
+
+
+def test_forced_routing_is_uniform_and_takes_no_expert_twice() -> None:
+    router = ROUTERS["v3"]
+    alike = logits_of(1, router.experts).expand(160, -1).contiguous()
+    found = route.choose(alike.to(DEVICE), router, uniform=True).experts.cpu()
+    counts = found.flatten().bincount(minlength=router.experts)
+    assert (counts > 0).sum() > 240 and counts.max() < 20  # 5 on average
+    assert all(len(set(row)) == router.per_row for row in found.tolist())
+
+
+@pytest.mark.parametrize(("rows", "experts", "per_row"), [(1, 8, 2), (5, 128, 8), (75, 8, 8), (83, 300, 8)])
+@pytest.mark.parametrize("block", [16, 64])
+def test_choices_are_sorted_by_expert_and_cut_into_blocks(
+    rows: int, experts: int, per_row: int, block: int
+) -> None:
+    chosen = logits_of(rows, experts).topk(per_row).indices.int()
+    chosen[rows // 2, 0] = -1  # one that is left out
+    found = route.group(chosen.to(DEVICE), experts, block)
+    assert_grouped(found, chosen, experts)
+    with pytest.raises(AssertionError):
+        spoilt = found.order.clone()
+        spoilt[:2] = spoilt[:2].flip(0)
+        assert_grouped(route.Grouped(spoilt, found.blocks, block), chosen, experts)
+
+
+def test_all_rows_of_one_expert_fill_blocks() -> None:
+    chosen = torch.full((600, 1), 3, dtype=torch.int32)
+    assert_grouped(route.group(chosen.to(DEVICE), 8, 128), chosen, 8)
+
+
+def assert_grouped(found: route.Grouped, chosen: torch.Tensor, experts: int) -> None:
+    """Every choice once, by expert and then by choice; no block is of two experts, none is too long."""
+    flat = chosen.flatten()
+    expected = flat.long().masked_fill(flat < 0, experts).sort(stable=True).indices[: int((flat >= 0).sum())]
+    order = found.order.cpu()[: len(expected)].long()
+    assert torch.equal(order, expected)
+    covered = 0
+    of_expert, begins, ends = found.blocks[:-1].cpu().view(3, -1)[:, : int(found.blocks[-1])].tolist()
+    for expert, begin, end in zip(of_expert, begins, ends, strict=True):
+        assert begin == covered and 0 < end - begin <= found.rows
+        assert set(flat[order[begin:end]].tolist()) == {expert}
+        covered = end
+    assert covered == len(expected)
+    assert len(of_expert) <= found.most and len(of_expert) == sum(
+        -(-count // found.rows) for count in flat[flat >= 0].bincount().tolist()
+    )

@@ -1,0 +1,244 @@
+"""The lane against the reader's way, entry by entry: the same bytes and counts, however the reader pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from test_gateway_text import byte_fallback, byte_level
+
+from eyas.common.errors import EyasError, Unavailable
+from eyas.common.params import SamplingParams
+from eyas.common.types import (
+    Choice,
+    Entry,
+    Finish,
+    GenerationRequest,
+    PromptLogprobs,
+    Role,
+    Timings,
+    TokenLogprob,
+)
+from gateway.backend import GenerationStream, Lane
+from gateway.delivery import Delivery
+from gateway.lane import Express
+from gateway.metrics import GatewayMetrics, Meter
+from gateway.parts import Parts
+from gateway.text import TextDelta, TextRules, TextStream
+from gateway.tokenizer import Tokenizer
+
+CHOICES = 3
+COUNTED = ("eyas_inter_token_latency_seconds_count", "eyas_time_to_first_token_seconds_count")
+
+entry_of = st.fixed_dictionaries(
+    {
+        "choice": st.integers(0, CHOICES - 1),
+        "tokens": st.lists(st.integers(-1, 400), max_size=4),
+        "again": st.sampled_from([0, 0, 0, 0, 1, 2, 9]),  # tokens before them that the worker repeats
+        "drafts": st.integers(0, 3),
+        "tells": st.sampled_from([None] * 6 + ["timings", "prompt"]),
+        "finish": st.sampled_from([None] * 12 + list(Finish)),
+    }
+)
+moves = st.one_of(
+    entry_of,
+    entry_of,
+    st.sampled_from(["turn", "turn", "pause", "go", "block", "read"]),
+    st.sampled_from([None] * 9 + ["skip", "fail", "cancel"]),
+)
+
+
+class Body(Parts):
+    """What left, in order. A client that is `blocked` reads again when it is told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.reads = asyncio.Event()
+        self.reads.set()
+
+    @property
+    def blocked(self) -> bool:
+        return not self.reads.is_set()
+
+    def write(self, part: bytes) -> None:
+        self.sent.append(part)
+
+    def flush(self) -> None: ...
+
+    async def drain(self) -> None:
+        await self.reads.wait()
+
+
+class Stream(GenerationStream):
+    """A delivery and nothing behind it."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    def take(self) -> Awaitable[Sequence[Entry]]:
+        return self._delivery.take()
+
+    def use_lane(self, lane: Lane | None) -> None:
+        self._delivery.lane = lane
+
+    async def cancel(self, choice: int | None = None) -> None:
+        assert choice is not None
+        self._delivery.close(choice)
+
+    def fail(self, error: EyasError) -> None:
+        self._delivery.end(error)
+
+    async def aclose(self) -> None:
+        self._delivery.end()
+
+
+def text_event(choice: int, text: str) -> bytes:
+    return f'data: {{"choice":{choice},"text":{json.dumps(text, ensure_ascii=False)}}}\n\n'.encode()
+
+
+def event(delta: TextDelta) -> bytes:
+    if delta.finish is not None:
+        return repr((delta.choice, delta.text, delta.finish)).encode()
+    return text_event(delta.choice, delta.text) if delta.text else b""
+
+
+class World:
+    """One request: workers that tell entries, and a client that reads them, by a lane or without."""
+
+    def __init__(self, tokenizer: Tokenizer, rules: TextRules, logprobs: bool, by_lane: bool) -> None:
+        choices = tuple(Choice(index) for index in range(CHOICES))
+        request = GenerationRequest("r", (5, 6), SamplingParams(max_tokens=1000), choices)
+        self.delivery = Delivery(choices)
+        self.text = TextStream(Stream(self.delivery), request, tokenizer, rules)
+        self.registry = CollectorRegistry()
+        self.body, self.goes = Body(), asyncio.Event()
+        self.goes.set()
+        self.taken = 0
+        self._logprobs = logprobs
+        self._meter = Meter(GatewayMetrics(self.registry))
+        self._told: dict[int, list[int]] = {index: [] for index in range(CHOICES)}
+        if by_lane:
+            self.text.use_lane(Express(self.text, text_event, self._meter, self.body).take)
+
+    async def read(self) -> None:
+        try:
+            while deltas := await self.text.take():
+                self._meter.deltas(deltas)
+                for delta in deltas:
+                    self.body.write(event(delta))
+                await self.goes.wait()
+                await self.body.drain()
+        except EyasError as error:
+            self.body.write(repr(error).encode())
+
+    def tell(self, choice: int, tokens: list[int], again: int, drafts: int, tells: Any, finish: Any) -> None:
+        told = self._told[choice]
+        start = max(len(told) - again, 0)
+        news = [*told[start:], *tokens]
+        told += tokens
+        self._hand_out(
+            Entry(
+                *("r", 1, choice, start, tuple(news)),
+                logprobs=tuple(TokenLogprob(-1.0) for _ in news) if self._logprobs else (),
+                finish=finish,
+                accepted=min(drafts, max(len(tokens) - 1, 0)),
+                offered=drafts,
+                timings=Timings(worker="w", role=Role.DECODE) if tells == "timings" else None,
+                prompt=PromptLogprobs(1) if tells == "prompt" else None,
+            )
+        )
+
+    def _hand_out(self, entry: Entry) -> None:
+        """As a session does once a worker has spoken."""
+        if self.delivery.offer(entry, time.monotonic()):
+            self.taken += 1
+        else:
+            self.delivery.push(entry)
+
+    def skip(self) -> None:
+        """A worker leaves out a token."""
+        self.delivery.push(Entry("r", 1, 0, len(self._told[0]) + 1, (1,)))
+
+    async def move(self, move: Any) -> None:
+        match move:
+            case dict():
+                self.tell(**move)
+            case "turn":
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            case "pause":
+                self.goes.clear()
+            case "go":
+                self.goes.set()
+            case "block":
+                self.body.reads.clear()
+            case "read":
+                self.body.reads.set()
+            case "skip":
+                self.skip()
+            case "fail":
+                self.delivery.end(Unavailable("the worker is gone"))
+            case "cancel":
+                self.delivery.close(2)
+
+    async def run(self, played: Sequence[Any]) -> dict[str, Any]:
+        with self._meter:
+            reading = asyncio.create_task(self.read())
+            for move in played:
+                await self.move(move)
+            self.goes.set()
+            self.body.reads.set()
+            self.delivery.end(Unavailable("all is told"))
+            await asyncio.wait_for(reading, 5)
+        page = generate_latest(self.registry).decode()
+        return {
+            "body": b"".join(self.body.sent),
+            "usage": self.text.usage,
+            "legs": self.text.trace.legs,
+            "counted": [line for line in page.splitlines() if line.startswith(COUNTED)],
+            "pace": (self.delivery.pace.steps, self.delivery.pace.tokens),
+            "open": self.delivery.unfinished(),
+        }
+
+
+async def both(
+    tokenizer: Tokenizer, rules: TextRules, logprobs: bool, played: Sequence[Any]
+) -> tuple[dict[str, Any], dict[str, Any], int]:
+    quick = World(tokenizer, rules, logprobs, by_lane=True)
+    plain = World(tokenizer, rules, logprobs, by_lane=False)
+    return await quick.run(played), await plain.run(played), quick.taken
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    played=st.lists(moves, max_size=60),
+    fallback=st.booleans(),
+    logprobs=st.sampled_from([False, False, False, True]),
+    rules=st.sampled_from([TextRules(), TextRules(skip_special_tokens=False), TextRules(stops=("a", "é"))]),
+)
+def test_a_lane_changes_nothing(played: list[Any], fallback: bool, logprobs: bool, rules: TextRules) -> None:
+    tokenizer = Tokenizer(byte_fallback() if fallback else byte_level())
+    quick, plain, _ = asyncio.run(both(tokenizer, rules, logprobs, played))
+    assert quick == plain
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "by_lane"),
+    [([], [], 4), ([], ["block"], 1), (["pause"], [], 1)],
+    ids=["waits", "is blocked", "is busy"],
+)
+async def test_a_lane_takes_what_comes_while_the_reader_waits(
+    before: list[str], after: list[str], by_lane: int
+) -> None:
+    one = {"choice": 1, "tokens": [70, 71], "again": 0, "drafts": 1, "tells": None, "finish": None}
+    played = [*before, one, "turn", *after, one, "turn", one, one, "turn", "go", "read", "turn", one]
+    quick, plain, taken = await both(Tokenizer(byte_level()), TextRules(), False, played)
+    assert quick == plain and quick["usage"].completion_tokens == 10
+    assert taken == by_lane

@@ -1,0 +1,116 @@
+"""The law of adaptive depth, simulated: nearly as fast as the best fixed depth, whatever is accepted.
+
+One engine runs through all of it, as in tests/gpu/time_adaptive.py: what it learnt of one batch and one table
+is wrong for the next. Seeds are fixed, so a figure is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import pytest
+from pacing_world import BATCHES, SPEC, TABLES, Engine, best_fixed, started
+
+from eyas.engine.speculation import depth as depth_module
+from eyas.engine.speculation.acceptance import Acceptance
+from eyas.engine.speculation.depth import AdaptiveDepth
+
+LAW = 0.98
+CHANGED = 0.95  # of the best, from the moment on at which acceptance changes: learning takes a part of it
+
+
+def shares(engine: Engine, batches: tuple[int, ...], learn: float, count: float) -> dict[str, float]:
+    """Of the best fixed depth's speed, by batch and table, in windows of `count` milliseconds."""
+    found = {}
+    for batch in batches:
+        for rate in TABLES:
+            engine.batch(batch)
+            engine.run(rate, learn)
+            found[f"{batch} at {rate}"] = engine.run(rate, count).speed / best_fixed(batch, rate)
+    return found
+
+
+def least(engine: Engine, batches: tuple[int, ...], rate: float, ms: float = 3000.0) -> float:
+    """The smallest share, each batch counted from its first round."""
+    found = []
+    for batch in batches:
+        engine.batch(batch)
+        found.append(engine.run(rate, ms).speed / best_fixed(batch, rate))
+    return min(found)
+
+
+@pytest.mark.parametrize(
+    ("batches", "learn", "count"),
+    [
+        pytest.param((4, 64), 1000.0, 4000.0, id="some"),
+        pytest.param(BATCHES, 2000.0, 8000.0, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_nearly_as_fast_as_the_best_fixed_depth(batches: tuple[int, ...], learn: float, count: float) -> None:
+    found = shares(Engine(started(), seed=2), batches, learn, count)
+    assert min(found.values()) >= LAW, found
+
+
+@pytest.mark.slow
+def test_with_what_learning_costs() -> None:
+    """Windows of 10 s that begin with the change."""
+    found = shares(Engine(started(), seed=2), BATCHES, 0.0, 10_000.0)
+    assert min(found.values()) >= 0.96, found
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_acceptance_that_goes_and_returns(batch: int) -> None:
+    engine = Engine(started(), seed=3)
+    engine.batch(batch)
+    for rate in (0.75, 0.0, 0.75, 0.95, 0.5, 0.0):
+        share = engine.run(rate, 10_000.0).speed / best_fixed(batch, rate)
+        assert share >= CHANGED, (rate, share)
+
+
+def test_times_are_learnt_while_it_runs() -> None:
+    """Nothing was measured before, and in large batches deep rounds take twice what is guessed."""
+    for rate in TABLES:
+        engine = Engine(AdaptiveDepth(SPEC, 64))
+        assert least(engine, (1, 64), rate) >= 0.95, rate
+
+
+def test_a_trial_that_is_held_up_leaves_trials_affordable() -> None:
+    """A second beside rounds of 4 ms: a host that pauses must not leave rounds plain for minutes."""
+    engine = Engine(started())
+    engine.batch(4)
+    engine.run(0.0, 2000.0)
+    engine.hold_up(0.0, 1000.0)
+    assert engine.run(0.95, 30_000.0).speed / best_fixed(4, 0.95) >= 0.8
+
+
+def test_looks_cost_what_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is ever accepted, the share of time beyond plain rounds and what they leave."""
+    lost = []
+    for budget in (0.0, depth_module.BUDGET):
+        monkeypatch.setattr(depth_module, "BUDGET", budget)
+        engine = Engine(started(), noise=0.0)
+        engine.batch(64)
+        engine.run(0.0, 500.0)
+        lost.append(1.0 - engine.run(0.0, 8000.0).speed / best_fixed(64, 0.0))
+    assert 0.0 < lost[1] - lost[0] < 1.5 * depth_module.BUDGET, lost
+
+
+def test_what_never_tries_never_learns_that_acceptance_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depth_module, "BUDGET", 0.0)
+    engine = Engine(started())
+    engine.batch(8)
+    engine.run(0.0, 2000.0)
+    assert engine.run(0.95, 4000.0).speed < 0.5 * best_fixed(8, 0.95)
+
+
+def test_wrong_rules_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that looks at tokens alone; trials that are not paid for; counts that never forget."""
+    with monkeypatch.context() as patch:
+        patch.setattr(depth_module, "best", lambda tokens, seconds, current: int(tokens.argmax()))
+        assert least(Engine(started()), (64,), 0.5) < 0.9
+    with monkeypatch.context() as patch:
+        patch.setattr(depth_module, "BUDGET", 1.0)
+        assert least(Engine(started()), (256,), 0.0) < 0.95
+    monkeypatch.setattr(Acceptance, "_forget", lambda self: None)
+    engine = Engine(started())
+    engine.batch(4)
+    engine.run(0.95, 6000.0)
+    assert engine.run(0.0, 3000.0).speed / best_fixed(4, 0.0) < CHANGED

@@ -1,0 +1,87 @@
+"""`eyas tune`: products are those of a model, tiles that are found are kept, and an engine reads them."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import pytest
+
+from eyas import cli
+from eyas.bench.tuning import command, search
+from eyas.bench.tuning.search import Bench, Job, candidates, gated_pair, jobs_of
+from eyas.common import gpus
+from eyas.common.errors import ConfigError
+from eyas.engine.kernels import grouped_tiles
+from eyas.engine.kernels.grouped_tiles import Shape, Tile, key_of, read_table, read_times, write_table
+from tests.unit.families import write_family
+
+R8 = gated_pair(256, 256, 7168, 1)
+
+
+def test_tables_come_back_as_they_were_written(tmp_path: Path) -> None:
+    tiles = {key_of(R8[0], choices): Tile(16, 64, 128, 4, choices // 4) for choices in (8, 64)}
+    times = dict(zip(tiles, (1.5, 2.5), strict=True))
+    write_table(tmp_path / "new" / "table.json", "NVIDIA H200", tiles, times)
+    assert read_table(tmp_path / "new" / "table.json") == tiles
+    assert read_times(tmp_path / "new" / "table.json") == times
+
+
+def test_an_engine_reads_the_table_of_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a start's recipe, whose device is none, that of the first one."""
+    monkeypatch.setattr(grouped_tiles, "ASSETS", tmp_path)
+    tiles = {key_of(R8[0], 8): Tile(16, 32, 128, 4, 3)}
+    write_table(grouped_tiles.table_of("NVIDIA H200"), "NVIDIA H200", tiles, dict.fromkeys(tiles, 1.0))
+    monkeypatch.setattr(gpus, "model", lambda device: "NVIDIA H200" if device != "cuda:1" else "NVIDIA L4")
+    for device, found in (("cuda", tiles), ("meta", tiles), ("cuda:1", {}), ("cpu", {})):
+        assert grouped_tiles.measured(device) == found
+    assert grouped_tiles.tile_for(R8[0], 8, tiles).columns == 32
+    assert grouped_tiles.tile_for(R8[0], 8, {}).columns != 32
+
+
+def test_products_are_those_of_a_ranks_share(tmp_path: Path) -> None:
+    write_family(tmp_path, "mixtral", vocab_size=128)
+    (job,) = jobs_of(str(tmp_path), 2, "moe")
+    assert job == Job((Shape(4, 96, 48, True, 2), Shape(4, 48, 48, False, 2)), 2)
+    assert jobs_of(str(tmp_path), 1, "gemm") == ()
+
+
+def test_every_candidate_fits() -> None:
+    for shape in R8:
+        for rows in (16, 128):
+            found = candidates(shape, 4096, rows)
+            assert len(found) == len(set(found)) > 3
+            assert all(tile == grouped_tiles.fitted(tile, shape, 4096) for tile in found)
+
+
+def test_a_search_finds_a_tile_that_gives_the_rules_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among right tiles the fastest wins: the clock here prefers wide ones."""
+    job = Job(gated_pair(4, 32, 64, 4), 2)
+    bench = Bench(job, "cpu")
+    asked: list[Tile] = []
+
+    def few(shape: Shape, choices: int, rows: int) -> list[Tile]:
+        asked[:] = candidates(shape, choices, rows)[:3]
+        return asked
+
+    turns = iter(range(100, 0, -1))
+    monkeypatch.setattr(search, "candidates", few)
+    monkeypatch.setattr(search, "host_us", lambda calls: float(next(turns)))
+    found = dict(bench.best(3, time.monotonic() + 60))
+    assert set(found) == {key_of(shape, 6) for shape in job.shapes}
+    assert found[key_of(job.shapes[1], 6)].tile == asked[-1]
+    assert all(each.us < each.ruled_us for each in found.values())
+
+
+def test_without_a_gpu_there_is_nothing_to_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "model", lambda device: "")
+    assert cli.main(["tune", "moe", "--model", str(tmp_path)]) == 2
+    monkeypatch.setattr(gpus, "model", lambda device: "NVIDIA H200")
+    write_family(tmp_path, "qwen3", vocab_size=128)
+    with pytest.raises(ConfigError, match="has no products that `eyas tune gemm` is about"):
+        command.run(_args(tmp_path, "gemm"))
+
+
+def _args(folder: Path, products: str) -> argparse.Namespace:
+    return cli._parser().parse_args(["tune", products, "--model", str(folder)])

@@ -1,0 +1,44 @@
+"""Whatever a grammar of calls lets a model write is read as the schema says, however it is cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from answers import check_cuts
+from call_writer import Writer, demanded, random_parameters
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.parsers.events import CallArguments, CallBegun, CallDone
+from gateway.parsers.table import TOOL_FORMATS
+
+HELD = sorted(name for name, format in TOOL_FORMATS.items() if format.grammar and not format.frame)
+BY_PARAMETER = ["qwen3_coder", "glm45"]
+WRITER = Writer()
+
+
+@pytest.mark.parametrize("format", BY_PARAMETER)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 1 << 32))
+def test_a_call_is_read_as_its_grammar_let_it_be_written(format: str, seed: int) -> None:
+    check(format, random.Random(seed))
+
+
+def check(format: str, pick: random.Random, schema: Any = None) -> bool:
+    """Whether a call was written to its end. Fails if it is read otherwise than by its schema."""
+    schema = random_parameters(pick) if schema is None else schema
+    grammar, reading = demanded(format, schema)
+    text = WRITER.write(grammar, pick)
+    if text is None:
+        return False
+    found = check_cuts(reading, text, pick, most=8)
+    kinds = [type(event) for event in found]
+    assert kinds == [CallBegun, CallArguments, CallDone], text
+    assert isinstance(found[1], CallArguments)
+    told = json.loads(found[1].text)
+    jsonschema.Draft202012Validator(schema).validate(told)
+    return True
