@@ -170,10 +170,10 @@ def paced(steps: int, tokens_each: int, tpot_s: float, monkeypatch: pytest.Monke
     monkeypatch.setattr("gateway.delivery.time.monotonic", lambda: now)
     pace = Pace(1)
     now += 0.2
-    pace.came(1)
+    pace.came(1, now)
     for _ in range(steps - 1):
         now += tokens_each * tpot_s
-        pace.came(tokens_each)
+        pace.came(tokens_each, now)
     return pace
 
 
@@ -208,7 +208,7 @@ def load(world: World, prompt: int, requests: int, answer: int = 256) -> None:
         world.layout.placed(RequestRoute("w0", None), prompt, prompt)
         pace = Pace(1)
         for _ in range(answer):
-            pace.came(1)
+            pace.came(1, world.now)
         world.layout.ended(RequestRoute("w0", None), pace)
 
 

@@ -151,9 +151,9 @@ def test_times_are_those_of_the_script(
     (line,) = lines(out)
     assert (line["tag"], line["backend"], line["completed"], line["failed"]) == ("mine", backend, 4, 0)
     assert (line["total_input_tokens"], line["total_output_tokens"]) == (12, 16)
-    assert 200 <= line["median_ttft_ms"] < 300
-    assert 100 <= line["median_tpot_ms"] < 150 and 100 <= line["median_itl_ms"] < 150
-    assert 500 <= line["median_e2e_latency_ms"] < 700
+    assert 200 <= line["median_ttft_ms"] < 450  # a busy machine is late, but no time is another
+    assert 100 <= line["median_tpot_ms"] < 190 and 100 <= line["median_itl_ms"] < 190
+    assert 500 <= line["median_e2e_latency_ms"] < 1000
     assert line["goodput"] == line["request_throughput"] and "errors" not in line
     said = capsys.readouterr()
     assert "4 of 4" in said.out
