@@ -172,8 +172,8 @@ class Pulls:
             self._act(active)
 
     def preempt(self, among: Callable[[Any], bool] = lambda owner: True) -> bool:
-        """Take the pages of the youngest running pull back, of owners `among` whom it is looked for; False if
-        none gives any back.
+        """Take back the pages of the youngest running pull whose owner is `among` those asked; False if none
+        gives any back.
 
         They are free at once, or, while copies into them run, when those have stopped.
         """

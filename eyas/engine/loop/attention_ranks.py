@@ -28,8 +28,8 @@ from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo, f
 from eyas.engine.parallel.step_calls import STEP, StepRows, rows_of, step
 
 JOIN = "join"
-LOAD_S = 900.0  # a rank may take so long to load its experts
-STEP_S = 120.0  # ranks wait for each other so long, then give up
+LOAD_S = 900.0  # the longest that a rank may take to load its experts
+STEP_S = 120.0  # the longest that ranks wait for each other
 LOST_S = 5.0  # after an exchange has failed, a rank that has ended is looked for so long
 LOOK_S = 0.05
 

@@ -200,7 +200,7 @@ class Drafting:
         seq.tree = tree or None
 
     def stepped(self, landed: SequenceOf[Landed], seconds: float) -> None:
-        """A step took so long: how long is a proposal worth waiting for?"""
+        """A step took `seconds`: learns for how long a proposal is worth waiting for."""
         if self.drafter is not None:
             self.patience.stepped(landed, seconds)
 

@@ -65,7 +65,7 @@ BRIEF_S = 0.0001  # and those of copies between GPUs, which take a millisecond
 LOAD_S = 0.5  # the front hears of the load at least so often
 NEWS = 256  # pages that a loop names to the front at most
 COUNT_S = 0.1  # between two counts of the backlog, at least
-STOP_S = 5.0  # a copy that still runs at shutdown is waited for so long
+STOP_S = 5.0  # the longest wait at shutdown for a copy that still runs
 
 
 @dataclass(frozen=True)

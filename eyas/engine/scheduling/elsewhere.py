@@ -39,5 +39,5 @@ class IncomingToRanks(Protocol):
         ...
 
     def preempt(self, among: Callable[[Any], bool]) -> bool:
-        """Take pages back from one of those `among` whom it is looked for; False if none gives any back."""
+        """Take pages back from one that is `among` those asked; False if none gives any back."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SLACK = 4
-"""A rank may have so many more sequences than the idlest one, for the sake of a prompt that it has cached."""
+"""For a prompt that it has cached, a rank may have this number more sequences than the idlest."""
 
 
 class Place(NamedTuple):
