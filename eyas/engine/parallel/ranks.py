@@ -236,7 +236,8 @@ def _framed(call: RankCall) -> bytes:
 
 def _run(main: FollowerMain, rank_info: RankInfo, pipe: socket.socket, parent: int) -> None:
     """The main function of a follower's process."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # the front handles them; rank 0 closes the channel
+    # The front handles these signals, and rank 0 closes the channel.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _die_with(parent)
     channel = Channel(pipe)
