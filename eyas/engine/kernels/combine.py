@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.rows import after_previous
+from eyas.engine.kernels.launching import after_previous
 from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 

@@ -169,6 +169,8 @@ def _rule(shape: Shape, choices: int, rows: int = 0) -> Tile:
         columns = 64 if shape.gated or shape.k <= _SHORT else 128
         return Tile(rows, columns, 64, 8 if shape.k > _SHORT else 4, stages=4)
     columns, depth = 64, 64 if shape.gated and shape.itemsize > 1 else 128
+    if shape.gated and shape.itemsize == 1 and rows <= 32:
+        columns = 128  # all that shares a scale of what the gate passes: the program rounds it
     programs = most_blocks(choices, shape.experts, rows) * -(-shape.outputs // columns)
     if programs > _BESIDE * _PROGRAMS and not shape.gated and rows <= 32:
         columns, programs = 128, programs // 2
