@@ -9,21 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
 
-from eyas.engine.checkpoint.weights import Placement
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.exact_attend import Cut
 from eyas.engine.kernels.exact_parts import Parts
 from eyas.engine.kernels.skinny_tiles import Tile, tile_for
 from tests.bits.attention import Exact, Path, Tokens, Tree, branching
 from tests.bits.compare import Composition, Difference, differences
-from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.bits.products import Product, ProductRows, WideRows, compositions, cut_by
-from tests.unit.families import write_family
 
 pytestmark = [
     pytest.mark.gpu,
@@ -166,32 +162,3 @@ def test_sharing_a_program_differently_changes_nothing(tokens: Tokens) -> None:
     paths = [IDS[:end] for end in (16400, 3000, 700)]
     runs = [Composition(str(cut), partial(Exact(tokens, Parts(), cut).rows, paths)) for cut in cuts]
     assert few(differences(runs)) == []
-
-
-# --- models ----------------------------------------------------------------------------------------------
-
-SIZES = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
-SIZES |= {"head_dim": 64, "num_hidden_layers": 2}
-STEPS: dict[str, list[Step]] = {
-    "one chunk": [(CHUNK, 400)],
-    "narrow chunks and chains": [*[(CHUNK, 100)] * 3, (CHUNK, 60), *[(ROWS, 8)] * 5],
-    "wide chunks and rows": [(CHUNK, 150), (CHUNK, 200), (CHUNK, 40), *[(ROWS, 1)] * 10],
-}
-
-
-def steps_differ(folder: Path, exact: bool = True) -> list[str]:
-    """Of a model, by our own products of many rows: cuBLAS's are for `test_the_wide_way`."""
-    model = Model(folder, exact, Placement("cuda", torch.bfloat16), cublas=False)
-    runs = [Composition(name, partial(model.logits, steps)) for name, steps in STEPS.items()]
-    return few(differences(runs))
-
-
-@pytest.mark.parametrize("family", ["llama", "llama_biases", "gemma2"])
-def test_a_positions_logits_do_not_depend_on_the_steps(tmp_path: Path, family: str) -> None:
-    write_family(tmp_path, family, **SIZES)
-    assert steps_differ(tmp_path) == []
-
-
-def test_by_the_fast_arithmetic_they_do(tmp_path: Path) -> None:
-    write_family(tmp_path, "llama", **SIZES)
-    assert steps_differ(tmp_path, exact=False)
