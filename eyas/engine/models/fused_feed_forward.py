@@ -20,8 +20,7 @@ from eyas.engine.layers.mlp import GatedRoundings, down_name, gate_up_names
 from eyas.engine.models.fused_residual import (
     NarrowRows,
     ScaledRows,
-    add_normed_over_ranks,
-    add_over_ranks,
+    add_made,
     add_product,
     source_of,
 )
@@ -106,10 +105,7 @@ class GatedRows:
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
         normed = row_kernels.normed(residual.x, self.norm, step.context.launch.pdl)
-        added = self.wide(normed, step)
-        if self._post is None:
-            return add_over_ranks(added, residual, step)
-        return add_normed_over_ranks(added, residual, self._post, self.norm.eps, step)
+        return add_made(self.wide(normed, step), residual, self._post, self.norm.eps, step)
 
     def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
         read = normed.read_by(self._gate_up)

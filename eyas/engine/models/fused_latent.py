@@ -29,6 +29,8 @@ class FusedLatent:
     `gain`: of the norm of its input (None: there is none, and the input is as wide as the residual).
     """
 
+    out_bias = None
+
     def __init__(
         self,
         config: ModelConfig,
