@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.attention.torch_backend import Sight, TorchAttention
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import AttentionSpec, Rope
 from eyas.engine.kv.format import KvFormat
@@ -35,7 +35,7 @@ class Scene:
         self.pool.tensor.copy_(torch.randn(shape.sizes, generator=self.generator))
         plain = AttentionSpec(heads, kv_heads, head_dim, Rope(), head_dim**-0.5)
         self.spec = replace(plain, **special)
-        self.backend = TorchAttention(heads, shape, {0, self.spec.window})
+        self.backend = TorchAttention(heads, shape, {Sight(0, 0), Sight.of(self.spec)})
         self._order = torch.randperm(pages, generator=self.generator).tolist()
 
     def table(self, rows: int) -> list[int]:

@@ -24,7 +24,6 @@ class FusedEagleDraft:
 
     def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
         """`ends` are the target's, whose embedding is used if the head has none."""
-        self.kv_format: KvFormat = config_of_rank(config.decoder, context.group.ranks).kv_format
         self.token_map = None
         self._context = context
         self._embedding = token_embedding(config, weights, ends.embedding)

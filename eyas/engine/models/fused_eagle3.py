@@ -47,7 +47,6 @@ class FusedEagle3Draft:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder = config.decoder
         hidden = decoder.hidden_size
-        self.kv_format: KvFormat = config_of_rank(decoder, context.group.ranks).kv_format
         self.token_map = token_map(config, weights)
         self._eps, self._variants = decoder.norm_eps, config.variants
         self._context = context

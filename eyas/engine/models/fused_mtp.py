@@ -29,13 +29,13 @@ class FusedMtpDraft:
 
     def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
         """`ends`: the target's. Every rank joins whole rows."""
-        decoder, prefix, dialect = config.decoder, config.prefix, dialect_of(config.prefix)
+        decoder, prefix = config.decoder, config.prefixes[0].removesuffix(".")
+        dialect = dialect_of(prefix)
         hidden = decoder.hidden_size
 
         def gain(name: str) -> torch.Tensor:
             return load_gain(decoder, weights, f"{prefix}.{name}.weight", hidden)
 
-        self.kv_format: KvFormat = config_of_rank(decoder, context.group.ranks).kv_format
         self._eps = decoder.norm_eps
         self._context = context
         self._embedding, self._lm_head = ends.embedding, ends.lm_head
