@@ -6,7 +6,6 @@ Every published form: MiMo's and NextN beside the target's layers, and NextN in 
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

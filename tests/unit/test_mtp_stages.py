@@ -1,6 +1,7 @@
 """Heads of several MTP layers against the paper's equations: dense, unpaged, in the paper's own rows.
 
-There row i of layer k is made of the state of row i in the layer before and of the token of position i + k + 1.
+There row i of layer k is made of the state of row i in the layer before, and of the token of position
+i + k + 1.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import AttentionSpec
+from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models import mtp
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.newest import Newest
@@ -52,9 +55,7 @@ class Paper:
     """All layers over `features` of certain rows and the tokens after them, drafts included."""
 
     def __init__(self, folder: Path, form: Form, rule: Rule) -> None:
-        stored = [
-            MIMO[:-1] + str(i) if form.prefix else nextn_prefix(folder, i) for i in range(STAGES)
-        ]
+        stored = [MIMO[:-1] + str(i) if form.prefix else nextn_prefix(folder, i) for i in range(STAGES)]
         self.rule, self.certain = rule, 0
         self.layers = [Equations(folder, folder, replace(form, prefix=stored[i])) for i in rule.layers]
         if rule.shared:
@@ -265,5 +266,14 @@ def test_layers_that_are_missing_are_named(tmp_path: Path) -> None:
     folder = write_tiny_mimo(tmp_path / "m", stages=2)
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"num_nextn_predict_layers": 3}))
-    with pytest.raises(ConfigError, match="num_nextn_predict_layers is 3, and its tensors are of 2 MTP layers"):
+    with pytest.raises(
+        ConfigError, match="num_nextn_predict_layers is 3, and its tensors are of 2 MTP layers"
+    ):
         read_head(folder, read_model(folder))
+
+
+def test_a_gpu_refuses_them_by_name(case: Case) -> None:
+    config = EngineConfig(model=str(case.folder), draft=str(case.folder), attention_backend="triton")
+    with pytest.raises(ConfigError, match="has 3 MTP layers, which have no implementation for a GPU"):
+        EngineSpec.of(config)
+    assert EngineSpec.of(replace(config, attention_backend="torch")).head is not None

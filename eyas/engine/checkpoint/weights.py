@@ -140,8 +140,8 @@ class FolderWeights(Weights):
     """Reads a folder's safetensors files. A context manager: it holds the files and a progress bar open.
 
     `spelling` maps a stored name to the name by which models ask for the tensor; `prefixes`: only tensors
-    whose stored names begin with one of them are there. Raises ConfigError if a file cannot be read, and for a tensor that
-    is stored in FP8 where `quantized` does not say so.
+    whose stored names begin with one of them are there. Raises ConfigError if a file cannot be read, and for
+    a tensor that is stored in FP8 where `quantized` does not say so.
     """
 
     def __init__(

@@ -8,7 +8,6 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels.join import join
-from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.eagle import fc_tensors
@@ -16,7 +15,6 @@ from eyas.engine.models.fused import FusedEnds, head_product
 from eyas.engine.models.fused_head import HeadLayers, product
 from eyas.engine.models.fused_step import Forward, LayerContext
 from eyas.engine.models.head_parts import LastHiddenTap, token_embedding
-from eyas.engine.parallel.shards import config_of_rank
 
 
 class FusedEagleDraft:

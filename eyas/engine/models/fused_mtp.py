@@ -10,7 +10,6 @@ from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.join import join
-from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.fused import FusedEnds, head_product
@@ -19,7 +18,6 @@ from eyas.engine.models.fused_residual import NarrowRows, source_of
 from eyas.engine.models.fused_step import Forward, LayerContext, load_gain
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.mtp import dialect_of
-from eyas.engine.parallel.shards import config_of_rank
 
 
 class FusedMtpDraft:

@@ -99,7 +99,10 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         return None
     prefix, count, layer = prefixes[0], len(prefixes), target.layers[-1]
     rules = [
-        (told in (0, count), f"num_nextn_predict_layers is {told}, and its tensors are of {count} MTP layers"),
+        (
+            told in (0, count),
+            f"num_nextn_predict_layers is {told}, and its tensors are of {count} MTP layers",
+        ),
         (int(raw["hidden_size"]) == target.hidden_size, "its hidden_size is not the target's"),
         (int(raw["vocab_size"]) == target.vocab_size, "its vocab_size is not the target's"),
         (not layer.attention.window, "a sliding window in its layer is not supported"),

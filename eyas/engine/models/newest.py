@@ -24,7 +24,9 @@ class Newest:
         """`spans`: of the forward, one after the other."""
         self._kept = pool.behind(stages + 1, stages, width)
         size = pool.page_size
-        self._firsts: list[tuple[int, int]] = []  # rows whose row before is no row here, and its page (-1: none)
+        self._firsts: list[
+            tuple[int, int]
+        ] = []  # rows whose row before is no row here, and its page (-1: none)
         self._ends: list[tuple[int, int]] = []  # the last row in each page, and the page
         row = 0
         for span in spans:
