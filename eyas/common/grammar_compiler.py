@@ -29,7 +29,7 @@ _MOST_SAID = 300  # characters of a reason: errors may quote the whole grammar
 _ORIGIN = re.compile(r"^(\[[0-9:]*\] )?(/\S+:\d+: )?")
 _TEXTS_AND_CLASSES = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
 _OF_BOUNDED = r"[^\"\\\r\n]"  # in text of a bounded length, as the library writes its rules
-_IN_STRINGS = r"[^\0-\x1f\"\\]"
+_IN_STRINGS = r"[^\0-\x1f\"\\\ud800-\udfff]"
 _ABSENT = ("torch", "transformers")
 
 
@@ -95,7 +95,8 @@ class GrammarCompiler:
 
     def _bounded(self, text: str, read: Callable[[], Any]) -> Any:
         """Compiles a grammar with text of a bounded length; None: `text` has none. In such text the library
-        lets control characters through, which JSON's strings do not have.
+        lets control characters through, which JSON's strings do not have, and halves of surrogate pairs,
+        which no text has: decoded, their bytes are three characters.
         """
         if "Length" not in text:
             return None

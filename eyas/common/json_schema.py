@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.patterns import EXPRESSIONS, Pattern, Unheld
+from eyas.common.patterns import EXPRESSIONS, Unheld, rewritten
 from eyas.common.schema_branches import disjoint, resolve, type_of_value
 
 MAX_DEPTH = 32
@@ -199,11 +199,10 @@ def _look_at_string(schema: Schema, pointer: str) -> None:
     if not pattern:
         return
     try:
-        quoted = Pattern(pattern, _NOT_IN_JSON, _JSON_ESCAPES, EXPRESSIONS)
+        # as it stands, xgrammar would end the string with a quote in it, and take bytes that are no text
+        schema["pattern"] = rewritten(pattern, _NOT_IN_JSON, _JSON_ESCAPES, EXPRESSIONS)
     except Unheld as reason:
         refuse(f"{pointer}/pattern", f"the pattern is not supported: {reason}")
-    if quoted.escaped:  # xgrammar would write the character as it is, and end the string with it
-        schema["pattern"] = quoted.written
 
 
 def _look_at_number(schema: Schema, pointer: str, types: set[str]) -> None:

@@ -163,7 +163,7 @@ def test_a_gpu_whose_own_kernels_differ_is_refused(
 
 @pytest.mark.parametrize(
     ("family", "part"),
-    [("mixtral", "experts, of Mixtral"), ("llama_biases", "the bias behind attention, of Llama")],
+    [("mixtral", "experts, of Mixtral"), ("deepseek_v3", "latent attention, of Deepseek")],
 )
 def test_what_has_no_exact_kernels_is_named(tmp_path: Path, family: str, part: str) -> None:
     write_family(tmp_path, family)

@@ -147,8 +147,6 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
             if type(part) is not kind:
                 name = NAMES.get(type(part), type(part).__name__)
                 return f"there are no exact kernels yet for {name}, of {target.architecture}"
-        if layer.attention.output_bias:
-            return f"there are no exact kernels yet for the bias behind attention, of {target.architecture}"
     return ""
 
 

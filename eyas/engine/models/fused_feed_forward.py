@@ -21,8 +21,7 @@ from eyas.engine.layers.mlp import GatedRoundings, down_name, gate_up_names
 from eyas.engine.models.fused_residual import (
     NarrowRows,
     ScaledRows,
-    add_normed_over_ranks,
-    add_over_ranks,
+    add_made,
     add_product,
     source_of,
 )
@@ -112,10 +111,7 @@ class GatedRows:
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
         normed = row_kernels.norm(residual.x, self._eps, self.gain, pdl=step.context.launch.pdl)
-        added = self.wide(normed, step)
-        if self._post is None:
-            return add_over_ranks(added, residual, step)
-        return add_normed_over_ranks(added, residual, self._post, self._eps, step)
+        return add_made(self.wide(normed, step), residual, self._post, self._eps, step)
 
     def wide(self, normed: Rows, step: Forward) -> torch.Tensor:
         products, pdl = step.context.products, step.context.launch.pdl

@@ -30,6 +30,8 @@ class FusedLatent:
     residual). `gain`: what that norm is multiplied by; None: the weights have it in them.
     """
 
+    out_bias = None
+
     def __init__(
         self,
         config: ModelConfig,

@@ -23,7 +23,15 @@ from eyas.engine.kernels.scores import Scores
 from eyas.engine.models.fused_experts import FusedExperts
 from eyas.engine.models.fused_feed_forward import DenseFeedForward, FeedForward, dense
 from eyas.engine.models.fused_latent import FusedLatent
-from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, WideRows, add_product, source_of
+from eyas.engine.models.fused_residual import (
+    NarrowRows,
+    ScaledRows,
+    WideRows,
+    add_made,
+    add_product,
+    narrow_product,
+    source_of,
+)
 from eyas.engine.models.fused_step import Forward, load_gain
 from eyas.engine.models.fused_weights import columns_of, stacked
 
@@ -33,7 +41,7 @@ class FusedLayer:
 
     `gain`: of the norm that what its attention reads has passed without one; its width is that of the input
     (a draft head joins two rows). None: there is no norm. `narrow_rows`: of how many rows, at most, `narrow`
-    is the way.
+    is the way; `exact_rows`: in the exact arithmetic, whose products have no bias to themselves.
     """
 
     def __init__(
@@ -56,8 +64,8 @@ class FusedLayer:
         else:
             parts = (weights, f"{prefix}.mlp", before, self._post_mlp)
             self._mlp = dense(config, spec.feed_forward, *parts)
-        narrow = not any(self._attention.in_fp8) and not spec.attention.output_bias
-        self.narrow_rows = skinny.MAX_ROWS if narrow else 0
+        self.exact_rows = 0 if any(self._attention.in_fp8) else skinny.MAX_ROWS
+        self.narrow_rows = 0 if spec.attention.output_bias else self.exact_rows
 
     @property
     def in_fp8(self) -> tuple[bool, ...]:
@@ -85,7 +93,11 @@ class FusedLayer:
         """Attention reads `source`. With norms after its products the residual is changed in place."""
         attended, out = self._attention.narrow(source, layer, step), self._attention.out
         assert isinstance(out, torch.Tensor)
-        residual = add_product(attended, out, residual, self._post_attention, self._eps, step)
+        if (bias := self._attention.out_bias) is not None:
+            added = narrow_product(attended, out, step.context.launch).add_(bias)
+            residual = add_made(added, residual, self._post_attention, self._eps, step)
+        else:
+            residual = add_product(attended, out, residual, self._post_attention, self._eps, step)
         return self._mlp.narrow(residual, step)
 
     def wide(self, normed: torch.Tensor, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> WideRows:
@@ -110,6 +122,8 @@ class FusedLayer:
         own = residual.scales if self._normed else torch.ones_like(residual.scales)
         attended = self._attention.exact_wide(residual.x, own, layer, step)
         added = exact_wide.product(attended, self._attention.out, step.context.launch)
+        if (bias := self._attention.out_bias) is not None:
+            added.add_(bias)
         residual = residual.plus(added, self._post_attention, self._eps, step)
         return self._mlp.exact_wide(residual, step)
 
@@ -131,7 +145,7 @@ class _Attention:
         width = hidden if gain is None else gain.shape[0]
         matrices, back = [f"{n}.weight" for n in names], f"{prefix}.o_proj.weight"
         weight = stacked(weights, matrices, counts, width, weights.rounding(matrices))
-        self._bias = norms = self._out_bias = None
+        self._bias = norms = self.out_bias = None
         if spec.qkv_bias:
             pairs = zip(names, counts, strict=True)
             self._bias = torch.cat([weights.take_rows(f"{n}.bias", (c,)) for n, c in pairs])
@@ -147,7 +161,7 @@ class _Attention:
         self._scores = Scores.of(spec)
         self.out = columns_of(weights, back, (hidden, counts[0]), weights.rounding([back]))
         if spec.output_bias and weights.placement.rank == 0:  # once in the sum over the ranks
-            self._out_bias = weights.take(f"{prefix}.o_proj.bias", (hidden,))
+            self.out_bias = weights.take(f"{prefix}.o_proj.bias", (hidden,))
 
     @property
     def in_fp8(self) -> tuple[bool, ...]:
@@ -174,7 +188,7 @@ class _Attention:
         q = normed.new_empty(rows.count, heads.q, heads.dim)
         kv = skinny.KvRows(layer, rows.kv_rows)
         row_kernels.rope_write(qkv, heads, q, step.rotation(self._rope), kv, step.context.launch.pdl)
-        return step.product(step.context.attention(q, layer, rows, self._scores), self.out, self._out_bias)
+        return step.product(step.context.attention(q, layer, rows, self._scores), self.out, self.out_bias)
 
     def exact_wide(
         self, x: torch.Tensor, scales: torch.Tensor, layer: torch.Tensor, step: Forward

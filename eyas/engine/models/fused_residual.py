@@ -50,6 +50,13 @@ def source_of(residual: NarrowRows, eps: float) -> skinny.Source:
     return skinny.Source(residual.x, residual.sums, eps)
 
 
+def narrow_product(x: torch.Tensor, weight: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+    """x [m, k] . weight [n, k]^T -> [m, n], m <= 128."""
+    out = skinny.empty_padded(x.shape[0], weight.shape[0], like=x)
+    skinny.linear(skinny.Source(x), weight, out, launch)
+    return out
+
+
 def add_product(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -62,19 +69,23 @@ def add_product(
 
     The residual is added by the product, by the sum over several ranks, or by the kernel that norms.
     """
-    source, launch = skinny.Source(x), step.context.launch
-    rows, alone = residual.x, step.context.group.ranks == 1
+    source, launch, rows = skinny.Source(x), step.context.launch, residual.x
+    if post is not None or step.context.group.ranks > 1:
+        return add_made(narrow_product(x, weight, launch), residual, post, eps, step)
     out = skinny.empty_padded(*rows.shape, like=rows)
-    if post is not None:
-        skinny.linear(source, weight, out, launch)
-        return add_normed_over_ranks(out, residual, post, eps, step)
-    if not alone:
-        skinny.linear(source, weight, out, launch)
-        return add_over_ranks(out, residual, step)
     parts = skinny.linear_parts(source, weight, launch)
     sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
     skinny.linear(source, weight, out, launch, rows, sums)
     return NarrowRows(out, sums)
+
+
+def add_made(
+    added: torch.Tensor, residual: NarrowRows, post: torch.Tensor | None, eps: float, step: Forward
+) -> NarrowRows:
+    """The residual plus the sum over all ranks of `added`, or plus the norm of that with gain `post`."""
+    if post is not None:
+        return add_normed_over_ranks(added, residual, post, eps, step)
+    return add_over_ranks(added, residual, step)
 
 
 def add_over_ranks(added: torch.Tensor, residual: NarrowRows, step: Forward) -> NarrowRows:
