@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, quantise, quantised, room_for, rounding_of
 from eyas.engine.kernels.grouped_tiles import Shape, Table, Tile, programs, tile_for
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import call_ahead
 from eyas.engine.kernels.route import Grouped, group
 from eyas.engine.kernels.skinny import Launch
 
@@ -31,6 +32,8 @@ Weight = torch.Tensor | Fp8Weight
 Rows = torch.Tensor | Fp8Rows
 """[m, k]; what is not rounded to FP8 yet is, where the weight is in FP8."""
 
+_LINE = 128  # bytes that are called into L2 at a time
+_MOST_LINES = 8  # of a weight row
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -135,6 +138,7 @@ class Products:
                 rows,
                 scales,
                 TensorDescriptor(flat, list(flat.shape), [shape.k, 1], [tile.columns, tile.depth]),
+                flat,
             ),
             weight.scales if isinstance(weight, Fp8Weight) else None,
             *((out.stored, out.scales) if isinstance(out, Fp8Rows) else (out, None)),
@@ -157,11 +161,25 @@ class Products:
             POWERS=after is not None and after.powers,
             MADE=_TYPES[read.dtype],
             PDL=pdl,
+            LINES=_lines_ahead(shape, tile, walk) if pdl else 0,
+            EXPERTS=shape.experts,
             num_warps=tile.warps,
             num_stages=tile.stages,
             launch_pdl=pdl,
         )
         return out
+
+
+def _lines_ahead(shape: Shape, tile: Tile, walk: Walk) -> int:
+    """How many lines of each weight row a program calls into L2 before it may begin.
+
+    Of few rows' products, whose time is that of their weights: of dense ones, and of `down`, whose order of
+    experts is known by then.
+    """
+    if tile.rows > 32 or (walk.grouped is not None and not walk.scatter):
+        return 0
+    lines = max(shape.k // tile.split * shape.itemsize // _LINE, 1)
+    return min(1 << (lines.bit_length() - 1), _MOST_LINES)
 
 
 def shape_of(weight: Weight, gate: Gate | None) -> Shape:
@@ -174,15 +192,23 @@ def shape_of(weight: Weight, gate: Gate | None) -> Shape:
 
 @triton.jit(do_not_specialize=["choices", "most"])
 def _product(
-    x, x_scales, weights, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
+    x, x_scales, weights, stored, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr,
     SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr, PDL: tl.constexpr,
+    LINES: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
     """One tile after the other; blocks that are absent cost nothing."""
-    after_previous(PDL)
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    if PDL:
+        if LINES > 0:
+            _call_ahead(
+                stored, blocks, choices, most,
+                N, K, OUTPUTS, ROWS, COLUMNS, SPLIT, GROUP, GATED, LINES, EXPERTS,
+            )  # fmt: skip
+        gdc_wait()
+        gdc_launch_dependents()  # not before: so the order of the experts is there when `down` calls ahead
     if blocks is None:
         count = (choices + ROWS - 1) // ROWS
     else:
@@ -193,6 +219,31 @@ def _product(
             cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, GROUP, PER_ROW, SCATTER, GATED, GELU,
             BLOCKS, CHANNELS, POWERS, MADE,
         )  # fmt: skip
+
+
+@triton.jit
+def _call_ahead(
+    stored, blocks, choices, most,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SPLIT: tl.constexpr, GROUP: tl.constexpr, GATED: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
+    """The first lines of the weight rows that this program reads first. What `blocks` says may be old."""
+    EACH: tl.constexpr = 128 // (stored.dtype.element_ty.primitive_bitwidth // 8)
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    cell = tl.program_id(0)
+    expert = 0
+    if blocks is None:
+        _, tile = _where(cell, (choices + ROWS - 1) // ROWS, TILES, GROUP)
+    else:
+        count = tl.minimum(tl.maximum(tl.load(blocks + 3 * most), 1), most)
+        block, tile = _where(cell % (count * TILES), count, TILES, GROUP)
+        expert = tl.minimum(tl.maximum(tl.load(blocks + block), 0), EXPERTS - 1)
+    row = tl.minimum(tile * COLUMNS + tl.arange(0, COLUMNS), OUTPUTS - 1)
+    at = tl.program_id(1) * (K // SPLIT) + tl.minimum(tl.arange(0, LINES) * EACH, K // SPLIT - 1)
+    lines = stored + (expert * N + row).to(tl.int64)[:, None] * K + at[None, :]
+    call_ahead(lines)
+    if GATED:
+        call_ahead(lines + OUTPUTS * K)
 
 
 @triton.jit

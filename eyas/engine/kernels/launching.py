@@ -12,3 +12,14 @@ def after_previous(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def call_ahead(lines):
+    """Calls lines of memory (pointers, one for each) into the L2 cache: a hint, before the kernel may read.
+
+    Addresses must exist, whatever the kernels before have written or have not yet.
+    """
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+    )
