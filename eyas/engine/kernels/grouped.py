@@ -19,7 +19,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, quantise, rounding_of
-from eyas.engine.kernels.grouped_tiles import Shape, Table, Tile, programs, tile_for
+from eyas.engine.kernels.grouped_tiles import (
+    Shape,
+    Table,
+    Tile,
+    exact_tile_for,
+    programs,
+    stretches_of,
+    tile_for,
+)
 from eyas.engine.kernels.route import Grouped, group
 from eyas.engine.kernels.rows import after_previous
 from eyas.engine.kernels.skinny import Launch
@@ -67,13 +75,13 @@ class Products:
     def dense(self, x: Rows, weight: Weight, gate: Gate | None = None) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T -> [m, n]; with a gate act(first half) * second, [m, n / 2]."""
         rows = len(x.stored if isinstance(x, Fp8Rows) else x)
-        tile = tile_for(shape_of(weight, gate), rows, self.tiles)
+        tile = self._tile_for(shape_of(weight, gate), rows)
         return self._start(x, weight, Walk(), tile, gate)
 
     def group(self, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> Grouped:
         """The order of experts int32 [m, per_row] for `gate_up` and `down` with these weights."""
         gate_up = shape_of(weights[0], Gate())
-        rows = tile_for(gate_up, experts.numel(), self.tiles).rows
+        rows = self._tile_for(gate_up, experts.numel()).rows
         return group(experts, gate_up.experts, rows, self.launch.pdl)
 
     def gate_up(self, x: Rows, weight: Weight, grouped: Grouped, per_row: int, gate: Gate) -> torch.Tensor:
@@ -90,8 +98,11 @@ class Products:
 
     def _tile(self, weight: Weight, grouped: Grouped, gate: Gate | None) -> Tile:
         """Its rows are those of the blocks."""
-        shape, choices = shape_of(weight, gate), grouped.order.shape[0]
-        return tile_for(shape, choices, self.tiles, grouped.rows)
+        return self._tile_for(shape_of(weight, gate), grouped.order.shape[0], grouped.rows)
+
+    def _tile_for(self, shape: Shape, choices: int, rows: int = 0) -> Tile:
+        choose = exact_tile_for if self.launch.exact else tile_for
+        return choose(shape, choices, self.tiles, rows)
 
     def _start(self, x: Rows, weight: Weight, walk: Walk, tile: Tile, gate: Gate | None) -> torch.Tensor:
         shape, launch, pdl = shape_of(weight, gate), self.launch, self.launch.pdl
@@ -123,6 +134,7 @@ class Products:
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
             SPLIT=tile.split,
+            FOLDS=stretches_of(shape) // tile.split if launch.exact else 1,
             GROUP=tile.group,
             PER_ROW=walk.per_row,
             SCATTER=walk.scatter,
@@ -134,6 +146,7 @@ class Products:
             num_warps=tile.warps,
             num_stages=tile.stages,
             launch_pdl=pdl,
+            **({"enable_fp_fusion": False} if launch.exact else {}),
         )
         return out
 
@@ -150,9 +163,9 @@ def shape_of(weight: Weight, gate: Gate | None) -> Shape:
 def _product(
     x, x_scales, weights, scales, out, order, blocks, partials, tickets, choices, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr,
-    SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr, PDL: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
+    PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile after the other; blocks that are absent cost nothing."""
     after_previous(PDL)
@@ -164,7 +177,7 @@ def _product(
     for cell in range(tl.program_id(0), count * TILES, tl.num_programs(0)):
         _one_tile(
             x, x_scales, weights, scales, out, order, blocks, partials, tickets, choices, most, cell, count,
-            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, GROUP, PER_ROW, SCATTER, GATED, GELU,
+            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GROUP, PER_ROW, SCATTER, GATED, GELU,
             BLOCKS, CHANNELS,
         )  # fmt: skip
 
@@ -173,9 +186,9 @@ def _product(
 def _one_tile(
     x, x_scales, weights, scales, out, order, blocks, partials, tickets, choices, most, cell, count,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr,
-    SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
+    PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the result of one block of rows, or a part of its k."""
     block, tile = _where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
@@ -198,7 +211,7 @@ def _one_tile(
     first = tile * COLUMNS
     a, b = _folded(
         x, x_scales, weights, scales, source, expert, first,
-        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, GATED, BLOCKS, CHANNELS,
+        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GATED, BLOCKS, CHANNELS,
     )  # fmt: skip
     last = True
     if SPLIT > 1:
@@ -231,12 +244,35 @@ def _one_tile(
 def _folded(
     x, x_scales, weights, scales, source, expert, first,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GATED: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """This program's part of weight . rows^T: FOLDS stretches of k, each on its own, then their sum."""
+    stretch = tl.program_id(1) * FOLDS
+    a, b = _stretch(
+        x, x_scales, weights, scales, source, expert, first, stretch,
+        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
+    )  # fmt: skip
+    for other in tl.static_range(1, FOLDS):
+        more_a, more_b = _stretch(
+            x, x_scales, weights, scales, source, expert, first, stretch + other,
+            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
+        )  # fmt: skip
+        a += more_a
+        b += more_b
+    return a, b
+
+
+@triton.jit
+def _stretch(
+    x, x_scales, weights, scales, source, expert, first, stretch,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, STRETCHES: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """This program's part of weight . rows^T, float32 [COLUMNS, ROWS]; gated, of both halves' columns."""
-    part: tl.constexpr = K // SPLIT if SPLIT > 1 else K
-    start = tl.program_id(1) * part
+    """A stretch of k of weight . rows^T, float32 [COLUMNS, ROWS]; gated, of both halves' columns."""
+    part: tl.constexpr = K // STRETCHES if STRETCHES > 1 else K
+    start = stretch * part
     width: tl.constexpr = (K + 127) // 128
     if BLOCKS:
         scales += (expert * ((N + 127) // 128) + first // 128) * width

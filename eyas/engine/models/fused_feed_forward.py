@@ -23,6 +23,7 @@ from eyas.engine.models.fused_residual import (
     ScaledRows,
     add_made,
     add_product,
+    normed_rows,
     source_of,
 )
 from eyas.engine.models.fused_step import Forward, product
@@ -43,6 +44,9 @@ class FeedForward(Protocol):
 
     def wide(self, normed: torch.Tensor, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
+
+    def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
+        """Any rows, with what it makes of their norm added to them, by the bits of `narrow`."""
 
 
 class DenseFeedForward:
@@ -110,18 +114,22 @@ class GatedRows:
         return rounding_of(self._gate_up)
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
-        normed = row_kernels.norm(residual.x, self._eps, self.gain, pdl=step.context.launch.pdl)
+        normed = normed_rows(residual.x, self._eps, self.gain, step)
         return add_made(self.wide(normed, step), residual, self._post, self._eps, step)
 
     def wide(self, normed: Rows, step: Forward) -> torch.Tensor:
-        products, pdl = step.context.products, step.context.launch.pdl
+        products, launch = step.context.products, step.context.launch
         if isinstance(normed, Fp8Rows) or isinstance(self._gate_up, Fp8Weight):
             inner = products.dense(normed, self._gate_up, self._gate)
-        elif normed.shape[0] <= skinny.MAX_ROWS:
+        elif normed.shape[0] <= skinny.MAX_ROWS or launch.exact:
             inner = products.dense(normed, self._gate_up, self._gate)
         else:
-            inner = row_kernels.act_mul(product(normed, self._gate_up), self._gate.gelu, pdl)
+            inner = row_kernels.act_mul(product(normed, self._gate_up), self._gate.gelu, launch.pdl)
         return step.product(inner, self._down)
+
+    def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
+        normed = normed_rows(residual.x, self._eps, self.gain, step)
+        return residual.plus(self.wide(normed, step), self._post, self._eps, step)
 
 
 def dense(

@@ -45,6 +45,12 @@ class WideRows:
         return self.x
 
 
+def normed_rows(x: torch.Tensor, eps: float, gain: torch.Tensor | None, step: Forward) -> torch.Tensor:
+    """The norm of rows x [m, hidden], with `gain` if it is given, for products that read finished rows."""
+    launch = step.context.launch
+    return row_kernels.norm(x, eps, gain, pdl=launch.pdl, exact=launch.exact)
+
+
 def source_of(residual: NarrowRows, eps: float) -> skinny.Source:
     """The residual's rows, which the product that reads them normalises."""
     return skinny.Source(residual.x, residual.sums, eps)

@@ -77,8 +77,8 @@ class Forward:
         return skinny.Rotation(*self.context.angles[rope], self.rows.positions)
 
     def product(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """As `product`, whatever the weight is stored in."""
-        if isinstance(weight, torch.Tensor):
+        """As `product`, whatever the weight is stored in; exact, a row's bits follow the row alone."""
+        if isinstance(weight, torch.Tensor) and not self.context.launch.exact:
             return product(x, weight, bias)
         made = self.context.products.dense(x, weight)
         return made if bias is None else made.add_(bias)
