@@ -21,7 +21,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, quantise, quantised, room_for, rounding_of
-from eyas.engine.kernels.grouped_tiles import Shape, Table, Tile, programs, tile_for
+from eyas.engine.kernels.grouped_tiles import (
+    Shape,
+    Table,
+    Tile,
+    exact_tile_for,
+    lines_ahead,
+    programs,
+    stretches_of,
+    tile_for,
+)
 from eyas.engine.kernels.launching import call_ahead
 from eyas.engine.kernels.route import Grouped, group
 from eyas.engine.kernels.skinny import Launch
@@ -32,8 +41,6 @@ Weight = torch.Tensor | Fp8Weight
 Rows = torch.Tensor | Fp8Rows
 """[m, k]; what is not rounded to FP8 yet is, where the weight is in FP8."""
 
-_LINE = 128  # bytes that are called into L2 at a time
-_MOST_LINES = 8  # of a weight row
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -89,7 +96,7 @@ class Products:
     def group(self, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> Grouped:
         """The order of experts int32 [m, per_row] for `gate_up` and `down` with these weights."""
         gate_up = shape_of(weights[0], Gate())
-        rows = tile_for(gate_up, experts.numel(), self.tiles).rows
+        rows = self._tile_for(gate_up, experts.numel()).rows
         return group(experts, gate_up.experts, rows, self.launch.pdl)
 
     def gate_up(self, x: Rows, weight: Weight, grouped: Grouped, per_row: int, gate: Gate) -> Rows:
@@ -110,12 +117,15 @@ class Products:
 
     def _dense_tile(self, x: Rows, weight: Weight, gate: Gate | None) -> Tile:
         rows = len(x.stored if isinstance(x, Fp8Rows) else x)
-        return tile_for(shape_of(weight, gate), rows, self.tiles)
+        return self._tile_for(shape_of(weight, gate), rows)
 
     def _tile(self, weight: Weight, grouped: Grouped, gate: Gate | None) -> Tile:
         """Its rows are those of the blocks."""
-        shape, choices = shape_of(weight, gate), grouped.order.shape[0]
-        return tile_for(shape, choices, self.tiles, grouped.rows)
+        return self._tile_for(shape_of(weight, gate), grouped.order.shape[0], grouped.rows)
+
+    def _tile_for(self, shape: Shape, choices: int, rows: int = 0) -> Tile:
+        choose = exact_tile_for if self.launch.exact else tile_for
+        return choose(shape, choices, self.tiles, rows)
 
     def _start(self, x: Rows, weight: Weight, walk: Walk, tile: Tile, gate: Gate | None) -> Rows:
         shape, launch, pdl = shape_of(weight, gate), self.launch, self.launch.pdl
@@ -151,6 +161,7 @@ class Products:
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
             SPLIT=tile.split,
+            FOLDS=stretches_of(shape) // tile.split if launch.exact else 1,
             GROUP=tile.group,
             PER_ROW=walk.per_row,
             SCATTER=walk.scatter,
@@ -161,25 +172,14 @@ class Products:
             POWERS=after is not None and after.powers,
             MADE=_TYPES[read.dtype],
             PDL=pdl,
-            LINES=_lines_ahead(shape, tile, walk) if pdl else 0,
+            LINES=lines_ahead(shape, tile) if pdl and (grouped is None or walk.scatter) else 0,
             EXPERTS=shape.experts,
             num_warps=tile.warps,
             num_stages=tile.stages,
             launch_pdl=pdl,
+            **({"enable_fp_fusion": False} if launch.exact else {}),
         )
         return out
-
-
-def _lines_ahead(shape: Shape, tile: Tile, walk: Walk) -> int:
-    """How many lines of each weight row a program calls into L2 before it may begin.
-
-    Of few rows' products, whose time is that of their weights: of dense ones, and of `down`, whose order of
-    experts is known by then.
-    """
-    if tile.rows > 32 or (walk.grouped is not None and not walk.scatter):
-        return 0
-    lines = max(shape.k // tile.split * shape.itemsize // _LINE, 1)
-    return min(1 << (lines.bit_length() - 1), _MOST_LINES)
 
 
 def shape_of(weight: Weight, gate: Gate | None) -> Shape:
@@ -194,10 +194,10 @@ def shape_of(weight: Weight, gate: Gate | None) -> Shape:
 def _product(
     x, x_scales, weights, stored, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr,
-    SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr, PDL: tl.constexpr,
-    LINES: tl.constexpr, EXPERTS: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
+    PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr,
+    PDL: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
     """One tile after the other; blocks that are absent cost nothing."""
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
@@ -208,7 +208,7 @@ def _product(
                 N, K, OUTPUTS, ROWS, COLUMNS, SPLIT, GROUP, GATED, LINES, EXPERTS,
             )  # fmt: skip
         gdc_wait()
-        gdc_launch_dependents()  # not before: so the order of the experts is there when `down` calls ahead
+        gdc_launch_dependents()  # not before: so `down` knows the order of the experts when it calls ahead
     if blocks is None:
         count = (choices + ROWS - 1) // ROWS
     else:
@@ -216,8 +216,8 @@ def _product(
     for cell in range(tl.program_id(0), count * TILES, tl.num_programs(0)):
         _one_tile(
             x, x_scales, weights, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
-            cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, GROUP, PER_ROW, SCATTER, GATED, GELU,
-            BLOCKS, CHANNELS, POWERS, MADE,
+            cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GROUP, PER_ROW, SCATTER, GATED,
+            GELU, BLOCKS, CHANNELS, POWERS, MADE,
         )  # fmt: skip
 
 
@@ -251,9 +251,9 @@ def _one_tile(
     x, x_scales, weights, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
     cell, count,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr,
-    SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
+    PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the result of one block of rows, or a part of its k."""
     block, tile = _where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
@@ -276,7 +276,7 @@ def _one_tile(
     first = tile * COLUMNS
     a, b = _folded(
         x, x_scales, weights, scales, source, expert, first,
-        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, GATED, BLOCKS, CHANNELS,
+        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GATED, BLOCKS, CHANNELS,
     )  # fmt: skip
     last = True
     if SPLIT > 1:
@@ -313,12 +313,35 @@ def _one_tile(
 def _folded(
     x, x_scales, weights, scales, source, expert, first,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GATED: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """This program's part of weight . rows^T: FOLDS stretches of k, each on its own, then their sum."""
+    stretch = tl.program_id(1) * FOLDS
+    a, b = _stretch(
+        x, x_scales, weights, scales, source, expert, first, stretch,
+        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
+    )  # fmt: skip
+    for other in tl.static_range(1, FOLDS):
+        more_a, more_b = _stretch(
+            x, x_scales, weights, scales, source, expert, first, stretch + other,
+            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
+        )  # fmt: skip
+        a += more_a
+        b += more_b
+    return a, b
+
+
+@triton.jit
+def _stretch(
+    x, x_scales, weights, scales, source, expert, first, stretch,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, STRETCHES: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """This program's part of weight . rows^T, float32 [COLUMNS, ROWS]; gated, of both halves' columns."""
-    part: tl.constexpr = K // SPLIT if SPLIT > 1 else K
-    start = tl.program_id(1) * part
+    """A stretch of k of weight . rows^T, float32 [COLUMNS, ROWS]; gated, of both halves' columns."""
+    part: tl.constexpr = K // STRETCHES if STRETCHES > 1 else K
+    start = stretch * part
     width: tl.constexpr = (K + 127) // 128
     if BLOCKS:
         scales += (expert * ((N + 127) // 128) + first // 128) * width

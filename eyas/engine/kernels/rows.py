@@ -46,9 +46,9 @@ def norm(
     return out
 
 
-def normed(x: torch.Tensor, how: Norm, pdl: bool = False) -> Normed:
+def normed(x: torch.Tensor, how: Norm, pdl: bool = False, exact: bool = False) -> Normed:
     """`norm` of rows x [m, hidden], for those that read them rounded as well."""
-    return _normed(x, None, None, how, pdl)
+    return _normed((x, None, None), how, _row(x.shape[1], pdl, exact))
 
 
 def add_norm(
@@ -58,21 +58,22 @@ def add_norm(
 
     With `post` [hidden], the norm of x with that gain, rounded, is added instead of x.
     """
-    return _normed(x, residual, post, how, pdl)
+    return _normed((x, residual, post), how, _row(x.shape[1], pdl))
 
 
 def _normed(
-    x: torch.Tensor, residual: torch.Tensor | None, post: torch.Tensor | None, how: Norm, pdl: bool
+    rows: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None], how: Norm, row: dict[str, Any]
 ) -> Normed:
-    out, rounding = empty_padded(*x.shape, like=x), how.rounding
-    row = _row(x.shape[1], pdl)
+    """Of x, added to the residual if there is one, by its norm with a gain if that is there as well."""
+    x, rounding = rows[0], how.rounding
+    out = empty_padded(*x.shape, like=x)
     if rounding is None:
-        _norm[(x.shape[0],)](x, residual, post, how.gain, out, None, how.eps, **row)
+        _norm[(x.shape[0],)](*rows, how.gain, out, None, how.eps, **row)
         return Normed(out)
     rounded = room_for(x, rounding)
     into = {"stored": rounded.stored, "scales": rounded.scales, "given": rounding.scale}
     row |= {"BLOCK": max(row["BLOCK"], SIDE), "MODE": mode_of(rounding)}
-    _norm[(x.shape[0],)](x, residual, post, how.gain, out, None, how.eps, **into, **row)
+    _norm[(x.shape[0],)](*rows, how.gain, out, None, how.eps, **into, **row)
     return Normed(out, rounded, rounding)
 
 

@@ -19,7 +19,7 @@ from eyas.engine.kernels.grouped import Gate, Weight
 from eyas.engine.kernels.skinny_tiles import Table, Tile
 from eyas.engine.layers.mlp import GatedRoundings
 from eyas.engine.models.fused_feed_forward import GatedRows, gated_weights
-from eyas.engine.models.fused_residual import NarrowRows, add_over_ranks
+from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, add_over_ranks, normed_rows
 from eyas.engine.models.fused_step import Forward, product_float32
 from eyas.engine.models.refusal import MOST_CHOSEN
 
@@ -36,7 +36,7 @@ class FusedExperts:
         self._spec = spec
         stored = weights.take(f"{prefix}.gate.weight", (spec.experts, config.hidden_size))
         self._router = torch.cat([stored, stored.new_zeros(-spec.experts % SIDE, config.hidden_size)])
-        self._router_tiles = _router_tiles(*self._router.shape)
+        self._router_tiles = router_tiles(*self._router.shape)
         self._correction = None
         if spec.corrected:
             name = f"{prefix}.gate.e_score_correction_bias"
@@ -63,15 +63,22 @@ class FusedExperts:
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
         """At most 128 rows, with what it makes of their norm added to them."""
-        pdl = step.context.launch.pdl
-        normed = row_kernels.normed(residual.x, self.norm, pdl)
+        launch = step.context.launch
+        normed = normed_rows(residual.x, self.norm, step)
         if step.context.group.ranks > 1:
             return add_over_ranks(self.wide(normed, step), residual, step)
-        return NarrowRows(*combine.combine_add(*self._made(normed, step), residual.x, pdl))
+        made = self._made(normed, step)
+        return NarrowRows(*combine.combine_add(*made, residual.x, launch.pdl, launch.exact))
 
     def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
-        return combine.combine(*self._made(normed, step), step.context.launch.pdl)
+        launch = step.context.launch
+        return combine.combine(*self._made(normed, step), launch.pdl, launch.exact)
+
+    def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
+        """As `narrow`, of any number of rows."""
+        normed = normed_rows(residual.x, self.norm, step)
+        return residual.plus(self.wide(normed, step), None, self.norm.eps, step)
 
     def _made(self, normed: Normed, step: Forward) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """What each row's experts make of it [m * those of a row, hidden], and their weights; what the shared
@@ -91,8 +98,8 @@ class FusedExperts:
         return made, chosen.weights, None if self._shared is None else self._shared.wide(normed, step)
 
 
-def _router_tiles(rows: int, hidden: int) -> Table:
-    """A router has few rows: its programs take few of them, and share k."""
+def router_tiles(rows: int, hidden: int) -> Table:
+    """For `skinny.Launch`. A router has few rows: its programs take few of them, and share k."""
     split = next(split for split in (8, 4, 2, 1) if hidden % (split * SIDE) == 0)
     tile = Tile(columns=SIDE, depth=128, warps=4, stages=6, split=split)
     return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}

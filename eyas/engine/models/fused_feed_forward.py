@@ -22,6 +22,7 @@ from eyas.engine.models.fused_residual import (
     ScaledRows,
     add_made,
     add_product,
+    normed_rows,
     source_of,
 )
 from eyas.engine.models.fused_step import Forward, product
@@ -42,6 +43,9 @@ class FeedForward(Protocol):
 
     def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
+
+    def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
+        """Any rows, with what it makes of their norm added to them, by the bits of `narrow`."""
 
 
 class DenseFeedForward:
@@ -104,17 +108,22 @@ class GatedRows:
         return isinstance(self._gate_up, Fp8Weight), isinstance(self._down, Fp8Weight)
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
-        normed = row_kernels.normed(residual.x, self.norm, step.context.launch.pdl)
+        normed = normed_rows(residual.x, self.norm, step)
         return add_made(self.wide(normed, step), residual, self._post, self.norm.eps, step)
 
     def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
-        read = normed.read_by(self._gate_up)
-        if isinstance(self._gate_up, Fp8Weight) or normed.plain.shape[0] <= skinny.MAX_ROWS:
+        launch, few = step.context.launch, normed.plain.shape[0] <= skinny.MAX_ROWS
+        if isinstance(self._gate_up, Fp8Weight) or few or launch.exact:
+            read = normed.read_by(self._gate_up)
             inner = step.context.products.dense_gated(read, self._gate_up, self._gate)
         else:
             made = product(normed.plain, self._gate_up)
-            inner = row_kernels.act_mul(made, self._gate.gelu, step.context.launch.pdl)
+            inner = row_kernels.act_mul(made, self._gate.gelu, launch.pdl)
         return step.product(inner, self._down)
+
+    def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
+        normed = normed_rows(residual.x, self.norm, step)
+        return residual.plus(self.wide(normed, step), self._post, self.norm.eps, step)
 
 
 def dense(

@@ -21,7 +21,7 @@ from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Weight, Normed
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.models.fused_experts import FusedExperts
-from eyas.engine.models.fused_feed_forward import DenseFeedForward, FeedForward, dense
+from eyas.engine.models.fused_feed_forward import FeedForward, dense
 from eyas.engine.models.fused_latent import FusedLatent
 from eyas.engine.models.fused_residual import (
     NarrowRows,
@@ -115,9 +115,9 @@ class FusedLayer:
     def exact_wide(self, residual: ScaledRows, layer: torch.Tensor, step: Forward) -> ScaledRows:
         """`wide` with the bits of `narrow`; the residual is changed in place.
 
-        Not of latents, experts, or weights in FP8.
+        Not of latents, or of attention's weights in FP8.
         """
-        assert isinstance(self._attention, _Attention) and isinstance(self._mlp, DenseFeedForward)
+        assert isinstance(self._attention, _Attention)
         assert isinstance(self._attention.out, torch.Tensor)
         own = residual.scales if self._normed else torch.ones_like(residual.scales)
         attended = self._attention.exact_wide(residual.x, own, layer, step)

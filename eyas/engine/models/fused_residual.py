@@ -46,6 +46,12 @@ class WideRows:
         return self.x
 
 
+def normed_rows(x: torch.Tensor, how: row_kernels.Norm, step: Forward) -> Normed:
+    """The norm of rows x [m, hidden], for products that read finished rows."""
+    launch = step.context.launch
+    return row_kernels.normed(x, how, launch.pdl, launch.exact)
+
+
 def source_of(residual: NarrowRows, eps: float) -> skinny.Source:
     """The residual's rows, which the product that reads them normalises."""
     return skinny.Source(residual.x, residual.sums, eps)

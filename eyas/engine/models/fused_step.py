@@ -81,9 +81,12 @@ class Forward:
     def product(
         self, x: torch.Tensor | Fp8Rows | Normed, weight: Weight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `product`, whatever the weight is stored in; x may be rounded as it is read."""
+        """As `product`, whatever the weight is stored in; x may be rounded as it is read.
+
+        Exact, a row's bits follow the row alone.
+        """
         x = x.read_by(weight) if isinstance(x, Normed) else x
-        if isinstance(weight, torch.Tensor):
+        if isinstance(weight, torch.Tensor) and not self.context.launch.exact:
             assert isinstance(x, torch.Tensor)
             return product(x, weight, bias)
         made = self.context.products.dense(x, weight)
