@@ -22,7 +22,7 @@ CHAIN, TREE = (next(v for v in VARIANTS if v.name == name) for name in ("unified
 
 @pytest.fixture(scope="module")
 def questions() -> Questions:
-    made = Questions(2, 20)
+    made = Questions(2)
     assert not made.refer().problem
     return made
 
