@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import combine, exact_wide, skinny
 from eyas.engine.kernels.attend import Queries
+from eyas.engine.kernels.blocks import Fp8Weight
 from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
 from eyas.engine.kernels.exact_paths import attend_exactly
 from eyas.engine.kernels.exact_prefill import attend_chunks_exactly
@@ -61,10 +63,10 @@ def wide() -> None:
         exact_wide.act_mul(empty(200, 1024), scales, gelu)
     angles = empty(64, 64, dtype=torch.float32)
     for bias, norms in ((None, None), (empty(6144), skinny.HeadNorms(empty(2, 128), 1e-5))):
-        qkv = skinny.QkvWeights(empty(6144, LINEAR.k), bias, norms)
+        after = exact_wide.AfterQkv(bias, norms)
         rotation = skinny.Rotation(angles, angles, positions)
         kv = skinny.KvRows(pool, positions)
-        exact_wide.rope_write(empty(200, 6144), scales, qkv, empty(200, 32, 128), rotation, kv)
+        exact_wide.rope_write(empty(200, 6144), scales, after, empty(200, 32, 128), rotation, kv)
 
 
 def grouped() -> None:
@@ -80,6 +82,20 @@ def grouped() -> None:
         else:
             combine.combine(made, weights, pdl=True, exact=True)
         shared.dense(empty(count, LINEAR.k), empty(LINEAR.n, LINEAR.k))
+
+
+def fp8() -> None:
+    """Dense products of weights in blocks and by channels, by two programs and by one."""
+    shared = Products(skinny.Launch.on("meta", pdl=True, exact=True))
+    stored = empty(LINEAR.n, LINEAR.k, dtype=torch.float8_e4m3fn)
+    scales = empty(LINEAR.n // 128, LINEAR.k // 128, dtype=torch.float32)
+    weights = (
+        Fp8Weight(stored, scales),
+        Fp8Weight(stored, empty(LINEAR.n, dtype=torch.float32), Rounding("token")),
+    )
+    for weight in weights:
+        for count in (1, 4096):
+            shared.dense(empty(count, LINEAR.k), weight)
 
 
 def ranks() -> None:
@@ -139,6 +155,12 @@ def test_grouped_products_do_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not any("fma.rn" in code or "red.global.add.f32" in code for code in found)
     products = [code for code in found if MATRIX.search(code)]
     assert len(products) == 6 and all(map(ascending, products))
+
+
+def test_products_in_fp8_fuse_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    products = [code for code in codes("fp8", tmp_path, monkeypatch) if "wgmma" in code]
+    assert len(products) == 4
+    assert not any("fma.rn" in code or "red.global.add.f32" in code for code in products)
 
 
 @pytest.mark.parametrize(("recipe", "kernels"), [("attention", 4), ("ruled", 4), ("wide", 7), ("ranks", 4)])
