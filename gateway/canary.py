@@ -26,7 +26,8 @@ from gateway.text import RequestTrace
 
 PROMPT = (0, 1, 2, 3)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-TICK_S = 0.1
+TICK_S = 0.1  # while something is wrong: an answer again is told at once
+CALM_S = 0.5
 PLAIN_RUNS = 2  # runs in a row without a draft that count as degraded: one draft may just be late
 
 _log = logging.getLogger("eyas.gateway")
@@ -105,7 +106,7 @@ class Canary(GenerationBackend):
                 self._problem, self._due_at = behind.problem, 0.0
             elif self._clock() >= self._due_at:
                 await self._run_once()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_S if self._problem else CALM_S)
 
     async def _run_once(self) -> None:
         timeout_s = self._schedule.busy_timeout_s if self._in_flight else self._schedule.timeout_s
