@@ -19,7 +19,7 @@ from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
 from gateway import router
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lane
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lanes
 from gateway.metrics import GatewayMetrics
 from gateway.router import Candidate
 from gateway.text import RequestTrace
@@ -214,8 +214,8 @@ class ObservedStream(GenerationStream):
     def take(self) -> Awaitable[Sequence[Entry]]:
         return self._stream.take() if self._proved else self._observed()
 
-    def use_lane(self, lane: Lane | None) -> None:
-        self._stream.use_lane(lane)
+    def use_lanes(self, lanes: Lanes | None) -> None:
+        self._stream.use_lanes(lanes)
 
     async def _observed(self) -> Sequence[Entry]:
         entries = await self._stream.take()

@@ -156,7 +156,7 @@ class Session:
             listener = known.get(entry.id)
             if listener is not None and entry.attempt >= listener.attempt:
                 lane = listener.lane
-                if lane is None or not lane(entry, now):
+                if lane is None or not lane.offer(entry, now):
                     listener.on_entry(entry)
 
     def _drain(self) -> None:
