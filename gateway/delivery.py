@@ -75,8 +75,7 @@ class Output(Lane):
             if entry.choice != self._choice or not lane.offer(entry, now):
                 return False
         except Exception:
-            _log.exception("request %s failed", entry.id)
-            self._delivery.end(EyasError("internal error"))
+            self._delivery.fail(entry.id)
             return False
         for token in tokens:  # quicker than `extend`, which makes an iterator
             ids.append(token)
@@ -173,7 +172,7 @@ class Delivery(Lane):
             return
         now = time.monotonic()
         if output.lane is None and self._lanes is not None and entry.choice in self._open:
-            output.lane = self._lanes(entry.choice)
+            self._begin(output, entry)
         if output.offer(entry, now) or self._ended:
             return
         known = len(output.ids) - entry.index
@@ -217,6 +216,11 @@ class Delivery(Lane):
             self._ended, self._error = True, error
             self._wake()
 
+    def fail(self, request: str) -> None:
+        """Ends it for the defect that is being handled."""
+        _log.exception("request %s failed", request)
+        self.end(EyasError("internal error"))
+
     async def take(self) -> Sequence[Entry]:
         """The next entries, at most MAX_TAKEN; () at the end. Raises the error the request ended with."""
         while not (buffer := self._buffer):
@@ -235,6 +239,14 @@ class Delivery(Lane):
             return [buffer.popleft() for _ in range(MAX_TAKEN)]
         self._buffer = deque()
         return buffer
+
+    def _begin(self, output: Output, entry: Entry) -> None:
+        """The choice has a lane from now on, if there is one by now."""
+        assert self._lanes is not None
+        try:
+            output.lane = self._lanes(entry.choice)
+        except Exception:
+            self.fail(entry.id)
 
     def _came(self, output: Output, now: float) -> None:
         """Notes new tokens of a choice, which came now."""

@@ -156,6 +156,15 @@ async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
     assert await delivery.take() == () and delivery.tokens == 5
 
 
+async def test_a_lane_that_cannot_begin_ends_the_delivery_and_nothing_else() -> None:
+    """Other requests' entries come by the same call."""
+    delivery = Delivery([Choice(0)])
+    delivery.use_lanes(lambda choice: 1 // 0)
+    delivery.push(entry(0, 1))
+    with pytest.raises(EyasError, match="internal error"):
+        await delivery.take()
+
+
 async def test_a_reader_that_went_away_leaves_no_lane_open() -> None:
     delivery = Delivery([Choice(0)])
     delivery.use_lanes(lambda choice: Told([]))
