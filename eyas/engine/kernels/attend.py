@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.attend_tiles import Tiling, most_parts, tiling_of
 from eyas.engine.kernels.paged import PagedKv, pages_of
-from eyas.engine.kernels.scores import lowest_row, tanh
+from eyas.engine.kernels.scores import first_row, lowest_row, tanh
 
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
@@ -221,6 +221,9 @@ def _attend(
     table, start, low, first, last, used = _part_of(tables, table_stride, slots, starts, firsts, layout)
     if part >= used:
         return
+    bound = 0
+    if layout.bounded:
+        bound = first_row(firsts, tl.load(slots + sequence))
     head = tl.program_id(0) // layout.tiles
     row = tl.program_id(0) % layout.tiles * layout.tile + tl.arange(0, layout.tile)
     real = row < layout.rows
@@ -236,7 +239,7 @@ def _attend(
         sees = masks + tl.where(real, query, 0)  # an address: no register has room for all words
     at = head * layout.dim + dim
     acc, lse = _over_part(
-        q_tile, sees[:, None], keys + at, values + at, table, start, low, first, last, scale, layout
+        q_tile, sees[:, None], keys + at, values + at, table, start, low, bound, first, last, scale, layout
     )
     place = query * layout.heads + column  # of a query head, in out and in each part
     if used == 1:
@@ -301,12 +304,14 @@ def _prefetch_lines(lines):
 
 
 @triton.jit
-def _over_part(q_tile, sees, keys, values, table, start, low, first, last, scale, layout: tl.constexpr):
+def _over_part(
+    q_tile, sees, keys, values, table, start, low, bound, first, last, scale, layout: tl.constexpr
+):
     """Softmax over rows first .. last - 1 in blocks -> result float32 [tile, dim], base 2 lse [tile].
 
     keys and values point at [1, dim] of the pool's first row; sees [tile, 1] is a query's own row after
     `start`, or its mask, or the address of the first of its mask's words; low is the first row that any of
-    them sees.
+    them sees; of a chain, rows before `bound` are seen by themselves alone.
     """
     peak = tl.full([layout.tile], _UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)
@@ -314,6 +319,8 @@ def _over_part(q_tile, sees, keys, values, table, start, low, first, last, scale
     lowest = low
     if layout.window > 0:
         lowest = start + _depth(sees, layout) - layout.window + 1
+    if layout.bounded and layout.words == 0:
+        lowest = tl.maximum(lowest, tl.minimum(bound, start + sees))
     row = first + tl.arange(0, layout.keys)
     pages = pages_of(table, row, last, layout.page_size)
     for block in range(first, last, layout.keys):
