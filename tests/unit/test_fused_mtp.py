@@ -55,6 +55,7 @@ def test_a_head_is_a_head(folder: Path, first: int) -> None:
     assert same_drafts(folder, first)
 
 
+@pytest.mark.parametrize("folder", ["mimo", "nextn"], indirect=True)
 @pytest.mark.parametrize("change", ["feature_first", "first_is_blank"])
 def test_the_comparison_notices_the_other_dialects_order(
     folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
@@ -66,6 +67,21 @@ def test_the_comparison_notices_the_other_dialects_order(
         return replace(dialect, **{change: not getattr(dialect, change)})
 
     monkeypatch.setattr(fused_mtp, "dialect_of", other)
+    assert not same_drafts(folder, FIRST["narrow"])
+
+
+@pytest.mark.parametrize("folder", ["three"], indirect=True)
+@pytest.mark.parametrize("wrong", ["unseen", "before", "keep"])
+def test_the_comparison_notices_wrong_stages(
+    folder: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power check: rows that are none, seen; each row fed with its own state; no row left to the next step."""
+    if wrong == "unseen":
+        monkeypatch.setattr(fused_mtp.FusedMtpLayer, "_bounded", lambda self, rows: rows)
+    elif wrong == "before":
+        monkeypatch.setattr(fused_mtp.newest, "before", lambda gave, *rest: gave)
+    else:
+        monkeypatch.setattr(fused_mtp.newest, "keep", lambda *all: None)
     assert not same_drafts(folder, FIRST["narrow"])
 
 

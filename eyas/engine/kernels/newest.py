@@ -26,7 +26,8 @@ def sources(rows: Rows, tables: torch.Tensor, page_size: int) -> torch.Tensor:
     first = 0
     for group in rows.groups:
         own = found[first : first + group.rows].view(-1, group.width)
-        own[:, 0] = torch.where(group.starts > 0, -2 - _pages(tables, group.slots, group.starts, page_size), -1)
+        starts = group.starts[: own.shape[0]]
+        own[:, 0] = torch.where(starts > 0, -2 - _pages(tables, group.slots, starts, page_size), -1)
         first += group.rows
     if rows.tiles is None:
         return found[:count]
@@ -41,8 +42,8 @@ def sources(rows: Rows, tables: torch.Tensor, page_size: int) -> torch.Tensor:
 
 
 def _pages(tables: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Of the rows before `starts`, int32; anything for row 0."""
-    return tables[slots.long(), (starts - 1).clamp(min=0).long() // page_size]
+    """Of the rows before `starts`, int32; anything for row 0, and for padding, which may be anywhere."""
+    return tables[slots.long(), ((starts - 1).long() // page_size).clamp(0, tables.shape[1] - 1)]
 
 
 def before(
