@@ -75,7 +75,7 @@ def test_the_comparison_notices_the_other_dialects_order(
 def test_the_comparison_notices_wrong_stages(
     folder: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Power check: rows that are none, seen; each row fed with its own state; no row left to the next step."""
+    """Power check: rows that are none, seen; each row fed with its own state; none left to the next step."""
     if wrong == "unseen":
         monkeypatch.setattr(fused_mtp.FusedMtpLayer, "_bounded", lambda self, rows: rows)
     elif wrong == "before":

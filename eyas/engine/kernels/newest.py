@@ -1,7 +1,7 @@
 """What the row before each certain row gave, and what the newest row of each page did, kept in the page.
 
-The plain twin is `eyas.engine.models.newest`, which says what for. Rows are told apart by the physical row that
-each one writes; what was given these kernels do not know.
+The plain twin is `eyas.engine.models.newest`, which says what for. Rows are told apart by the physical row
+that each one writes; what was given these kernels do not know.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = 1024
 
 
 def sources(rows: Rows, tables: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Where the row before each of `rows` is, int32 [m]: the number of a row here, -2 less its page, -1: none.
+    """Where the row before each one is, int32 [m]: the number of a row here; -2 less its page; -1: none.
 
     `tables` int32 [slots, pages]. Rows of a round, and of a tile, follow each other; the first of a tile
     follows the tile before it if its own row does.
@@ -57,7 +57,10 @@ def before(
     out = torch.empty_like(gave)
     _before[(rows, triton.cdiv(width, BLOCK))](
         *(gave, source, kept, out, stage, kept.stride(0)),
-        **{"WIDTH": width, "BLOCK": BLOCK, "PDL": pdl, "launch_pdl": pdl},
+        WIDTH=width,
+        BLOCK=BLOCK,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
     return out
 
@@ -69,7 +72,11 @@ def keep(
     rows, stages, width = gave.shape
     _keep[(rows, triton.cdiv(stages * width, BLOCK))](
         *(gave, kv_rows, kept, rows, kept.stride(0)),
-        **{"PAGE_SIZE": page_size, "WIDTH": stages * width, "BLOCK": BLOCK, "PDL": pdl, "launch_pdl": pdl},
+        PAGE_SIZE=page_size,
+        WIDTH=stages * width,
+        BLOCK=BLOCK,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
 
 

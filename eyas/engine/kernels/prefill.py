@@ -147,18 +147,18 @@ def _attend_chunks(
     place = (tl.load(tile + 1) + query).to(tl.int64)
     q_tile = tl.load(q + (place * q_stride + column * layout.dim)[:, None] + dim, mask=real, other=0.0)
     at = head * layout.dim + dim
-    low, bound = lowest_row(firsts, slot, start, layout.window), first_row(firsts, slot)
+    low, edge = lowest_row(firsts, slot, start, layout.window), first_row(firsts, slot)
     acc = _over_rows(
-        q_tile, start + query, keys + at, values + at, table, low, bound, start, start + count, scale, layout
+        q_tile, start + query, keys + at, values + at, table, low, edge, start, start + count, scale, layout
     )
     out_at = (place * layout.heads + column)[:, None] * layout.dim + dim
     tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def _over_rows(q_tile, own, keys, values, table, low, bound, start, end, scale, layout: tl.constexpr):
+def _over_rows(q_tile, own, keys, values, table, low, edge, start, end, scale, layout: tl.constexpr):
     """Softmax over the rows from `low` up to `own` [tile], none of them beyond `end` -> float32 [tile, dim].
-    Rows before `bound` are seen by themselves alone.
+    Rows before `edge` are seen by themselves alone.
 
     Blocks below `start` are seen whole and need no mask, but for those in which a window begins. keys and
     values point at [1, dim] of the pool's first row.
@@ -175,22 +175,22 @@ def _over_rows(q_tile, own, keys, values, table, low, bound, start, end, scale, 
             entered = tl.maximum(low, end - layout.window)
         entered = tl.minimum(tl.cdiv(entered, layout.keys) * layout.keys, whole)
         peak, total, acc = _blocks(
-            q_tile, own, keys, values, table, low, bound, first, entered, end, scale, peak, total, acc, True,
+            q_tile, own, keys, values, table, low, edge, first, entered, end, scale, peak, total, acc, True,
             layout,
         )  # fmt: skip
     peak, total, acc = _blocks(
-        q_tile, own, keys, values, table, low, bound, entered, whole, end, scale, peak, total, acc, False,
+        q_tile, own, keys, values, table, low, edge, entered, whole, end, scale, peak, total, acc, False,
         layout,
     )  # fmt: skip
     peak, total, acc = _blocks(
-        q_tile, own, keys, values, table, low, bound, whole, end, end, scale, peak, total, acc, True, layout
+        q_tile, own, keys, values, table, low, edge, whole, end, end, scale, peak, total, acc, True, layout
     )
     return acc / total[:, None]
 
 
 @triton.jit
 def _blocks(
-    q_tile, own, keys, values, table, low, bound, first, last, end, scale, peak, total, acc,
+    q_tile, own, keys, values, table, low, edge, first, last, end, scale, peak, total, acc,
     MASKED: tl.constexpr, layout: tl.constexpr,
 ):  # fmt: skip
     """Rows first .. last - 1, in whole blocks, added to the softmax so far."""
@@ -219,7 +219,7 @@ def _blocks(
             if layout.narrow:
                 seen = seen & inside[None, :]
             if layout.bounded:
-                seen = seen & ((row >= bound)[None, :] | (row[None, :] == own[:, None]))
+                seen = seen & ((row >= edge)[None, :] | (row[None, :] == own[:, None]))
             if layout.window > 0:
                 seen = seen & (row[None, :] > own[:, None] - layout.window)
             scores = tl.where(seen, scores, _UNSEEN)
