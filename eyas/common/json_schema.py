@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from eyas.common import text_formats
 from eyas.common.errors import InvalidRequest
 from eyas.common.patterns import EXPRESSIONS, Unheld, rewritten
 from eyas.common.schema_branches import disjoint, resolve, type_of_value
@@ -46,6 +47,8 @@ _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _CONSTRAINTS = {"type", *_INSTEAD}.union(*_OF_TYPE.values())
 _NOT_IN_JSON = "".join(map(chr, range(0x20))) + '"\\'
 _JSON_ESCAPES = {character: json.dumps(character)[1:-1] for character in _NOT_IN_JSON}
+_AS_PATTERNS = ("email", "json-pointer", "relative-json-pointer")
+"""Formats for which xgrammar lets through what is no JSON: quotes and backslashes without an escape."""
 _LOOKS_AROUND = ("(?=", "(?!", "(?<")
 
 Schema = dict[str, Any]
@@ -193,6 +196,8 @@ def _look_at_string(schema: Schema, pointer: str) -> None:
     if "format" in schema and schema["format"] not in FORMATS:
         known = ", ".join(sorted(FORMATS))
         refuse(f"{pointer}/format", f"the format is not supported (supported are {known})")
+    if schema.get("format") in _AS_PATTERNS:
+        schema["pattern"] = text_formats.FORMATS[schema.pop("format")]
     pattern = schema.get("pattern", "")
     if not isinstance(pattern, str) or any(mark in pattern for mark in _LOOKS_AROUND):
         refuse(f"{pointer}/pattern", "pattern must be a text without look-around and named groups")

@@ -14,6 +14,7 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.patterns import RULES, Unheld, rewritten
+from eyas.common.text_formats import FORMATS
 from gateway.parsers.bare_values import Written
 from gateway.parsers.kinds import BRANCHES, Kind, Kinds, kinds_of
 from gateway.parsers.parameters import (
@@ -26,7 +27,6 @@ from gateway.parsers.parameters import (
     unheld,
 )
 from gateway.parsers.tags import Format, arguments, either, optional, sequence, text
-from gateway.parsers.text_formats import FORMATS
 
 _SAYS_NOTHING = frozenset("title description default examples deprecated readOnly writeOnly $comment".split())
 _NEVER = "<"  # what tags begin with

@@ -45,7 +45,7 @@ def said(folder: Path, exact: bool = True) -> list[str]:
     return [str(difference) for difference in differences(runs)[:5]]
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_biases", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "llama_biases", "gemma2", "mixtral", "qwen3_moe"])
 def test_a_positions_logits_do_not_depend_on_the_steps(tmp_path: Path, family: str) -> None:
     write_family(tmp_path, family, **SIZES)
     assert said(tmp_path) == []

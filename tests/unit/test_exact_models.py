@@ -22,6 +22,7 @@ from tests.unit.families import write_family
 
 pytestmark = pytest.mark.slow
 
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "llama_biases", "mixtral", "qwen3_moe")
 HALF = Placement("cpu", torch.float16)
 NARROW: dict[str, list[Step]] = {
     "one chunk": [(CHUNK, 70)],
@@ -48,7 +49,7 @@ def said(folder: Path, ways: dict[str, list[Step]], exact: bool = True) -> list[
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "llama_biases"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_positions_logits_do_not_depend_on_the_steps(tmp_path: Path, family: str) -> None:
     """By either way through the layers."""
     write_family(tmp_path, family, vocab_size=128, num_hidden_layers=1)

@@ -14,9 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.parsers.events import CallArguments, CallBegun, CallDone
-from gateway.parsers.table import TOOL_FORMATS
 
-HELD = sorted(name for name, format in TOOL_FORMATS.items() if format.grammar and not format.frame)
 BY_PARAMETER = ["qwen3_coder", "glm45"]
 CALL = {
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=s>\n{}\n</parameter>\n</function>\n</tool_call>",
@@ -25,7 +23,7 @@ CALL = {
 WRITER = Writer()
 
 
-@pytest.mark.parametrize("format", BY_PARAMETER)
+@pytest.mark.parametrize("format", [*BY_PARAMETER, "pythonic"])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
 def test_a_call_is_read_as_its_grammar_let_it_be_written(format: str, seed: int) -> None:

@@ -141,6 +141,12 @@ class ExpertsSpec(FeedForwardSpec):
     group_best: int = 1
     shared_width: int = 0
 
+    @property
+    def with_shared(self) -> tuple[int, int]:
+        """Experts, and those of a row, if a shared one that is like the others is counted among them."""
+        shared = int(self.shared_width == self.width)
+        return self.experts + shared, self.per_row + shared
+
 
 @dataclasses.dataclass(frozen=True)
 class Norms:

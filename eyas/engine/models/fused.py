@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.batch.rows import Rows
-from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
@@ -70,9 +70,8 @@ class FusedDecoder:
             self.layers.append(FusedLayer(config, spec, weights, prefix, gain))
         exact = context.launch.exact
         self.narrow_rows = min(layer.exact_rows if exact else layer.narrow_rows for layer in self.layers)
-        special = config.fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in config.layers)
-        if exact and (self.kv_format.latent or special):
-            raise ValueError("the exact arithmetic is not for latents, experts, and weights in FP8")
+        if exact and (self.kv_format.latent or config.fp8):
+            raise ValueError("the exact arithmetic is not for latents, and weights in FP8")
         self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
 
     def forward(

@@ -18,10 +18,10 @@ from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.kernels.blocks import Fp8Weight, Normed
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.models.fused_experts import FusedExperts
-from eyas.engine.models.fused_feed_forward import DenseFeedForward, FeedForward, dense
+from eyas.engine.models.fused_feed_forward import FeedForward, dense
 from eyas.engine.models.fused_latent import FusedLatent
 from eyas.engine.models.fused_residual import (
     NarrowRows,
@@ -32,7 +32,7 @@ from eyas.engine.models.fused_residual import (
     narrow_product,
     source_of,
 )
-from eyas.engine.models.fused_step import Forward, load_gain
+from eyas.engine.models.fused_step import Forward, load_gain, norm_before
 from eyas.engine.models.fused_weights import columns_of, stacked
 
 
@@ -73,19 +73,19 @@ class FusedLayer:
         return (*self._attention.in_fp8, *self._mlp.in_fp8)
 
     @property
-    def gain(self) -> torch.Tensor | None:
-        """What the norm of what attention reads is multiplied by; None: the weights have that in them."""
-        return self._attention.gain
+    def norm(self) -> row_kernels.Norm:
+        """Of what attention reads."""
+        return self._attention.norm
 
     def source(self, residual: NarrowRows) -> skinny.Source:
         """What attention reads of the residual, for `narrow`."""
         return source_of(residual, self._eps) if self._normed else skinny.Source(residual.x)
 
-    def settle(self, residual: WideRows, pdl: bool) -> torch.Tensor:
+    def settle(self, residual: WideRows, pdl: bool) -> Normed:
         """What attention reads of the residual, for `wide`, once what was to be added is added in place."""
         if not self._normed:
-            return residual.settled(self._eps, pdl)
-        return residual.settle(self._eps, pdl, self.gain)
+            return Normed(residual.settled(self._eps, pdl))
+        return residual.settle(self.norm, pdl)
 
     def narrow(
         self, source: skinny.Source, residual: NarrowRows, layer: torch.Tensor, step: Forward
@@ -100,14 +100,14 @@ class FusedLayer:
             residual = add_product(attended, out, residual, self._post_attention, self._eps, step)
         return self._mlp.narrow(residual, step)
 
-    def wide(self, normed: torch.Tensor, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> WideRows:
+    def wide(self, normed: Normed, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> WideRows:
         """Attention reads `normed`, which may be x; its result is added to the residual x [m, hidden] in
         place, the feed-forward's not yet.
         """
         group, pdl = step.context.group, step.context.launch.pdl
         added = self._attention.wide(normed, layer, step)
         group.all_reduce(added)
-        normed = WideRows(x, added, self._post_attention).settle(self._eps, pdl, self._mlp.gain)
+        normed = WideRows(x, added, self._post_attention).settle(self._mlp.norm, pdl)
         added = self._mlp.wide(normed, step)
         group.all_reduce(added)
         return WideRows(x, added, self._post_mlp)
@@ -115,9 +115,9 @@ class FusedLayer:
     def exact_wide(self, residual: ScaledRows, layer: torch.Tensor, step: Forward) -> ScaledRows:
         """`wide` with the bits of `narrow`; the residual is changed in place.
 
-        Not of latents, experts, or weights in FP8.
+        Not of latents, or of attention's weights in FP8.
         """
-        assert isinstance(self._attention, _Attention) and isinstance(self._mlp, DenseFeedForward)
+        assert isinstance(self._attention, _Attention)
         assert isinstance(self._attention.out, torch.Tensor)
         own = residual.scales if self._normed else torch.ones_like(residual.scales)
         attended = self._attention.exact_wide(residual.x, own, layer, step)
@@ -129,7 +129,10 @@ class FusedLayer:
 
 
 class _Attention:
-    """Queries, keys and values, rotated; and the way back. What a query sees is the attention's business."""
+    """Queries, keys and values, rotated; and the way back. What a query sees is the attention's business.
+
+    `norm`: of its input; without a gain where the weights have it in them.
+    """
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class _Attention:
         if spec.head_norms:
             gains = [load_gain(config, weights, f"{prefix}.{p}_norm.weight", dim) for p in "qk"]
             norms = skinny.HeadNorms(torch.stack(gains), config.norm_eps)
-        self.gain = gain if isinstance(weight, Fp8Weight) else None
+        self.norm = norm_before(config, gain, weight)
         if isinstance(weight, torch.Tensor) and gain is not None:
             weight.mul_(gain)
         self._weight, self._norms = weight, norms
@@ -181,11 +184,11 @@ class _Attention:
         skinny.qkv_rope(source, self._qkv, q, step.rotation(self._rope), kv, step.context.launch)
         return step.context.attention(q, layer, rows, self._scores)
 
-    def wide(self, normed: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+    def wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
         rows, heads = step.rows, self._heads
         qkv = step.product(normed, self._weight, self._bias)
-        q = normed.new_empty(rows.count, heads.q, heads.dim)
+        q = qkv.new_empty(rows.count, heads.q, heads.dim)
         kv = skinny.KvRows(layer, rows.kv_rows)
         row_kernels.rope_write(qkv, heads, q, step.rotation(self._rope), kv, step.context.launch.pdl)
         return step.product(step.context.attention(q, layer, rows, self._scores), self.out, self.out_bias)

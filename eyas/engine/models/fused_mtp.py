@@ -85,7 +85,7 @@ class FusedMtpLayer:
     def _wide(self, joined: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         pdl = self._context.launch.pdl
         x = torch.mm(joined, self._join.t())
-        normed = row_kernels.norm(x, self._eps, self._layer.gain, pdl=pdl)
+        normed = row_kernels.normed(x, self._layer.norm, pdl)
         return self._layer.wide(normed, x, pool.layer(self._stage), step).settled(self._eps, pdl)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels.blocks import Normed
 from eyas.engine.models.fused_step import Forward
 from eyas.engine.parallel.group import ProcessGroup
 
@@ -33,16 +34,22 @@ class WideRows:
     added: torch.Tensor
     post: torch.Tensor | None = None
 
-    def settle(self, eps: float, pdl: bool, gain: torch.Tensor | None = None) -> torch.Tensor:
-        """The norm, with `gain` if it is given, of the rows to which it has been added, in place."""
-        return row_kernels.add_norm(self.added, self.x, eps, gain, self.post, pdl)
+    def settle(self, how: row_kernels.Norm, pdl: bool) -> Normed:
+        """The norm of the rows to which it has been added, in place."""
+        return row_kernels.add_norm(self.added, self.x, how, self.post, pdl)
 
     def settled(self, eps: float, pdl: bool) -> torch.Tensor:
         """The rows to which it has been added, in place."""
         if self.post is None:
             return self.x.add_(self.added)
-        self.settle(eps, pdl)
+        self.settle(row_kernels.Norm(eps), pdl)
         return self.x
+
+
+def normed_rows(x: torch.Tensor, how: row_kernels.Norm, step: Forward) -> Normed:
+    """The norm of rows x [m, hidden], for products that read finished rows."""
+    launch = step.context.launch
+    return row_kernels.normed(x, how, launch.pdl, launch.exact)
 
 
 def source_of(residual: NarrowRows, eps: float) -> skinny.Source:
