@@ -259,8 +259,8 @@ def _attend(
 
 @triton.jit
 def _part_of(tables, table_stride, slots, starts, firsts, layout: tl.constexpr):
-    """The sequence's page table and start, the first rows that a query sees and that others see, the program's
-    rows first .. last - 1, and the number of parts.
+    """The sequence's page table and start, the first rows that a query sees and that others see, the
+    program's rows first .. last - 1, and the number of parts.
 
     Parts beyond that have nothing to do, and no program waits for them.
     """
