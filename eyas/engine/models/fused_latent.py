@@ -30,7 +30,7 @@ class FusedLatent:
     residual). `gain`: what that norm is multiplied by; None: the weights have it in them.
     """
 
-    out_bias = None
+    out_bias, reads_normed = None, True
 
     def __init__(
         self,
@@ -107,6 +107,19 @@ class FusedLatent:
         if self._second is not None:
             queries = step.product(queries, self._second)
         return step.product(self._attended(queries, layer, step), self.out)
+
+    def exact_wide(
+        self, x: torch.Tensor, scales: torch.Tensor, layer: torch.Tensor, step: Forward
+    ) -> torch.Tensor:
+        """-> every head's values, [m, heads * value], of rows x that have passed their norm."""
+        queries = self._settled(step.product(x, self._first), layer, step)
+        if self._second is not None:
+            queries = step.product(queries, self._second)
+        return self._attended(queries, layer, step)
+
+    def exact_back(self, attended: torch.Tensor, step: Forward) -> torch.Tensor:
+        """-> what is added to the residual, but for the sum over the ranks."""
+        return step.product(attended, self.out)
 
     def _settled(self, first: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor:
         """Keeps the rows; returns what queries are made of, or they themselves."""
