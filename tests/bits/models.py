@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 
+from eyas.engine.attention.device import chunk_tile_rows
+from eyas.engine.attention.exact_latents import ExactLatents
 from eyas.engine.attention.exact_rows import ExactAttention
+from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.checkpoint.weights import FolderWeights, Placement
 from eyas.engine.kernels import skinny
-from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_step import LayerContext
@@ -49,15 +51,15 @@ class Model:
         share = config_of_rank(config, placement.ranks)
         self._shape = PoolShape(share.kv_format, 1 + PAGES, PAGE, placement.dtype, device)
         self._table = torch.randperm(PAGES, generator=random).int()[None].to(device) + 1
-        attention = (ExactAttention if exact else PagedAttention)(
-            self._table, share.num_heads, self._shape, Most(1, 8), pdl=False
-        )
+        latent = bool(share.kv_format.latent)
+        kinds = (PagedLatents, ExactLatents) if latent else (PagedAttention, ExactAttention)
+        attention = kinds[exact](self._table, share.num_heads, self._shape, Most(1, 8), pdl=False)
         launch = replace(skinny.Launch.on(device, False, exact), cublas=cublas and device != "cpu")
         group = group or ProcessGroup(RankInfo(), device)
         context = LayerContext.on(device, config, group, launch, attention)
         with FolderWeights(folder, config.spelling, placement, quantized=config.fp8) as weights:
             self._model = FusedDecoder(config, weights, context)
-        self._tile = tile_rows(share.num_heads, share.num_kv_heads)
+        self._tile = chunk_tile_rows(share)
         self._tokens = self._ints(torch.randint(config.vocab_size, (PAGES * PAGE,), generator=random))
 
     def logits(self, steps: Sequence[Step]) -> dict[int, torch.Tensor]:

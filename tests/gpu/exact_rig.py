@@ -49,8 +49,35 @@ KINDS: dict[str, dict[str, Any]] = {
             "weight_block_size": [128, 128],
         },
     },
+    "latents": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "head_dim": 64,
+        "num_key_value_heads": 32,
+        "q_lora_rank": 768,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_scaling": None,
+        "n_routed_experts": 32,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "moe_intermediate_size": 768,
+        "num_nextn_predict_layers": 0,
+    },
 }
 """What the model's config.json says beside its sizes."""
+ONE_WAY = ("fp8", "latents")
+"""Kinds whose layers have one way for any number of rows, with grouped products."""
 LENGTHS = ((8, 5, 120), (8, 120, 900), (3, 900, 2300), (1, 2300, 5000))  # weight, shortest, longest prompt
 ANSWER = (24, 72)
 LOOK_S = 0.02

@@ -25,6 +25,7 @@ from tests.bits.attention import Exact, Path, Tokens, Tree, branching
 from tests.bits.compare import Composition, Difference, differences
 from tests.bits.grouped import DenseRows, ExpertRows, Where
 from tests.bits.grouped import compositions as grouped_compositions
+from tests.bits.latents import Latents
 from tests.bits.products import Product, ProductRows, WideRows, compositions, cut_by
 
 pytestmark = [
@@ -210,3 +211,33 @@ def test_sharing_a_program_differently_changes_nothing(tokens: Tokens) -> None:
     paths = [IDS[:end] for end in (16400, 3000, 700)]
     runs = [Composition(str(cut), partial(Exact(tokens, Parts(), cut).rows, paths)) for cut in cuts]
     assert few(differences(runs)) == []
+
+
+# --- latents ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def latents() -> Latents:
+    """Of 128 heads, as DeepSeek-V3 has them."""
+    return Latents(17064, (128, 512, 64), "cuda", torch.bfloat16, Parts())
+
+
+def test_latents_of_rows_chains_chunks_and_trees(latents: Latents) -> None:
+    ends = [end for end in bounds() if end > 60]
+    runs = [Composition(f"row {end} alone", partial(latents.rows, [IDS[:end]])) for end in ends]
+    batches = [ends[i : i + 8] for i in range(0, len(ends), 8)]
+    runs += [Composition(f"batch {b}", partial(latents.rows, [IDS[:end] for end in b])) for b in batches]
+    for width in (2, 5, 32):
+        paths = [IDS[: end + width // 2] for end in ends]
+        runs.append(Composition(f"chains of {width}", partial(latents.rows, paths, width)))
+    cut = [(IDS[: end + 3], end - 3) for end in ends]
+    runs.append(Composition("chunks", partial(latents.chunks, cut)))
+    trees = [branching(IDS[: end - 2], IDS[end - 2 : end + 6], OTHERS[:8]) for end in ends]
+    runs.append(Composition("trees", partial(latents.trees, trees)))
+    assert few(differences(runs)) == []
+
+
+def test_latents_by_other_parts_are_noticed(latents: Latents) -> None:
+    longer = Latents(17064, (128, 512, 64), "cuda", torch.bfloat16, replace(Parts(), near=256))
+    runs = {"usual": latents, "longer": longer}
+    assert differences(Composition(name, partial(of.rows, [IDS[:600]])) for name, of in runs.items())

@@ -17,6 +17,7 @@ from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
+from tests.unit.tiny_deepseek import WHOLE, write_tiny_deepseek
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,6 +68,17 @@ def test_weights_in_fp8_change_nothing_of_that(tmp_path: Path, family: str, form
     write_family(tmp_path / "plain", family, std=0.08, **SIZES | FP8)
     write_format(tmp_path / "fp8", tmp_path / "plain", FORMATS[form], kept=(*KEPT, kept))
     assert said(tmp_path / "fp8") == []
+
+
+LATENT = WHOLE | {"num_hidden_layers": 2, "max_position_embeddings": 1024}
+
+
+@pytest.mark.parametrize("form", ["", "fp8 in blocks"])
+def test_latents_have_one_form(tmp_path: Path, form: str) -> None:
+    write_tiny_deepseek(tmp_path / "plain", LATENT)
+    if form:
+        write_format(tmp_path / form, tmp_path / "plain", FORMATS[form])
+    assert said(tmp_path / (form or "plain")) == []
 
 
 def test_by_the_fast_arithmetic_they_do(tmp_path: Path) -> None:

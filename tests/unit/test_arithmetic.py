@@ -190,13 +190,14 @@ def test_a_gpu_whose_own_kernels_differ_is_refused(
 # --- what has no exact kernels ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("family", "part"),
-    [("deepseek_v3", "latent attention, of Deepseek")],
-)
-def test_what_has_no_exact_kernels_is_named(tmp_path: Path, family: str, part: str) -> None:
-    write_family(tmp_path, family)
-    assert part in inexact(read_model(tmp_path), resolve_engine("cuda", deterministic=True))
+def test_of_latents_all_products_are_asked_for(tmp_path: Path) -> None:
+    write_family(tmp_path, "deepseek_v3")
+    model = read_model(tmp_path)
+    config = resolve_engine("cuda", deterministic=True)
+    assert inexact(model, config) == ""
+    asked = {(asked.shape.n, asked.shape.k) for asked in products_of(model) if asked.shape.experts == 1}
+    assert {(40 + 24 + 8, 48), (4 * 20, 40), (48, 4 * 20)} <= asked
+    assert all(weight.kind in ("linear", "gated") for weight in weights_of(model))
 
 
 def test_ranks_are_judged_by_their_shares(tmp_path: Path) -> None:

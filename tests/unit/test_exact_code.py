@@ -16,10 +16,12 @@ from eyas.engine.kernels import combine, exact_wide, skinny
 from eyas.engine.kernels.attend import Queries
 from eyas.engine.kernels.blocks import Fp8Weight
 from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
+from eyas.engine.kernels.exact_latents import attend_latent_chunks_exactly, attend_latents_exactly
 from eyas.engine.kernels.exact_paths import attend_exactly
 from eyas.engine.kernels.exact_prefill import attend_chunks_exactly
 from eyas.engine.kernels.exact_ranks import add_in_order
 from eyas.engine.kernels.grouped import Gate, Products
+from eyas.engine.kernels.latent_products import absorb, values
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.kernels.skinny_tiles import Tile
@@ -29,6 +31,7 @@ from tests.bits.products import Product, cut_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+OTHERS = (("attention", 4), ("ruled", 4), ("wide", 7), ("ranks", 4), ("latents", 6))
 DEPTHS = (64, 128, 256)
 LINEAR = Product("linear", 4096, 4096)
 MATRIX = re.compile(r"wgmma\.mma_async[^{]*\{([^}]*)\}, (%rd\d+), (%rd\d+)")
@@ -98,6 +101,21 @@ def fp8() -> None:
             shared.dense(empty(count, LINEAR.k), weight)
 
 
+def latents() -> None:
+    """Rows by several programs and by one, a tree, and a prompt's chunk; and the products of heads."""
+    kv = PagedKv(empty(4, 2, 1, 64, 1, 576)[:, 1], empty(4, 512, dtype=torch.int32), Scores(0.1))
+    launch, one = ExactLaunch.on(kv, 128, 64, pdl=True), empty(1, dtype=torch.int32)
+    for width, mask in ((1, None), (32, None), (8, empty(1, 1, 8, dtype=torch.int64))):
+        queries = Queries(one, one, width, mask)
+        attend_latents_exactly(empty(width, 128, 576), kv, queries, launch, empty(width, 128, 512))
+    tiles = empty(64, 4, dtype=torch.int32)
+    attend_latent_chunks_exactly(empty(64, 128, 576), kv, tiles, empty(64, 128, 512))
+    angles = empty(64, 32, dtype=torch.float32)
+    turned = skinny.Rotation(angles, angles, empty(64, dtype=torch.int32))
+    absorb(empty(64, 128 * 192), empty(128, 128, 512), turned, pdl=True, exact=True)
+    values(empty(64, 128, 512), empty(128, 128, 512), empty(64, 128 * 128), pdl=True, exact=True)
+
+
 def ranks() -> None:
     """Sums over two ranks, small ones and any; with a residual and sums of squares, and without."""
     rows = empty(8, 512)
@@ -163,7 +181,7 @@ def test_products_in_fp8_fuse_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not any("fma.rn" in code or "red.global.add.f32" in code for code in products)
 
 
-@pytest.mark.parametrize(("recipe", "kernels"), [("attention", 4), ("ruled", 4), ("wide", 7), ("ranks", 4)])
+@pytest.mark.parametrize(("recipe", "kernels"), OTHERS)
 def test_others_compile_and_fuse_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, kernels: int
 ) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +15,10 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from eyas.engine.loading.arithmetic import inexact
 from eyas.engine.loading.build import build_engine
+from eyas.engine.loading.spec import EngineSpec
 from tests.unit import tensor_core
-from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.test_device_engine import SIZES, write_head
 from tests.unit.tiny import write_tiny_llama
@@ -126,17 +126,8 @@ def refused(config: EngineConfig, words: str) -> None:
     assert found.value.param == "deterministic"
 
 
-def test_what_is_not_covered_is_refused_by_name(config: EngineConfig, tmp_path: Path) -> None:
-    sizes = {
-        "q_lora_rank": 32,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 16,
-    }
-    write_family(tmp_path, "deepseek_v3", vocab_size=128, num_hidden_layers=1, **sizes, head_dim=16)
-    refused(
-        replace(config, model=str(tmp_path), draft=None),
-        "--deterministic: there are no exact kernels yet for latent attention",
-    )
+def test_what_is_not_covered_is_refused_by_name(config: EngineConfig) -> None:
     refused(replace(config, dtype="float32"), "--deterministic: products of float32")
+    refused(replace(config, uniform_experts=True), "--deterministic: chance chooses experts")
+    in_fp8 = replace(config, kv_cache_dtype="fp8_e4m3")
+    assert "--kv-cache-dtype fp8_e4m3" in inexact(EngineSpec.of(config).target, in_fp8)

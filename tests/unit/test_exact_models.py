@@ -20,6 +20,7 @@ from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.unit import tensor_core
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
+from tests.unit.tiny_deepseek import SMALL, write_tiny_deepseek
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +75,27 @@ def test_weights_in_fp8_change_nothing_of_that(tmp_path: Path, family: str, form
     write_family(tmp_path / "plain", family, std=0.08, **SIZES)
     write_format(tmp_path / "fp8", tmp_path / "plain", FORMATS[form], kept=(*KEPT, kept))
     assert said(tmp_path / "fp8", WIDE) == []
+
+
+LATENT: dict[str, list[Step]] = {
+    "one chunk": [(CHUNK, 75)],
+    "a chain over the chunk's end": [(CHUNK, 62), (ROWS, 1), (CHUNK, 4), (ROWS, 8)],
+}
+FEW = {"num_hidden_layers": 2, "n_routed_experts": 8}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rank", [48, None])
+def test_latents_have_one_form(tmp_path: Path, rank: int | None) -> None:
+    """Of queries with an inner row and of those without."""
+    write_tiny_deepseek(tmp_path, SMALL | FEW | {"q_lora_rank": rank})
+    assert said(tmp_path, LATENT) == []
+
+
+@pytest.mark.timeout(600)
+def test_todays_latents_are_noticed(tmp_path: Path) -> None:
+    write_tiny_deepseek(tmp_path, SMALL | FEW)
+    assert said(tmp_path, LATENT, exact=False)
 
 
 @pytest.mark.timeout(600)

@@ -94,12 +94,12 @@ def _blocks(
     MASKED: tl.constexpr, layout: tl.constexpr,
 ):  # fmt: skip
     """The softmax so far with columns first .. last - 1, in whole blocks."""
-    row = _rows_at(first + tl.arange(0, BLOCK), sees, start, layout)
+    row = rows_at(first + tl.arange(0, BLOCK), sees, start, layout)
     pages = pages_of(table, row, there, layout.page_size)
     for block in range(first, last, BLOCK):
         column = block + tl.arange(0, BLOCK)
         at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
-        row = _rows_at(column + BLOCK, sees, start, layout)  # ahead of the keys they lead to
+        row = rows_at(column + BLOCK, sees, start, layout)  # ahead of the keys they lead to
         pages = pages_of(table, row, there, layout.page_size)
         if MASKED:
             inside = column < last
@@ -129,7 +129,7 @@ def _scores(q_tile, k, scale, layout: tl.constexpr):
 
 
 @triton.jit
-def _rows_at(column, sees, start, layout: tl.constexpr):
+def rows_at(column, sees, start, layout: tl.constexpr):
     """The logical rows of columns [64]: their own, or, from `start` on, those of a path's nodes."""
     if layout.paths:
         SPAN: tl.constexpr = layout.words * 64

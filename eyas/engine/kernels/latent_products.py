@@ -3,7 +3,8 @@
 A head's plain query times its keys' factor meets latents as they are kept; what it then has mixed of them,
 times its values' factor, is its result (DeepSeek-V2, arXiv 2405.04434, section 2.1). Both kernels take any
 number of rows, with one head's factor at a time; the second first adds up the parts of a context, in their
-order. They know heads and rows; where latents come from they do not know.
+order. `exact`: one cut for any number of rows, and no multiplication is fused with an addition. They know
+heads and rows; where latents come from they do not know.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ _NARROW = 32  # columns of a program that takes such a row
 _PROGRAMS = 128  # fewer than that are cut into narrower ones
 
 
-def absorb(q: torch.Tensor, factor: torch.Tensor, rotation: Rotation, pdl: bool = False) -> torch.Tensor:
+def absorb(
+    q: torch.Tensor, factor: torch.Tensor, rotation: Rotation, pdl: bool = False, exact: bool = False
+) -> torch.Tensor:
     """Rows q [m, heads * (plain + rotated)], strided by row at most -> [m, heads, latent + rotated].
 
     factor [heads, plain, latent]: of the keys. The last `rotated` elements of a head are rotated in float32,
     element i with i + rotated / 2.
     """
     (m, width), (heads, plain, latent) = q.shape, factor.shape
-    rotated, rows = width // heads - plain, _FEW if m <= _FEW else _MANY
+    rotated, rows = width // heads - plain, _FEW if m <= _FEW and not exact else _MANY
     columns = min(latent, _COLUMNS)
     out = empty_padded(m, heads, latent + rotated, like=q)
     _absorb[(heads, triton.cdiv(m, rows), latent // columns + 1)](
@@ -48,12 +51,20 @@ def absorb(q: torch.Tensor, factor: torch.Tensor, rotation: Rotation, pdl: bool 
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,
+        **_options(exact),
     )
     return out
 
 
-def values(mixed: Parted | torch.Tensor, factor: torch.Tensor, out: torch.Tensor, pdl: bool = False) -> None:
-    """Mixed latents [m, heads, latent], whole or in parts, times `factor` -> out [m, heads * value].
+def values(
+    mixed: Parted | torch.Tensor,
+    factor: torch.Tensor,
+    out: torch.Tensor,
+    pdl: bool = False,
+    exact: bool = False,
+) -> None:
+    """Mixed latents [m, heads, latent], whole or in parts (exact: whole), times `factor` -> out
+    [m, heads * value].
 
     factor [heads, value, latent]: of the values.
     """
@@ -62,9 +73,9 @@ def values(mixed: Parted | torch.Tensor, factor: torch.Tensor, out: torch.Tensor
     parted = mixed if isinstance(mixed, Parted) else None
     source = mixed.parts[0] if isinstance(mixed, Parted) else mixed
     (m, heads, latent), width = source.shape, factor.shape[1]
-    rows = _FEW if parted is not None or m <= _FEW else _MANY
+    rows = _FEW if parted is not None or (m <= _FEW and not exact) else _MANY
     columns = max(16, min(_COLUMNS, triton.next_power_of_2(width)))
-    if columns > 32 and heads * triton.cdiv(m, rows) * triton.cdiv(width, columns) < _PROGRAMS:
+    if not exact and columns > 32 and heads * triton.cdiv(m, rows) * triton.cdiv(width, columns) < _PROGRAMS:
         columns = 32
     _values[(heads, triton.cdiv(m, rows), triton.cdiv(width, columns))](
         *(source, None if parted is None else parted.lses, None if parted is None else parted.counts),
@@ -78,7 +89,12 @@ def values(mixed: Parted | torch.Tensor, factor: torch.Tensor, out: torch.Tensor
         PDL=pdl,
         num_warps=4 if parted is None else 8,
         launch_pdl=pdl,
+        **_options(exact),
     )
+
+
+def _options(exact: bool) -> dict[str, bool]:
+    return {"enable_fp_fusion": False} if exact else {}
 
 
 def _single_values(mixed: Parted, factor: torch.Tensor, out: torch.Tensor, pdl: bool) -> None:

@@ -18,6 +18,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
 from eyas.engine.attention.device import row_attention
+from eyas.engine.attention.exact_latents import ExactLatents
 from eyas.engine.attention.exact_rows import ExactAttention
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.prompts import PromptAttention, PromptPlan
@@ -83,20 +84,23 @@ class Arithmetic:
         most = Most(batch + MAX_ENDS, max(loaded.width, config.speculation.topk, waiting))
         shape, heads = loaded.with_pages(1).shape(group), loaded.share(group).num_heads
         if self.exact and group is KvKind.TARGET:
-            return ExactAttention(tables.pages, heads, shape, most, pdl=pdl_of(config))
+            kind = ExactLatents if shape.format.latent else ExactAttention
+            return kind(tables.pages, heads, shape, most, pdl=pdl_of(config))
         prompts = prompts if _heads(loaded, group) == _heads(loaded, KvKind.TARGET) else None
         return row_attention(tables.pages, heads, shape, most, pdl=pdl_of(config), prompts=prompts)
 
 
 def prompts_of(loaded: EngineSpec) -> PromptPlan | None:
-    """Of latents the expanded form. Else FA3, if it is asked for: the build of its kernels begins here and
-    goes on behind everything else.
+    """Of latents the expanded form, but in exact arithmetic. Else FA3, if it is asked for: the build of its
+    kernels begins here and goes on behind everything else.
 
     A model, or a layer, that it has no template for is served all the same, as the log says.
     """
     config, target = loaded.config, loaded.share(KvKind.TARGET)
     latents = target.layers[0].attention
     if isinstance(latents, LatentSpec):
+        if config.deterministic:
+            return None
         return ExpandedPrompts(latents, loaded.with_pages(1).shape(KvKind.TARGET))
     if config.prefill_attention_backend != "flashinfer" or config.deterministic:
         return None
@@ -136,10 +140,10 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
     """What of a model, or of how it is served, has no exact kernels yet; "": nothing."""
     if config.dtype == "float32":
         return "products of float32 have no fixed order: take --dtype bfloat16"
+    if config.kv_cache_dtype != "auto":
+        return f"there are no exact kernels yet for --kv-cache-dtype {config.kv_cache_dtype}"
     if config.uniform_experts:
         return "chance chooses experts by a row's place: leave --uniform-experts out"
-    if target.kv_format.latent:
-        return f"there are no exact kernels yet for latent attention, of {target.architecture}"
     return ""
 
 

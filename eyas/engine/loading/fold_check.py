@@ -45,10 +45,11 @@ def weights_of(target: ModelConfig, ranks: int = 1) -> list[Weight]:
     hidden, found = target.hidden_size, []
     for spec in dict.fromkeys(target.layers):
         attention, mlp = spec.attention, spec.feed_forward
-        dim, heads = attention.head_dim, attention.num_heads
-        rows = (heads + 2 * attention.num_kv_heads) * dim
-        found.append(Weight("heads" if attention.head_norms else "qkv", rows, hidden, dim))
-        found.append(Weight("linear", hidden, heads * dim, hidden))
+        if not attention.latent:
+            dim, heads = attention.head_dim, attention.num_heads
+            rows = (heads + 2 * attention.num_kv_heads) * dim
+            found.append(Weight("heads" if attention.head_norms else "qkv", rows, hidden, dim))
+            found.append(Weight("linear", hidden, heads * dim, hidden))
         if isinstance(mlp, ExpertsSpec):
             routes = mlp.experts + -mlp.experts % SIDE
             found.append(Weight("linear", routes, hidden, routes, router=True))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import Rounding, scales_of
 from eyas.engine.kernels import route, skinny
 from eyas.engine.kernels.blocks import Fp8Weight
@@ -74,10 +74,21 @@ def _of_layer(spec: LayerSpec, hidden: int, rounding: Rounding | None) -> Iterat
     if dense:
         yield Asked(Shape(1, 2 * dense, hidden, True, size), rounding)
         yield Asked(Shape(1, hidden, dense, False, size), rounding)
-    if rounding is not None and isinstance(attention, AttentionSpec):
+    if isinstance(attention, LatentSpec):
+        yield from _of_latents(attention, hidden, rounding)
+    elif rounding is not None and isinstance(attention, AttentionSpec):
         dim, heads = attention.head_dim, attention.num_heads
         yield Asked(Shape(1, (heads + 2 * attention.num_kv_heads) * dim, hidden, False, size), rounding)
         yield Asked(Shape(1, hidden, heads * dim, False, size), rounding)
+
+
+def _of_latents(spec: LatentSpec, hidden: int, rounding: Rounding | None) -> Iterator[Asked]:
+    size, each = 2 if rounding is None else 1, spec.plain_dim + spec.rotated_dim
+    queries = spec.query_rank or spec.num_heads * each
+    yield Asked(Shape(1, queries + spec.head_dim, hidden, False, size), rounding)
+    if spec.query_rank:
+        yield Asked(Shape(1, spec.num_heads * each, spec.query_rank, False, size), rounding)
+    yield Asked(Shape(1, hidden, spec.num_heads * spec.value_dim, False, size), rounding)
 
 
 @torch.inference_mode()

@@ -29,7 +29,7 @@ class FusedLatent:
     `gain`: of the norm of its input (None: there is none, and the input is as wide as the residual).
     """
 
-    out_bias = None
+    out_bias, reads_normed = None, True
 
     def __init__(
         self,
@@ -109,6 +109,20 @@ class FusedLatent:
             queries = step.product(queries, self._second)
         assert isinstance(queries, torch.Tensor)
         return step.product(self._attended(queries, layer, step), self.out)
+
+    def exact_wide(
+        self, x: torch.Tensor, scales: torch.Tensor, layer: torch.Tensor, step: Forward
+    ) -> torch.Tensor:
+        """-> every head's values, [m, heads * value], of rows x that have passed their norm."""
+        queries = self._settled(step.product(x, self._first), layer, step)
+        if self._second is not None:
+            queries = step.product(queries, self._second)
+        assert isinstance(queries, torch.Tensor)
+        return self._attended(queries, layer, step)
+
+    def exact_back(self, attended: torch.Tensor, step: Forward) -> torch.Tensor:
+        """-> what is added to the residual, but for the sum over the ranks."""
+        return step.product(attended, self.out)
 
     def _settled(self, first: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor | Fp8Rows:
         """Keeps the rows; returns what queries are made of, or they themselves."""

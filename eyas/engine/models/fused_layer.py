@@ -65,8 +65,9 @@ class FusedLayer:
         else:
             parts = (weights, f"{prefix}.mlp", before, self._post_mlp)
             self._mlp = dense(config, spec.feed_forward, *parts)
-        self.exact_rows = 0 if any(self._attention.in_fp8) else skinny.MAX_ROWS
-        self.narrow_rows = 0 if spec.attention.output_bias else self.exact_rows
+        narrow = 0 if any(self._attention.in_fp8) else skinny.MAX_ROWS
+        self.exact_rows = 0 if spec.attention.latent else narrow
+        self.narrow_rows = 0 if spec.attention.output_bias else narrow
 
     @property
     def in_fp8(self) -> tuple[bool, ...]:
@@ -114,15 +115,14 @@ class FusedLayer:
         return WideRows(x, added, self._post_mlp)
 
     def exact_wide(self, residual: ScaledRows, layer: torch.Tensor, step: Forward) -> ScaledRows:
-        """`wide` with the bits of `narrow`; the residual is changed in place. Not of latents."""
-        assert isinstance(self._attention, _Attention)
-        x, scales, out = residual.x, residual.scales, self._attention.out
-        if not self._normed or self._attention.in_fp8[0]:
+        """`wide` with the bits of `narrow`; the residual is changed in place."""
+        x, scales = residual.x, residual.scales
+        if not self._normed or self._attention.reads_normed:
             scales = torch.ones_like(scales)
-        if self._normed and self._attention.in_fp8[0]:  # rows are rounded once they are normalised
+        if self._normed and self._attention.reads_normed:
             x = normed_rows(x, self._attention.norm, step).plain
         attended = self._attention.exact_wide(x, scales, layer, step)
-        added = step.exact_product(attended, out)
+        added = self._attention.exact_back(attended, step)
         if (bias := self._attention.out_bias) is not None:
             added.add_(bias)
         residual = residual.plus(added, self._post_attention, self._eps, step)
@@ -173,6 +173,11 @@ class _Attention:
         return tuple(isinstance(weight, Fp8Weight) for weight in (self._weight, self.out))
 
     @property
+    def reads_normed(self) -> bool:
+        """Whether `exact_wide` is given rows that have passed their norm: they are rounded to FP8."""
+        return isinstance(self._weight, Fp8Weight)
+
+    @property
     def _qkv(self) -> skinny.QkvWeights:
         assert isinstance(self._weight, torch.Tensor)
         return skinny.QkvWeights(self._weight, self._bias, self._norms)
@@ -197,13 +202,19 @@ class _Attention:
     def exact_wide(
         self, x: torch.Tensor, scales: torch.Tensor, layer: torch.Tensor, step: Forward
     ) -> torch.Tensor:
-        """-> what every query has attended to, [m, heads * dim]."""
+        """-> what every query has attended to, [m, heads * dim]. `scales`: what x [m, hidden] is still to be
+        multiplied by, float32 [m].
+        """
         heads, kind = self._heads, "heads" if self._heads.norms else "qkv"
         raw = step.exact_product(x, self._weight, kind, heads.dim)
         q, kv = x.new_empty(x.shape[0], heads.q, heads.dim), skinny.KvRows(layer, step.rows.kv_rows)
         after = exact_wide.AfterQkv(self._bias, self._norms)
         exact_wide.rope_write(raw, scales, after, q, step.rotation(self._rope), kv)
         return step.context.attention(q, layer, step.rows, self._scores)
+
+    def exact_back(self, attended: torch.Tensor, step: Forward) -> torch.Tensor:
+        """-> what is added to the residual, but for a bias and the sum over the ranks."""
+        return step.exact_product(attended, self.out)
 
 
 def _attention(
