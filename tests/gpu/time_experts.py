@@ -28,7 +28,7 @@ from eyas.bench.kernels.timing import graph_us
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding, widened
 from eyas.engine.kernels import combine, route
-from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, quantise, rounding_of
+from eyas.engine.kernels.blocks import Fp8Weight, quantise, rounding_of
 from eyas.engine.kernels.grouped import Gate, Products, Rows, Weight
 from eyas.engine.kernels.skinny import Launch
 from eyas.engine.kernels.warm import Warmup
@@ -116,13 +116,13 @@ class Layer:
         return self.products.group(experts, (self.gate_up, self.down))
 
     def first(self, x: torch.Tensor, order: route.Grouped) -> torch.Tensor:
-        made = self.products.gate_up(x, self.gate_up, order, self.case.spec.per_row, Gate())
+        made = self.passed(x, order, Gate())
         assert isinstance(made, torch.Tensor)
         return made
 
-    def passed(self, x: torch.Tensor, order: route.Grouped) -> Rows:
-        """As `first`, rounded for `down` where the tile can."""
-        gate = Gate(rounding=rounding_of(self.down))
+    def passed(self, x: torch.Tensor, order: route.Grouped, gate: Gate | None = None) -> Rows:
+        """As `first`; rounded for `down`, where the tile can do that, if no gate is given."""
+        gate = gate or Gate(rounding=rounding_of(self.down))
         return self.products.gate_up(x, self.gate_up, order, self.case.spec.per_row, gate)
 
     def whole(self, x: torch.Tensor) -> torch.Tensor:
@@ -141,8 +141,7 @@ def recipe() -> None:
     for case in CASES:
         layer = Layer(case, "meta")
         for rows in ROWS:
-            x = layer.random(rows, case.hidden)
-            layer.whole(x)
+            layer.whole(x := layer.random(rows, case.hidden))
             layer.first(x, layer.group(layer.choose(layer.logits(x)).experts))
             combine.combine_add(
                 layer.random(rows * case.spec.per_row, case.hidden),
@@ -231,12 +230,11 @@ def poisoned(layer: Layer, inner: torch.Tensor, order: route.Grouped) -> torch.T
 
 def rounds(layer: Layer, passed: Rows, inner: torch.Tensor) -> bool:
     """Whether what the gate passes is what `quantise` makes of it, to the bit."""
-    if not isinstance(passed, Fp8Rows):
-        return torch.equal(passed, inner)
-    assert isinstance(layer.down, Fp8Weight)
-    expected = quantise(inner, layer.down.rounding)
-    stored = torch.equal(passed.stored.view(torch.uint8), expected.stored.view(torch.uint8))
-    return stored and torch.equal(passed.scales, expected.scales)
+    found, plain = (layer.products.read(made, layer.down) for made in (passed, inner))
+    if isinstance(found, torch.Tensor) or isinstance(plain, torch.Tensor):
+        return found is passed and torch.equal(found, plain)
+    same = torch.equal(found.stored.view(torch.uint8), plain.stored.view(torch.uint8))
+    return same and torch.equal(found.scales, plain.scales)
 
 
 def check_layer(layer: Layer, rows: int) -> dict[str, Any]:
@@ -276,13 +274,8 @@ def check_layer(layer: Layer, rows: int) -> dict[str, Any]:
     if rows > 1:
         power["an offset"] = worst(layer.first(x, shifted), sorted_inner.float())
     noticed = all(value > 10 * WORST for value in power.values())
-    return {
-        "ok": bool(passed and noticed and same > 0.999),
-        "noticed": noticed,
-        "same_experts": same,
-        "rounding_to_the_bit": to_the_bit,
-        **errors,
-    }
+    told = {"noticed": noticed, "same_experts": same, "rounding_to_the_bit": to_the_bit}
+    return {"ok": bool(passed and noticed and same > 0.999), **told, **errors}
 
 
 def check_scale(layer: Layer, rows: int) -> dict[str, Any]:
