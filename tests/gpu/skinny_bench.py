@@ -85,7 +85,8 @@ class Rows:
         x = self.x[product.k]
         source = skinny.Source(x, self.sums[:1], EPS) if product.k == HIDDEN else skinny.Source(x)
         if product.kind == "qkv":
-            return partial(skinny.qkv_rope, source, weight, self.q, self.rotation, self.kv(0), launch)
+            qkv = skinny.QkvWeights(weight)
+            return partial(skinny.qkv_rope, source, qkv, self.q, self.rotation, self.kv(0), launch)
         if product.kind == "gated":
             return partial(skinny.gated, source, weight, self.inner, launch)
         if product.n > 2 * INNER:

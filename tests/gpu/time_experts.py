@@ -28,8 +28,8 @@ from eyas.bench.kernels.timing import graph_us
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding, widened
 from eyas.engine.kernels import combine, route
-from eyas.engine.kernels.blocks import Fp8Weight, quantise
-from eyas.engine.kernels.grouped import Gate, Products, Weight
+from eyas.engine.kernels.blocks import Fp8Weight, quantise, rounding_of
+from eyas.engine.kernels.grouped import Gate, Products, Rows, Weight
 from eyas.engine.kernels.skinny import Launch
 from eyas.engine.kernels.warm import Warmup
 from eyas.engine.models.fused_step import product_float32
@@ -116,13 +116,20 @@ class Layer:
         return self.products.group(experts, (self.gate_up, self.down))
 
     def first(self, x: torch.Tensor, order: route.Grouped) -> torch.Tensor:
-        return self.products.gate_up(x, self.gate_up, order, self.case.spec.per_row, Gate())
+        made = self.passed(x, order, Gate())
+        assert isinstance(made, torch.Tensor)
+        return made
+
+    def passed(self, x: torch.Tensor, order: route.Grouped, gate: Gate | None = None) -> Rows:
+        """As `first`; rounded for `down`, where the tile can do that, if no gate is given."""
+        gate = gate or Gate(rounding=rounding_of(self.down))
+        return self.products.gate_up(x, self.gate_up, order, self.case.spec.per_row, gate)
 
     def whole(self, x: torch.Tensor) -> torch.Tensor:
         """A layer's experts, from normalised rows to what is added."""
         chosen = self.choose(self.logits(x))
         order = self.group(chosen.experts)
-        made = self.products.down(self.first(x, order), self.down, order)
+        made = self.products.down(self.passed(x, order), self.down, order)
         return self.combine(made, chosen)
 
     def combine(self, made: torch.Tensor, chosen: route.Chosen) -> torch.Tensor:
@@ -134,7 +141,8 @@ def recipe() -> None:
     for case in CASES:
         layer = Layer(case, "meta")
         for rows in ROWS:
-            layer.whole(layer.random(rows, case.hidden))
+            layer.whole(x := layer.random(rows, case.hidden))
+            layer.first(x, layer.group(layer.choose(layer.logits(x)).experts))
             combine.combine_add(
                 layer.random(rows * case.spec.per_row, case.hidden),
                 torch.empty(rows, case.spec.per_row, device="meta"),
@@ -220,6 +228,15 @@ def poisoned(layer: Layer, inner: torch.Tensor, order: route.Grouped) -> torch.T
     return layer.products.down(inner, layer.down, order)
 
 
+def rounds(layer: Layer, passed: Rows, inner: torch.Tensor) -> bool:
+    """Whether what the gate passes is what `quantise` makes of it, to the bit."""
+    found, plain = (layer.products.read(made, layer.down) for made in (passed, inner))
+    if isinstance(found, torch.Tensor) or isinstance(plain, torch.Tensor):
+        return found is passed and torch.equal(found, plain)
+    same = torch.equal(found.stored.view(torch.uint8), plain.stored.view(torch.uint8))
+    return same and torch.equal(found.scales, plain.scales)
+
+
 def check_layer(layer: Layer, rows: int) -> dict[str, Any]:
     """Every kernel's worst error, and whether planted faults are noticed."""
     x, spec = layer.random(rows, layer.case.hidden), layer.case.spec
@@ -248,7 +265,8 @@ def check_layer(layer: Layer, rows: int) -> dict[str, Any]:
         "weights": worst(chosen.weights, weights),
     }
     same = (chosen.experts.long() == experts).float().mean().item()
-    passed = max(errors.values()) < WORST and errors["router"] < 1e-4 and same_order
+    to_the_bit = rounds(layer, layer.passed(x, order), sorted_inner)
+    passed = max(errors.values()) < WORST and errors["router"] < 1e-4 and same_order and to_the_bit
     power = {
         "a neighbour's expert": worst(inner, first.roll(1, 0)),
         "a dropped choice": worst(poisoned(layer, sorted_inner, dropped), second),
@@ -256,12 +274,8 @@ def check_layer(layer: Layer, rows: int) -> dict[str, Any]:
     if rows > 1:
         power["an offset"] = worst(layer.first(x, shifted), sorted_inner.float())
     noticed = all(value > 10 * WORST for value in power.values())
-    return {
-        "ok": bool(passed and noticed and same > 0.999),
-        "noticed": noticed,
-        "same_experts": same,
-        **errors,
-    }
+    told = {"noticed": noticed, "same_experts": same, "rounding_to_the_bit": to_the_bit}
+    return {"ok": bool(passed and noticed and same > 0.999), **told, **errors}
 
 
 def check_scale(layer: Layer, rows: int) -> dict[str, Any]:
@@ -305,14 +319,14 @@ def times(layer: Layer, rows: int) -> dict[str, Any]:
         x = layer.random(rows, case.hidden)
         chosen = layer.choose(layer.logits(x))
         order = layer.group(chosen.experts)
-        inner = layer.first(x, order)
+        inner = layer.passed(x, order)
         made = layer.products.down(inner, layer.down, order)
         sets.append((x, layer.logits(x), chosen, order, inner, made))
     calls: dict[str, list[Callable[[], object]]] = {
         "router": [lambda s=s: layer.logits(s[0]) for s in sets],
         "choose": [lambda s=s: layer.choose(s[1]) for s in sets],
         "group": [lambda s=s: layer.group(s[2].experts) for s in sets],
-        "gate_up": [lambda s=s: layer.first(s[0], s[3]) for s in sets],
+        "gate_up": [lambda s=s: layer.passed(s[0], s[3]) for s in sets],
         "down": [lambda s=s: layer.products.down(s[4], layer.down, s[3]) for s in sets],
         "combine": [lambda s=s: layer.combine(s[5], s[2]) for s in sets],
         "layer": [lambda s=s: layer.whole(s[0]) for s in sets],

@@ -121,8 +121,11 @@ def row_times() -> Iterator[tuple[str, float, int]]:
             "rope_write": (lambda a=(qkv, HEADS, q, rotation, kv): rows.rope_write(*a), 2 * qkv.nbytes),
         }
         if m <= 64:
-            calls["embed, sums, overlapped"] = lambda t=tokens: rows.embed(t, table, True, True), 2 * x.nbytes
-            calls["norm, overlapped"] = lambda x=x: rows.norm(x, EPS, gain, True), 2 * x.nbytes
+            calls["embed, sums, overlapped"] = (
+                lambda t=tokens: rows.embed(t, table, sums=True, pdl=True),
+                2 * x.nbytes,
+            )
+            calls["norm, overlapped"] = lambda x=x: rows.norm(x, EPS, gain, pdl=True), 2 * x.nbytes
         for name, (call, least) in calls.items():
             yield f"{name} m {m}", microseconds(call), least
 

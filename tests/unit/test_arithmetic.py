@@ -13,6 +13,7 @@ import torch
 from eyas.common.config import EngineConfig, GatewayConfig, resolve_engine
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind, Role, WorkerInfo
+from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.loading import fold_check
 from eyas.engine.loading.arithmetic import inexact
@@ -135,6 +136,17 @@ def test_of_experts_it_is_their_router_alone(tmp_path: Path) -> None:
     assert pairs[0] == pairs[1] and len(pairs[0]) > 1
     half = products_of(model, 2)[1].shape
     assert half.k * 2 == down.shape.k
+
+
+def test_a_shared_expert_like_the_others_is_judged_with_them(tmp_path: Path) -> None:
+    """As it is computed: tiles follow the number of experts."""
+    write_family(tmp_path, "mixtral", vocab_size=128, num_hidden_layers=1)
+    model = read_model(tmp_path)
+    (layer,) = model.layers
+    assert isinstance(layer.feed_forward, ExpertsSpec)
+    alike = replace(layer.feed_forward, shared_width=layer.feed_forward.width)
+    gate_up, down, *_ = products_of(replace(model, layers=(replace(layer, feed_forward=alike),)))
+    assert (gate_up.shape.experts, down.shape.experts) == alike.with_shared[:1] * 2 == (5, 5)
 
 
 def test_of_weights_in_fp8_all_products_are_asked_for(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from triton.backends.nvidia.compiler import get_ptxas
 
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding
@@ -61,6 +64,8 @@ def routed() -> None:
         combine.combine(made, chosen.weights, empty(rows, HIDDEN), pdl=True)
         if rows < 128:
             combine.combine_add(made, chosen.weights, None, empty(rows, HIDDEN), pdl=True)
+    for count in (64, 4096):
+        route.group(empty(count, dtype=torch.int32), V3.experts + 1, 64, pdl=True)
 
 
 def bf16() -> None:
@@ -92,7 +97,15 @@ def products(rows: RowScales) -> None:
         shared.dense(empty(count, HIDDEN), weight_of(2112, HIDDEN, rows=rows))
 
 
-@pytest.mark.parametrize(("recipe", "kernels"), [("routed", 10), ("bf16", 10), ("fp8", 12), ("channels", 13)])
+def spills(code: Path) -> bool:
+    """Whether a kernel has more numbers than its registers hold."""
+    command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", str(code), "-o", os.devnull]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "bytes spill stores" in said
+    return " 0 bytes spill stores" not in said
+
+
+@pytest.mark.parametrize(("recipe", "kernels"), [("routed", 13), ("bf16", 10), ("fp8", 12), ("channels", 13)])
 def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
@@ -100,6 +113,7 @@ def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch:
     Warmup(f"tests.unit.test_experts_code:{recipe}", (), 90, processes=2).wait()
     found = [path.read_text() for path in tmp_path.rglob("*.ptx")]
     assert len(found) == kernels
+    assert not any(map(spills, tmp_path.rglob("*.ptx")))
     if recipe != "routed":
         products = [code for code in found if "_product" in code]
         assert all("wgmma" in code and ("e4m3" in code) == (recipe != "bf16") for code in products)

@@ -227,7 +227,11 @@ def _call_ahead(
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr, GROUP: tl.constexpr, GATED: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
-    """The first lines of the weight rows that this program reads first. What `blocks` says may be old."""
+    """The first lines of the weight rows that this program reads first.
+
+    What `blocks` says may be old, or anything: it must lead to a weight that exists, and is read past L1
+    (volatile), which must not keep it until it is read again after the wait.
+    """
     EACH: tl.constexpr = 128 // (stored.dtype.element_ty.primitive_bitwidth // 8)
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
     cell = tl.program_id(0)
@@ -235,9 +239,9 @@ def _call_ahead(
     if blocks is None:
         _, tile = _where(cell, (choices + ROWS - 1) // ROWS, TILES, GROUP)
     else:
-        count = tl.minimum(tl.maximum(tl.load(blocks + 3 * most), 1), most)
+        count = tl.minimum(tl.maximum(tl.load(blocks + 3 * most, volatile=True), 1), most)
         block, tile = _where(cell % (count * TILES), count, TILES, GROUP)
-        expert = tl.minimum(tl.maximum(tl.load(blocks + block), 0), EXPERTS - 1)
+        expert = tl.minimum(tl.maximum(tl.load(blocks + block, volatile=True), 0), EXPERTS - 1)
     row = tl.minimum(tile * COLUMNS + tl.arange(0, COLUMNS), OUTPUTS - 1)
     at = tl.program_id(1) * (K // SPLIT) + tl.minimum(tl.arange(0, LINES) * EACH, K // SPLIT - 1)
     lines = stored + (expert * N + row).to(tl.int64)[:, None] * K + at[None, :]

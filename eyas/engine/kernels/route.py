@@ -23,6 +23,7 @@ TINY = tl.constexpr(1e-20)
 MOST = tl.constexpr(1e30)  # of a logit, either way: differences stay numbers
 _CHUNK, _LEAST = 256, 32  # choices that one program of `group` puts in their places, at most and at least
 _COLUMN = 64  # of those, how many are compared at a time
+_PAIRS = 4096  # of a choice and an expert, that a warp holds
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,16 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
     counts = torch.empty(chunks, experts, dtype=torch.int32, device=device)
     sizes = {"EXPERTS": experts, "SLOTS": triton.next_power_of_2(experts), "CHUNK": chunk, "PDL": pdl}
     sizes["COLUMN"] = min(chunk, _COLUMN)
+    # For the registers: a program holds each of so many choices beside every expert.
+    warps = min(max(sizes["SLOTS"] * sizes["COLUMN"] // _PAIRS, 4), 16)
     if chunks > 1:
-        _count[(chunks,)](chosen, counts, count, **sizes, num_warps=4, launch_pdl=pdl)
+        _count[(chunks,)](chosen, counts, count, **sizes, num_warps=warps, launch_pdl=pdl)
     _place[(chunks,)](
         *(chosen, counts, order, blocks, count, most, chunks),
         **sizes,
         ROWS=rows,
         ALONE=chunks == 1,
-        num_warps=4 if chunk <= _COLUMN else 8,
+        num_warps=warps if chunk <= _COLUMN else max(warps, 8),
         launch_pdl=pdl,
     )
     return Grouped(order, blocks, rows)

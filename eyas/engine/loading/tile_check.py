@@ -67,9 +67,10 @@ def _of_layer(spec: LayerSpec, hidden: int, rounding: Rounding | None) -> Iterat
     size, attention, mlp = 2 if rounding is None else 1, spec.attention, spec.feed_forward
     dense = 0 if rounding is None else mlp.width
     if isinstance(mlp, ExpertsSpec):
-        gate_up = Shape(mlp.experts, 2 * mlp.width, hidden, True, size)
+        experts, _ = mlp.with_shared
+        gate_up = Shape(experts, 2 * mlp.width, hidden, True, size)
         yield Asked(gate_up, rounding)
-        yield Asked(Shape(mlp.experts, hidden, mlp.width, False, size), rounding, gate_up)
+        yield Asked(Shape(experts, hidden, mlp.width, False, size), rounding, gate_up)
         dense = mlp.shared_width
     if dense:
         yield Asked(Shape(1, 2 * dense, hidden, True, size), rounding)
