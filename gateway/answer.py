@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from functools import partial
 
 import msgspec
 
 from eyas.common.types import GenerationRequest
 from gateway.backend import GenerationBackend
-from gateway.lane import Express, TextEvent
+from gateway.lane import TextEvent, TextLane
 from gateway.metrics import Meter
 from gateway.openai_request import ApiCall
 from gateway.parts import Parts
@@ -50,16 +51,16 @@ class Answer:
         """
         return self._streams[0].take() if len(self._streams) == 1 else self._take_any()
 
-    def use_lane(self, event: TextEvent, meter: Meter, parts: Parts) -> None:
+    def use_lanes(self, event: TextEvent, meter: Meter, parts: Parts) -> None:
         """From now on, `parts` get the events of most tokens at once, instead of `take` their deltas."""
         if len(self._streams) == 1:
             (text,) = self._streams
-            text.use_lane(Express(text, event, meter, parts).take)
+            text.use_lanes(partial(TextLane.of, text, event, meter, parts))
 
-    def leave_lane(self) -> None:
+    def leave_lanes(self) -> None:
         """Nothing is written any more without `take`."""
         for text in self._streams:
-            text.use_lane(None)
+            text.use_lanes(None)
 
     async def aclose(self) -> None:
         """Ends what still reads. The streams stay their owner's."""

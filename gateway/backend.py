@@ -26,8 +26,18 @@ class BackendHealth(msgspec.Struct, frozen=True):
     degraded: str = ""
 
 
-Lane = Callable[[Entry, float], bool]
-"""Takes an entry that came now (monotonic seconds), and then nothing else gets it; False: it did not."""
+class Lane(Protocol):
+    """A short way for entries."""
+
+    __slots__ = ()
+
+    def offer(self, entry: Entry, now: float) -> bool:
+        """Takes an entry that came now (monotonic seconds): nothing else gets it then. False: it did not."""
+        ...
+
+
+Lanes = Callable[[int], Lane | None]
+"""The lane of a choice; None: it has none yet."""
 
 
 class GenerationStream(Protocol):
@@ -42,11 +52,12 @@ class GenerationStream(Protocol):
         """
         ...
 
-    def use_lane(self, lane: Lane | None) -> None:
-        """From now on, an entry that comes while the reader waits is offered to `lane` (None: to none).
+    def use_lanes(self, lanes: Lanes | None) -> None:
+        """From now on, an entry that comes while the reader waits is offered to its choice's lane (None: to
+        none).
 
-        A lane leaves a request's first two tokens to `take`, which alone gives the end and errors. A
-        stream may do without lanes.
+        Lanes leave a request's first two tokens to `take`, which alone gives the end and errors. A stream
+        may do without lanes.
         """
 
     async def cancel(self, choice: int | None = None) -> None:
@@ -72,8 +83,8 @@ class WatchedStream(GenerationStream):
     def take(self) -> Awaitable[Sequence[Entry]]:
         return self._stream.take()
 
-    def use_lane(self, lane: Lane | None) -> None:
-        self._stream.use_lane(lane)
+    def use_lanes(self, lanes: Lanes | None) -> None:
+        self._stream.use_lanes(lanes)
 
     async def cancel(self, choice: int | None = None) -> None:
         await self._stream.cancel(choice)

@@ -19,14 +19,15 @@ from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
 from gateway import router
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lane
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lanes
 from gateway.metrics import GatewayMetrics
 from gateway.router import Candidate
 from gateway.text import RequestTrace
 
 PROMPT = (0, 1, 2, 3)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-TICK_S = 0.1
+TICK_S = 0.1  # while something is wrong: an answer again is told at once
+CALM_S = 0.5
 PLAIN_RUNS = 2  # runs in a row without a draft that count as degraded: one draft may just be late
 
 _log = logging.getLogger("eyas.gateway")
@@ -105,7 +106,7 @@ class Canary(GenerationBackend):
                 self._problem, self._due_at = behind.problem, 0.0
             elif self._clock() >= self._due_at:
                 await self._run_once()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_S if self._problem else CALM_S)
 
     async def _run_once(self) -> None:
         timeout_s = self._schedule.busy_timeout_s if self._in_flight else self._schedule.timeout_s
@@ -213,8 +214,8 @@ class ObservedStream(GenerationStream):
     def take(self) -> Awaitable[Sequence[Entry]]:
         return self._stream.take() if self._proved else self._observed()
 
-    def use_lane(self, lane: Lane | None) -> None:
-        self._stream.use_lane(lane)
+    def use_lanes(self, lanes: Lanes | None) -> None:
+        self._stream.use_lanes(lanes)
 
     async def _observed(self) -> Sequence[Entry]:
         entries = await self._stream.take()

@@ -190,7 +190,8 @@ class Cluster:
         while True:
             await asyncio.sleep(FOLLOW_S)
             self._open_sessions()
-            self.candidates()  # notes what is under way at each new report
+            for info in self.workers():
+                self._ledger.at_report(info)  # notes what is under way at each new report
             await self._retire(time.monotonic())
 
     def _open_sessions(self) -> None:

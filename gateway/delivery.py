@@ -17,70 +17,96 @@ import msgspec
 
 from eyas.common.errors import Cancelled, EyasError
 from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings
-from gateway.backend import Lane
+from gateway.backend import Lane, Lanes
 
 MAX_BUFFERED_STEPS = 1024  # engine steps by which a client may lag behind
 _log = logging.getLogger("eyas.gateway")
 MAX_TAKEN = 64  # entries at a time: a client that reads again after a while gets no burst of them all
 
 
-class Pace:
-    """When the tokens of a request came. Times are monotonic seconds; it begins when it is made.
+class Pace(msgspec.Struct, frozen=True):
+    """When the tokens of a request came, so far. Times are monotonic seconds.
 
-    `steps`: entries with new tokens, over all choices; `tokens`: what they had.
+    `steps`: entries with new tokens, over all choices; `tokens`: what they had. `began`: when the request
+    did; `first`, `last`: when the first and the last of these tokens came.
     """
 
-    __slots__ = ("_began", "_choices", "_first", "_last", "steps", "tokens")
-
-    def __init__(self, choices: int) -> None:
-        self.steps = 0
-        self.tokens = 0
-        self._choices = choices
-        self._began = self._first = self._last = time.monotonic()
-
-    def came(self, tokens: int, now: float) -> None:
-        """Counts new tokens of a choice, which came now."""
-        self._last = now
-        if not self.steps:
-            self._first = now
-        self.steps += 1
-        self.tokens += tokens
+    choices: int
+    steps: int = 0
+    tokens: int = 0
+    began: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
 
     @property
     def ttft_s(self) -> float | None:
         """Seconds to the first token; None: there was none."""
-        return self._first - self._began if self.steps else None
+        return self.first - self.began if self.steps else None
 
     @property
     def tpot_s(self) -> float | None:
         """Seconds per token after the first, of one choice in the mean; None: there was none."""
-        later = self.tokens / self._choices - 1
-        return (self._last - self._first) / later if later > 0 else None
+        later = self.tokens / self.choices - 1
+        return (self.last - self.first) / later if later > 0 else None
 
 
-class Delivery:
+class Output(Lane):
+    """One choice of a delivery: its tokens so far, when the last came (monotonic seconds), how many entries
+    had some, and the lane that takes entries while the reader waits, if it has one yet.
+    """
+
+    # All streams' entries pass by in turn, so what one touches is in no cache: it lies close together.
+    __slots__ = ("_choice", "_delivery", "entries", "ids", "lane", "last")
+
+    def __init__(self, delivery: Delivery, choice: Choice) -> None:
+        self._delivery = delivery
+        self._choice = choice.index
+        self.ids = array("i", choice.output_ids)
+        self.lane: Lane | None = None
+        self.entries = 0
+        self.last = 0.0
+
+    def offer(self, entry: Entry, now: float) -> bool:
+        """Gives the lane an entry that has just the next tokens. False: it is to be pushed."""
+        lane, ids, tokens = self.lane, self.ids, entry.tokens
+        if lane is None or not self._delivery.waits or entry.index != len(ids) or not tokens:
+            return False
+        try:
+            if entry.choice != self._choice or not lane.offer(entry, now):
+                return False
+        except Exception:
+            self._delivery.fail(entry.id)
+            return False
+        for token in tokens:  # quicker than `extend`, which makes an iterator
+            ids.append(token)
+        self.last = now
+        self.entries += 1
+        return True
+
+
+class Delivery(Lane):
     """A bounded buffer of entries between the workers' streams and one consumer.
 
     `push`, `offer`, `close` and `end` neither wait nor raise, so a shared stream can call them; `take` waits.
-    `lane`: what entries are offered to while the consumer waits for the next.
+    `waits`: the reader has dealt with all that it took, and nothing has woken it since.
     """
 
-    # All streams' rows pass by in turn, so what a row touches is in no cache: slots are half of it.
     __slots__ = (
-        *("_buffer", "_ended", "_error", "_limit", "_open", "_outputs", "_prompt_delivered", "_reader"),
-        *("_steps", "_waits", "lane", "pace"),
+        *("_began", "_buffer", "_ended", "_error", "_first", "_given", "_lanes", "_limit", "_open"),
+        *("_outputs", "_prompt_delivered", "_reader", "_steps", "waits"),
     )
 
     def __init__(self, choices: Sequence[Choice], limit: int = MAX_BUFFERED_STEPS) -> None:
-        self._outputs = {c.index: array("i", c.output_ids) for c in choices}
-        self.pace = Pace(len(choices))
+        self._outputs = {choice.index: Output(self, choice) for choice in choices}
+        self._given = self.tokens
+        self._began = self._first = time.monotonic()
         self._open = dict(self._outputs)  # those of the choices that go on
         self._steps = limit
         self._limit = limit * max(1, len(choices))  # a step has one entry per choice
         self._buffer: deque[Entry] = deque()
-        self.lane: Lane | None = None
+        self._lanes: Lanes | None = None
         self._reader: asyncio.Future[None] | None = None  # what `take` waits for
-        self._waits = False  # the reader has dealt with all that it took, and nothing has woken it since
+        self.waits = False
         self._prompt_delivered = False
         self._ended = False
         self._error: EyasError | None = None
@@ -98,7 +124,15 @@ class Delivery:
     @property
     def tokens(self) -> int:
         """How many tokens all choices have so far."""
-        return sum(len(ids) for ids in self._outputs.values())
+        return sum(len(output.ids) for output in self._outputs.values())
+
+    @property
+    def pace(self) -> Pace:
+        """When its tokens came."""
+        outputs = self._outputs.values()
+        entries, tokens = sum(output.entries for output in outputs), self.tokens - self._given
+        last = max(output.last for output in outputs)
+        return Pace(len(outputs), entries, tokens, self._began, self._first, last)
 
     def is_open(self, choice: int) -> bool:
         """Whether the choice has neither finished nor been closed."""
@@ -106,24 +140,25 @@ class Delivery:
 
     def unfinished(self) -> tuple[Choice, ...]:
         """The open choices and the tokens delivered of each: another worker goes on from these."""
-        return tuple(Choice(i, tuple(ids)) for i, ids in self._open.items())
+        return tuple(Choice(i, tuple(output.ids)) for i, output in self._open.items())
+
+    @property
+    def lane(self) -> Lane | None:
+        """What takes entries that need not be pushed; None: all are to be."""
+        if self._lanes is None:
+            return None
+        return self if len(self._outputs) > 1 else next(iter(self._outputs.values()))
+
+    def use_lanes(self, lanes: Lanes | None) -> None:
+        """See `GenerationStream.use_lanes`."""
+        self._lanes = lanes
+        for output in self._outputs.values():
+            output.lane = None
 
     def offer(self, entry: Entry, now: float) -> bool:
-        """Gives the lane an entry that has just the next tokens. False: it is to be pushed."""
-        lane, output, tokens = self.lane, self._open.get(entry.choice), entry.tokens
-        if lane is None or output is None or not self._waits or entry.index != len(output) or not tokens:
-            return False
-        try:
-            if not lane(entry, now):
-                return False
-        except Exception:
-            _log.exception("request %s failed", entry.id)
-            self.end(EyasError("internal error"))
-            return False
-        for token in tokens:  # quicker than `extend`, which makes an iterator
-            output.append(token)
-        self.pace.came(len(tokens), now)
-        return True
+        """Gives its choice's lane an entry that has just the next tokens. False: it is to be pushed."""
+        output = self._open.get(entry.choice)
+        return output is not None and output.offer(entry, now)
 
     def push(self, entry: Entry) -> None:
         """Buffers what is new in `entry`, unless the lane takes it.
@@ -133,22 +168,26 @@ class Delivery:
         with an error.
         """
         output = self._outputs.get(entry.choice)
-        now = time.monotonic()
-        if output is None or self.offer(entry, now) or self._ended:
+        if output is None:
             return
-        known = len(output) - entry.index
+        now = time.monotonic()
+        if output.lane is None and self._lanes is not None and entry.choice in self._open:
+            self._begin(output, entry)
+        if output.offer(entry, now) or self._ended:
+            return
+        known = len(output.ids) - entry.index
         if known or entry.prompt is not None or entry.choice not in self._open:
             if known < 0 and entry.choice in self._open:
-                self.end(EyasError(f"a worker skipped from output index {len(output)} to {entry.index}"))
+                self.end(EyasError(f"a worker skipped from output index {len(output.ids)} to {entry.index}"))
                 return
             entry = self._news(entry, known)
         if not entry.tokens and (entry.finish, entry.timings, entry.prompt) == (None, None, None):
             return
         if entry.tokens:
-            output.extend(entry.tokens)
-            self.pace.came(len(entry.tokens), now)
+            output.ids.extend(entry.tokens)
+            self._came(output, now)
         if entry.finish is not None:
-            self._open.pop(entry.choice, None)
+            self._shut(entry.choice)
         if len(self._buffer) >= self._limit:
             self._buffer.clear()
             self.end(Cancelled(f"the client reads too slowly: {self._steps} steps were waiting for it"))
@@ -168,7 +207,7 @@ class Delivery:
 
     def close(self, choice: int) -> None:
         """Drops everything that still comes for this choice."""
-        self._open.pop(choice, None)
+        self._shut(choice)
         self._wake()
 
     def end(self, error: EyasError | None = None) -> None:
@@ -176,6 +215,11 @@ class Delivery:
         if not self._ended:
             self._ended, self._error = True, error
             self._wake()
+
+    def fail(self, request: str) -> None:
+        """Ends it for the defect that is being handled."""
+        _log.exception("request %s failed", request)
+        self.end(EyasError("internal error"))
 
     async def take(self) -> Sequence[Entry]:
         """The next entries, at most MAX_TAKEN; () at the end. Raises the error the request ended with."""
@@ -186,20 +230,40 @@ class Delivery:
                 return ()
             # A bare future: this runs for every step, and an asyncio.Event would double the cost.
             self._reader = asyncio.get_running_loop().create_future()
-            self._waits = True
+            self.waits = True
             try:
                 await self._reader
             finally:
-                self._reader, self._waits = None, False
+                self._reader, self.waits = None, False
         if len(buffer) > MAX_TAKEN:
             return [buffer.popleft() for _ in range(MAX_TAKEN)]
         self._buffer = deque()
         return buffer
 
+    def _begin(self, output: Output, entry: Entry) -> None:
+        """The choice has a lane from now on, if there is one by now."""
+        assert self._lanes is not None
+        try:
+            output.lane = self._lanes(entry.choice)
+        except Exception:
+            self.fail(entry.id)
+
+    def _came(self, output: Output, now: float) -> None:
+        """Notes new tokens of a choice, which came now."""
+        if not any(known.entries for known in self._outputs.values()):
+            self._first = now
+        output.last = now
+        output.entries += 1
+
+    def _shut(self, choice: int) -> None:
+        """The choice takes nothing more."""
+        if self._open.pop(choice, None) is not None:
+            self._outputs[choice].lane = None
+
     def _wake(self) -> None:
-        if self._waits and self._reader is not None and not self._reader.done():
+        if self.waits and self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-        self._waits = False
+        self.waits = False
 
 
 def _without_first(entry: Entry, known: int) -> Entry:

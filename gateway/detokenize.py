@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from tokenizers import Tokenizer as HFTokenizer
@@ -20,6 +20,28 @@ from eyas.common.decoders import StreamedDecoder, compile_decoder
 from eyas.common.text_stages import TextStage, clean_up_stages
 
 _CONTEXT = 16  # tokens before a text that can change how it begins
+
+
+class _Alone(dict[int, str | None]):
+    """By id: the text of a token that stands alone; None for one with half a character, and for unknown ids.
+
+    It is filled as it is asked, so that streams share what they see.
+    """
+
+    def __init__(self, entries: Sequence[bytes]) -> None:
+        self._entries = entries
+
+    def __missing__(self, id: int) -> str | None:
+        if not 0 <= id < len(self._entries):
+            return None
+        try:
+            self[id] = text = self._entries[id].decode()
+        except UnicodeDecodeError:
+            self[id] = text = None
+        return text
+
+
+_NEVER = _Alone(())
 
 
 class TokenBytes:
@@ -40,6 +62,7 @@ class TokenBytes:
         added = tokenizer.get_added_tokens_decoder()
         self._special = {id for id, token in added.items() if token.special}
         self._table = [b"" if id in self._special else data for id, data in enumerate(self._shown)]
+        self._alone = {True: _Alone(self._table), False: _Alone(self._shown)}
         self._views: dict[frozenset[str], TokenBytes] = {}
 
     def special_id(self, name: str) -> int | None:
@@ -52,6 +75,7 @@ class TokenBytes:
             view = copy.copy(self)
             view._special = {id for id in self._special if self._names[id] not in names}
             view._table = [b"" if id in view._special else data for id, data in enumerate(self._shown)]
+            view._alone = self._alone | {True: _Alone(view._table)}
             self._views[names] = view
         return self._views[names]
 
@@ -61,6 +85,10 @@ class TokenBytes:
     def entries(self, skip_special: bool) -> list[bytes]:
         """What each id contributes after others."""
         return self._table if skip_special else self._shown
+
+    def alone(self, skip_special: bool) -> Mapping[int, str | None]:
+        """By id: the text of a token after others, None where it cannot be told from the token alone."""
+        return self._alone[skip_special]
 
     def piece(self, id: int, skip_special: bool) -> str | None:
         """The vocabulary's entry for `id`; None for an unknown id and for special tokens that are skipped."""
@@ -89,6 +117,7 @@ class Detokenizer:
     """The text of one choice, as its tokens come."""
 
     __slots__ = (
+        "_alone",
         "_decoder",
         "_entries",
         "_last",
@@ -111,11 +140,15 @@ class Detokenizer:
         self._partial = b""  # the first bytes of an unfinished character
         self._last: str | None = None  # the last piece, while the bytes depend on it
         self._needs_pieces = decoder.distinct or decoder.first_piece is not None
+        self._alone: Mapping[int, str | None] = _NEVER  # while the text depends on what is before it
+        self._settle()
         if context:
             self._follow(context)
 
     def feed(self, ids: Sequence[int]) -> str:
         """The characters that these tokens completed (often one word each, sometimes none)."""
+        if len(ids) == 1 and not self._partial and (alone := self._alone[ids[0]]) is not None:
+            return alone
         parts = [self._partial]
         if self._needs_pieces:
             parts += self._pieces(ids)
@@ -159,7 +192,12 @@ class Detokenizer:
             parts.append(self._entries[id] if first is None else first(piece))
             self._last = piece
         self._needs_pieces = self._decoder.distinct or self._last is None
+        self._settle()
         return parts
+
+    def _settle(self) -> None:
+        if not (self._needs_pieces or self._stages):
+            self._alone = self._table.alone(self._skip_special)
 
 
 class LateDetokenizer:

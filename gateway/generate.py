@@ -24,7 +24,7 @@ from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStar
 from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings, WorkerInfo
 from gateway import router
 from gateway.admission import is_synthetic
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lane
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lanes
 from gateway.cluster import Cluster
 from gateway.delivery import Delivery, first_entry
 from gateway.holdings import Prefix
@@ -102,8 +102,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
     def take(self) -> Awaitable[Sequence[Entry]]:
         return self._delivery.take()
 
-    def use_lane(self, lane: Lane | None) -> None:
-        self._delivery.lane = lane
+    def use_lanes(self, lanes: Lanes | None) -> None:
+        self._delivery.use_lanes(lanes)
 
     async def cancel(self, choice: int | None = None) -> None:
         """Ends one choice, or the whole request. Idempotent."""
@@ -276,7 +276,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         if entry.timings is not None:
             entry = msgspec.structs.replace(entry, timings=leg.named(entry.timings))
         self._delivery.push(entry)
-        leg.lane = self._delivery.offer if self._delivery.lane else None  # of the next entries
+        leg.lane = self._delivery.lane  # of the next entries
         if self._delivery.over:
             if self._delivery.complete:
                 leg.close(cancel=self._ended_elsewhere)

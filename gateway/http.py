@@ -274,7 +274,7 @@ async def _stream(
         async with _until(deadline):
             await reply.write(format.opening())
             if reply.parts is not None and (event := format.text_event) is not None:
-                answer.use_lane(event, meter, reply.parts)
+                answer.use_lanes(event, meter, reply.parts)
             while deltas := await answer.take():
                 meter.deltas(deltas)
                 part = await to_thread(events, deltas) if call.prompt_logprobs else events(deltas)
@@ -287,7 +287,7 @@ async def _stream(
         _log.exception("a stream failed")
         last = format.failure(EyasError("internal error"))
     finally:
-        answer.leave_lane()
+        answer.leave_lanes()
     await reply.end(last)
 
 

@@ -14,15 +14,13 @@ from collections.abc import Callable
 import msgspec
 
 from eyas.common.types import Entry
+from gateway.backend import Lane
 from gateway.metrics import Meter, Rhythm
 from gateway.parts import Parts
-from gateway.text import Bare, TextStream
+from gateway.text import Bare, TextStream, UsageCounts
 
 TextEvent = Callable[[int, str], bytes]
 """(choice, text): the event that adds text to a choice and says nothing else."""
-
-Track = tuple[Bare, Rhythm, bytes, bytes]
-"""Of a choice: its text, its pace, and what is before and after the text in its events."""
 
 _encode = msgspec.json.Encoder().encode
 _MARK = secrets.token_hex(16)  # a text that stands for any other: nothing else in an event is like it
@@ -34,42 +32,41 @@ def around(event: TextEvent, choice: int) -> tuple[bytes, bytes]:
     return before, after
 
 
-class Express:
-    """The lane of one response. All bytes of its events but the text's are rendered once per choice."""
+class TextLane(Lane):
+    """The lane of one choice. All bytes of its events but the text's are rendered once."""
 
-    __slots__ = ("_event", "_meter", "_parts", "_text", "_tracks", "_usage")
+    __slots__ = ("_after", "_before", "_parts", "_rhythm", "_show", "_usage")
 
-    def __init__(self, text: TextStream, event: TextEvent, meter: Meter, parts: Parts) -> None:
-        self._text = text
-        self._event = event
-        self._meter = meter
+    def __init__(
+        self, show: Bare, usage: UsageCounts, rhythm: Rhythm, around: tuple[bytes, bytes], parts: Parts
+    ) -> None:
+        """`show`: the text of the next tokens; `around`: what is before and after it in an event."""
+        self._show = show
+        self._usage = usage
+        self._rhythm = rhythm
+        self._before, self._after = around
         self._parts = parts
-        self._usage = text.usage
-        self._tracks: dict[int, Track] = {}
 
-    def take(self, entry: Entry, now: float) -> bool:
+    @classmethod
+    def of(cls, text: TextStream, event: TextEvent, meter: Meter, parts: Parts, choice: int) -> Lane | None:
+        """The lane of a choice of this response; None: it has none yet."""
+        show = text.bare(choice)
+        if show is None:
+            return None
+        return cls(show, text.usage, meter.rhythm(choice), around(event, choice), parts)
+
+    def offer(self, entry: Entry, now: float) -> bool:
         """Shows an entry; False, and nothing has happened: it is the reader's."""
         if entry.finish is not None or entry.logprobs or self._parts.blocked:
             return False
         if entry.timings is not None or entry.prompt is not None:
             return False
-        choice, tokens = entry.choice, entry.tokens
-        track = self._tracks.get(choice) or self._begin(choice)
-        if track is None:
-            return False
-        bare, rhythm, before, after = track
-        text = bare(tokens)
+        tokens = entry.tokens
+        text = self._show.feed(tokens)
         self._usage.completion_tokens += len(tokens)
         if entry.offered:
             self._usage.drafted(entry.accepted, entry.offered, 1)
-        rhythm.tokens(len(tokens), now)
+        self._rhythm.tokens(len(tokens), now)
         if text:
-            self._parts.write(before + _encode(text) + after)
+            self._parts.write(self._before + _encode(text) + self._after)
         return True
-
-    def _begin(self, choice: int) -> Track | None:
-        bare = self._text.bare(choice)
-        if bare is None:
-            return None
-        self._tracks[choice] = track = (bare, self._meter.rhythm(choice), *around(self._event, choice))
-        return track

@@ -57,6 +57,11 @@ class DecodeLeg(Listener):
     entries that its owner need not see.
     """
 
+    __slots__ = (
+        *("_cluster", "_id", "_owner", "_sent", "_session", "_spoke", "_stake"),
+        *("admitted", "attempt", "lane", "waits", "worker"),
+    )
+
     def __init__(self, cluster: Cluster, worker: str, attempt: int, owner: LegOwner) -> None:
         self.worker = worker
         self.attempt = attempt

@@ -179,19 +179,22 @@ class GatewayMetrics:
 
 
 class Rhythm:
-    """When the tokens of one choice come."""
+    """When the tokens of one choice come. `last`: when its last tokens came, monotonic seconds; 0 before.
 
-    __slots__ = ("_last", "_seconds")
+    `observe` counts the seconds per token that they took.
+    """
+
+    __slots__ = ("last", "observe")
 
     def __init__(self, seconds: PlainHistogram) -> None:
-        self._seconds = seconds
-        self._last = 0.0  # when its last tokens came
+        self.observe = seconds.observe
+        self.last = 0.0
 
     def tokens(self, count: int, now: float) -> None:
         """Counts tokens that came now."""
-        if self._last:
-            self._seconds.observe((now - self._last) / count)
-        self._last = now
+        last, self.last = self.last, now
+        if last:
+            self.observe((now - last) / count)
 
 
 class Meter:

@@ -16,10 +16,8 @@ class Parts(Protocol):
 
     __slots__ = ()
 
-    @property
-    def blocked(self) -> bool:
-        """Whether the client reads slowly."""
-        ...
+    blocked: bool
+    """Whether the client reads slowly. It is read for every token."""
 
     def write(self, part: bytes) -> None:
         """Takes a part, which leaves soon. A no-op once the client is gone."""

@@ -18,6 +18,7 @@ from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
 from gateway.backend import Lane
 
 SILENCE_S = 5.0  # without a message a worker counts as lost: it sends a heartbeat every second
+HEARD_S = 0.1  # of it: how much older the deadline may be than the newest message
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 
@@ -128,9 +129,12 @@ class Session:
         The first message opens the session: a worker that cannot serve ends the stream without one.
         """
         clock = asyncio.get_running_loop().time
-        async with asyncio.timeout(SILENCE_S) as silence:
+        heard = clock()
+        async with asyncio.timeout(SILENCE_S + HEARD_S) as silence:
             async for event in stream:
-                silence.reschedule(clock() + SILENCE_S)
+                if (now := clock()) - heard > HEARD_S:  # a new deadline costs as much as some rows
+                    heard = now
+                    silence.reschedule(now + SILENCE_S + HEARD_S)
                 if self._stream is None:
                     self._stream, self._draining = stream, False
                     _log.info("session with worker %s is open", self.worker)
@@ -152,7 +156,7 @@ class Session:
             listener = known.get(entry.id)
             if listener is not None and entry.attempt >= listener.attempt:
                 lane = listener.lane
-                if lane is None or not lane(entry, now):
+                if lane is None or not lane.offer(entry, now):
                     listener.on_entry(entry)
 
     def _drain(self) -> None:

@@ -7,18 +7,26 @@ usage. It knows tokens and text; it refuses to know HTTP, JSON and protobuf.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
 from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, GenerationRequest, PromptLogprobs, Timings, TokenLogprob
-from gateway.backend import GenerationStream, Lane
+from gateway.backend import GenerationStream, Lanes
 from gateway.stop import StopMatcher
 from gateway.tokenizer import Tokenizer
 
-Bare = Callable[[Sequence[int]], str]
-"""Of the next tokens alone: their text."""
+
+class Bare(Protocol):
+    """The text of tokens alone."""
+
+    __slots__ = ()
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text of the next tokens."""
+        ...
 
 
 class TextRules(msgspec.Struct, frozen=True):
@@ -135,7 +143,7 @@ class ChoiceText:
         self._include_stop = rules.include_stop
         self._offsets = rules.offsets
         self._min_tokens = request.params.min_tokens
-        self.bare: Bare | None = self._detokenizer.feed if not rules.stops else None
+        self.bare: Bare | None = self._detokenizer if not rules.stops else None
         """None if stop strings are looked for."""
         self._tokens = 0
         self._length = 0  # characters decoded so far, with those held back
@@ -223,9 +231,9 @@ class TextStream:
         self._stream = stream
         self._open = {choice.index: ChoiceText(tokenizer, request, rules) for choice in request.choices}
 
-    def use_lane(self, lane: Lane | None) -> None:
-        """See `GenerationStream.use_lane`."""
-        self._stream.use_lane(lane)
+    def use_lanes(self, lanes: Lanes | None) -> None:
+        """See `GenerationStream.use_lanes`."""
+        self._stream.use_lanes(lanes)
 
     def bare(self, number: int) -> Bare | None:
         """What shows a choice's next tokens as `take` would, until it finishes; the caller counts `usage`.

@@ -25,6 +25,7 @@ from eyas.engine.ipc.messages import Admitted, Cancel, Command, Ready, Step, Sub
 
 CONTEXT = 1 << 20  # tokens: an answer is as long as the measurement
 TOKENS = range(100, 1000)  # they come in turn: ordinary words of any vocabulary
+VOCABULARY = 1 << 20  # ids that prompts may have: those of any model's template
 FIRST = 8  # tokens that come at once: all that a gateway's canary asks for, however slow the pace
 
 
@@ -39,7 +40,7 @@ class PacedEngine:
             fingerprint="paced",
             draft_fingerprint="",
             context_length=CONTEXT,
-            vocab_size=TOKENS.stop,
+            vocab_size=VOCABULARY,
             pages_total=1,
             pools={},
             files={},
@@ -90,7 +91,7 @@ async def serve(port: int, step_s: float) -> None:
     def describe() -> WorkerInfo:
         roles, ready = (Role.PREFILL, Role.DECODE), engine.client.ready
         return WorkerInfo(
-            address, roles, 1, ready.model, ready.fingerprint, "", CONTEXT, TOKENS.stop, 1, stays=True
+            address, roles, 1, ready.model, ready.fingerprint, "", CONTEXT, VOCABULARY, 1, stays=True
         )
 
     async def probe(owner: str) -> list[Link]:

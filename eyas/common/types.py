@@ -155,7 +155,7 @@ class Timings(msgspec.Struct, frozen=True):
     sent: float = 0.0
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one engine step gave one choice. `index` is the output index of tokens[0].
 
     The step verified drafts `offered` tokens deep and kept `accepted` of them (both 0 without drafts); of a

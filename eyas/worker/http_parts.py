@@ -1,21 +1,23 @@
-"""Parts of streamed responses on their way out: one write per response and turn of the event loop.
+"""Parts of streamed responses on their way out: one write per connection and turn of the event loop.
 
 A decode step gives tokens to many streams at once. Their parts are held until all of them are rendered, and
-then leave one after the other, so that readers on this host are woken once. It knows uvicorn's cycles and
-chunked bodies, and refuses to know what a part says.
+then leave one after the other, so that readers on this host are woken once. It knows chunked bodies and
+connections, and refuses to know what a part says.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.parts import Parts
 
 
 class Outbox:
-    """The responses of one server that hold parts: they are flushed when the loop next turns."""
+    """The connections of one server that hold parts: they are flushed when the loop next turns."""
+
+    __slots__ = ("_holders",)
 
     def __init__(self) -> None:
         self._holders: list[HeldParts] = []
@@ -33,29 +35,33 @@ class Outbox:
 
 
 class HeldParts(Parts):
-    """The parts of one response with a chunked body, whose header is sent by its cycle."""
+    """The parts of a connection's responses with chunked bodies, one after the other.
 
-    __slots__ = ("_cycle", "_flow", "_held", "_outbox")
+    The connection says when the client reads too slowly (`blocked`), and when nothing may leave any more
+    (`cut`). What is before a body and after it is not sent here.
+    """
 
-    def __init__(self, cycle: RequestResponseCycle, outbox: Outbox) -> None:
-        self._cycle = cycle
-        self._flow = cycle.flow
+    __slots__ = ("_flow", "_held", "_outbox", "_transport", "blocked", "cut")
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl, outbox: Outbox) -> None:
+        self._transport = transport
+        self._flow = flow
         self._outbox = outbox
         self._held: list[bytes] = []
-
-    @property
-    def blocked(self) -> bool:
-        return self._flow.write_paused  # never once the client is gone
+        self.blocked = False
+        self.cut = False
 
     def write(self, part: bytes) -> None:
         if not self._held:
             self._outbox.add(self)
-        self._held.append(b"%x\r\n%b\r\n" % (len(part), part))
+        self._held.append(part)
 
     def flush(self) -> None:
-        held, self._held = self._held, []
-        if held and not self._cycle.disconnected and not self._cycle.transport.is_closing():
-            self._cycle.transport.write(b"".join(held))
+        held = self._held
+        if held and not self.cut and not self._transport.is_closing():
+            part = held[0] if len(held) == 1 else b"".join(held)
+            self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        held.clear()
 
     async def drain(self) -> None:
-        await self._cycle.flow.drain()
+        await self._flow.drain()

@@ -111,6 +111,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admits the connection, or refuses and closes it if there are too many."""
         super().connection_made(transport)
+        self._parts = HeldParts(transport, self.flow, self._connections.outbox)
         try:
             self._connections.enter(self)
         except EyasError as error:
@@ -129,11 +130,13 @@ class HttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client reads too slowly: starts the time after which the connection is cut."""
         super().pause_writing()
+        self._parts.blocked = True
         self._stalled = self.loop.call_later(self._limits.stalled_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The client reads again."""
         super().resume_writing()
+        self._parts.blocked = False
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
@@ -189,8 +192,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The body's time limit starts."""
         super().on_headers_complete()
-        parts = HeldParts(self.cycle, self._connections.outbox)
-        extensions: Any = {PARTS: parts}
+        extensions: Any = {PARTS: self._parts}
         self.scope["extensions"] = extensions
         self._in_header, self._in_body = False, True
         self._watch()
@@ -266,7 +268,7 @@ class HttpProtocol(HttpToolsProtocol):
             if not self._in_body or self.pipeline or self.cycle.response_started:
                 self.transport.abort()  # another answer is due first, so this one cannot be sent
                 return
-            self.cycle.disconnected = True  # this is the answer: the application's is dropped
+            self.cycle.disconnected = self._parts.cut = True  # this is the answer: its own is dropped
             self.cycle.waiting_for_100_continue = False  # nothing more is written before the end
             self.cycle.message_event.set()
         body = error_body(error)

@@ -21,7 +21,7 @@ from eyas.common.types import (
     TokenLogprob,
     WorkerInfo,
 )
-from gateway.backend import BackendHealth, Lane
+from gateway.backend import BackendHealth, Lanes
 from gateway.router import Candidate
 from gateway.tokenizer import Tokenizer
 
@@ -110,7 +110,7 @@ class ScriptedStream:
         entry = await anext(self._entries, None)
         return () if entry is None else (entry,)
 
-    def use_lane(self, lane: Lane | None) -> None: ...
+    def use_lanes(self, lanes: Lanes | None) -> None: ...
 
     async def entries(self) -> AsyncGenerator[Entry, None]:
         start = 0

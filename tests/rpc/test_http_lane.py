@@ -55,13 +55,13 @@ ITS_OWN = re.compile(rb'"id":"[^"]*"|"created":\d+')
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What lanes answered."""
     answers: list[bool] = []
-    take = lane.Express.take
+    take = lane.TextLane.offer
 
-    def told(self: lane.Express, entry: Any, now: float) -> bool:
+    def told(self: lane.TextLane, entry: Any, now: float) -> bool:
         answers.append(take(self, entry, now))
         return answers[-1]
 
-    monkeypatch.setattr(lane.Express, "take", told)
+    monkeypatch.setattr(lane.TextLane, "offer", told)
     return answers
 
 
@@ -183,10 +183,10 @@ async def test_a_client_that_never_reads_is_ended() -> None:
 
 
 async def test_a_lane_that_breaks_ends_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(self: lane.Express, entry: Any, now: float) -> bool:
+    def breaks(self: lane.TextLane, entry: Any, now: float) -> bool:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(lane.Express, "take", breaks)
+    monkeypatch.setattr(lane.TextLane, "offer", breaks)
     async with workers(UNIFIED) as started, doors(started) as (quick, _):
         *_, error, done, _ = await events(quick, "completions", TEXT)
         assert b"internal error" in error and done == b"data: [DONE]"

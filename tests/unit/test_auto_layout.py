@@ -164,24 +164,17 @@ def test_where_nothing_is_known_or_free_roles_decide() -> None:
     assert 'eyas_placements_total{placement="by_roles"} 1.0' in world.page()
 
 
-def paced(steps: int, tokens_each: int, tpot_s: float, monkeypatch: pytest.MonkeyPatch) -> Pace:
+def paced(steps: int, tokens_each: int, tpot_s: float) -> Pace:
     """The pace of an answer whose first token came after 0.2 s."""
-    now = 50.0
-    monkeypatch.setattr("gateway.delivery.time.monotonic", lambda: now)
-    pace = Pace(1)
-    now += 0.2
-    pace.came(1, now)
-    for _ in range(steps - 1):
-        now += tokens_each * tpot_s
-        pace.came(tokens_each, now)
-    return pace
+    later = (steps - 1) * tokens_each
+    return Pace(1, steps, 1 + later, began=50.0, first=50.2, last=50.2 + later * tpot_s)
 
 
-def test_predictions_are_compared_and_count_accepted_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_are_compared_and_count_accepted_drafts() -> None:
     world = World()
     before = world.layout.route(1000, world.workers())
     assert before is not None and before.tpot_s is not None
-    pace = paced(101, 3, 0.004, monkeypatch)
+    pace = paced(101, 3, 0.004)
     assert (pace.ttft_s, pace.tpot_s) == (pytest.approx(0.2), pytest.approx(0.004))
     world.layout.ended(RequestRoute("w0", None, ttft_s=0.1, tpot_s=0.004), pace)
     page = world.page()
@@ -206,10 +199,7 @@ def load(world: World, prompt: int, requests: int, answer: int = 256) -> None:
     for _ in range(requests):
         world.now += 1.0
         world.layout.placed(RequestRoute("w0", None), prompt, prompt)
-        pace = Pace(1)
-        for _ in range(answer):
-            pace.came(1, world.now)
-        world.layout.ended(RequestRoute("w0", None), pace)
+        world.layout.ended(RequestRoute("w0", None), Pace(1, answer, answer))
 
 
 def thought(world: World) -> dict[str, Preference]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from eyas.common.errors import Cancelled, EyasError, Unavailable
 from eyas.common.types import Choice, Entry, Finish, PromptLogprobs, Timings, TokenLogprob
+from gateway.backend import Lane
 from gateway.delivery import MAX_TAKEN, Delivery
 
 
@@ -123,16 +124,23 @@ async def test_timings_come_through_without_their_tokens() -> None:
     assert entries[2].offered == 0 and delivery.tokens == 2
 
 
+class Told(Lane):
+    """Takes all entries but last ones."""
+
+    def __init__(self, told: list[Entry]) -> None:
+        self._told = told
+
+    def offer(self, entry: Entry, now: float) -> bool:
+        if entry.finish is None:
+            self._told.append(entry)
+        return entry.finish is None
+
+
 async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
     """Otherwise it could overtake what the reader has taken and not yet dealt with."""
     delivery, told = Delivery([Choice(0)]), list[Entry]()
 
-    def lane(entry: Entry, now: float) -> bool:
-        if entry.finish is None:
-            told.append(entry)
-        return entry.finish is None
-
-    delivery.lane = lane
+    delivery.use_lanes(lambda choice: Told(told))
     delivery.push(entry(0, 1))
     assert [e.tokens for e in await delivery.take()] == [(1,)]
     delivery.push(entry(1, 2))  # the reader deals with the first one
@@ -148,9 +156,18 @@ async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
     assert await delivery.take() == () and delivery.tokens == 5
 
 
+async def test_a_lane_that_cannot_begin_ends_the_delivery_and_nothing_else() -> None:
+    """Other requests' entries come by the same call."""
+    delivery = Delivery([Choice(0)])
+    delivery.use_lanes(lambda choice: 1 // 0)
+    delivery.push(entry(0, 1))
+    with pytest.raises(EyasError, match="internal error"):
+        await delivery.take()
+
+
 async def test_a_reader_that_went_away_leaves_no_lane_open() -> None:
     delivery = Delivery([Choice(0)])
-    delivery.lane = lambda entry, now: True
+    delivery.use_lanes(lambda choice: Told([]))
     reading = asyncio.create_task(delivery.take())
     await asyncio.sleep(0)
     reading.cancel()

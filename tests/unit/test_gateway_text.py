@@ -225,7 +225,7 @@ class Script:
     async def take(self) -> Any:
         return [self.entries.pop(0)] if self.entries else ()
 
-    def use_lane(self, lane: Any) -> None: ...
+    def use_lanes(self, lanes: Any) -> None: ...
 
     async def cancel(self, choice: int | None = None) -> None:
         self.cancelled.append(choice)
