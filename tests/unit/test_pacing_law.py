@@ -7,7 +7,7 @@ is wrong for the next. Seeds are fixed, so a figure is the same on every machine
 from __future__ import annotations
 
 import pytest
-from pacing_world import BATCHES, SPEC, TABLES, Engine, best_fixed, started
+from pacing_world import BATCHES, HOST_MS, SPEC, STARTS, TABLES, Engine, best_fixed, round_ms, started
 
 from eyas.engine.speculation import depth as depth_module
 from eyas.engine.speculation.acceptance import Acceptance
@@ -70,6 +70,19 @@ def test_times_are_learnt_while_it_runs() -> None:
     for rate in TABLES:
         engine = Engine(AdaptiveDepth(SPEC, 64))
         assert least(engine, (1, 64), rate) >= 0.95, rate
+
+
+def test_the_deepest_rounds_are_left_though_others_are_believed_slow() -> None:
+    """A start measured all depths but the deepest 1.7 times too long."""
+    policy = started()
+    for batch in STARTS:
+        for depth in policy.depths[:-1]:
+            policy.times.measured(batch, depth, 1.7e-3 * (round_ms(batch, depth, 0.0) + HOST_MS))
+    engine = Engine(policy, seed=2)
+    engine.batch(64)
+    engine.run(0.95, 1000.0)
+    engine.run(0.75, 5000.0)
+    assert engine.run(0.75, 10_000.0).speed / best_fixed(64, 0.75) >= 0.95
 
 
 def test_a_trial_that_is_held_up_leaves_trials_affordable() -> None:

@@ -147,19 +147,21 @@ class AdaptiveDepth:
         """Leave the best depth for a moment, if that is paid for: to one beside it that may be as good.
 
         Plain rounds say nothing of drafts, so the depth above them is tried whatever it promises: for one
-        round, which tells what is accepted. How long such rounds take only the second one tells.
+        round, which tells what is accepted. How long such rounds take only the second one tells. The deepest
+        rounds tell all that is accepted, but not how long others take: if that is believed too long, nothing
+        else would lead back, so the depth before them is tried for two, whatever it promises.
         """
         near = tokens / seconds > NEAR * self._rate
         beside = {
             place: price(tokens, seconds, self._place, place)
             for place in (self._place - 1, self._place + 1)
-            if 0 <= place < len(near) and (near[place] or not self._place)
+            if 0 <= place < len(near) and (near[place] or self._place in (0, len(near) - 1))
         }
         if not beside:
             return
         place = max(beside, key=lambda one: self._ages[one] / beside[one])
         if self._ages[place] and beside[place] <= self._credit:
-            self._now, self._left = place, 2 if near[place] else 1
+            self._now, self._left = place, 2 if near[place] or self._place else 1
             self._tried = self.depths[place]
 
     def landed(self, batch: Batch, depth: int, accepted: Ints, offered: Ints) -> None:
