@@ -93,7 +93,7 @@ def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no
         whole = template.render([_QUESTION, answer], tools=_TOOLS, add_generation_prompt=False)
     except (InvalidRequest, TooManySteps):
         return False
-    text = whole if format.anywhere else whole.removeprefix(prompt)
+    text = whole.removeprefix(prompt) if format.opener else whole
     if format.sign not in text:
         return False
     parser = MessageParser(Reading(format, {_NAME: _SCHEMA}))

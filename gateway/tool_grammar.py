@@ -89,8 +89,8 @@ def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, m
         return either([content, held])
     if frame is not None:
         return either([frame.content(frame.free(mark), mark), held])
-    if not calls.anywhere:
-        return either([held, {"type": "regex", "pattern": r"([^{\s][\s\S]*)?"}])
+    if calls.opener:
+        return either([held, {"type": "regex", "pattern": rf"([^\{calls.opener}\s][\s\S]*)?"}])
     begin = mark(calls.markers[0])
     free = {"type": "any_text", "excludes": [begin["value"]] if begin["type"] == "const_string" else []}
     return sequence(free, optional(held))
@@ -98,11 +98,6 @@ def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, m
 
 def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Format:
     """The calls that the answer is held to. `must`: it must be calls."""
-    if format.grammar is None:
-        field = "tool_choice" if must else "tools"
-        what = body.named_tool or "required" if must else "beside a grammar or with strict"
-        reason = f"{field} {what} is not supported: calls in the format {format.name} have no grammar"
-        raise InvalidRequest(reason, param=field)
     name = body.named_tool
     schemas = {
         tool.function.name: _schema(tool, must, f"tools[{i}].function.parameters")

@@ -19,6 +19,9 @@ MAX_GRAMMAR_BYTES = 64 << 10
 MAX_GRAMMAR_DEPTH = 128
 """Of brackets and of values inside values, so that no reader of a grammar recurses too deeply."""
 
+PYTHON = "python"
+"""The `style` of a JSON schema in a structural tag whose values are written as Python's literals."""
+
 
 class GrammarKind(enum.StrEnum):
     """The notation of a grammar's text."""

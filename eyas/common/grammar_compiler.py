@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar, GrammarKind, renewed
+from eyas.common.grammar import PYTHON, Grammar, GrammarKind, renewed
 from eyas.common.json_schema import exact
+from eyas.common.python_rules import IN_STRINGS, OF_BOUNDED, PARTS, of_python
 from eyas.common.vocabulary import pieces
 
 MAX_CHOICES = 1000
@@ -27,9 +28,6 @@ MAX_WHITESPACE = 16
 
 _MOST_SAID = 300  # characters of a reason: errors may quote the whole grammar
 _ORIGIN = re.compile(r"^(\[[0-9:]*\] )?(/\S+:\d+: )?")
-_TEXTS_AND_CLASSES = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
-_OF_BOUNDED = r"[^\"\\\r\n]"  # in text of a bounded length, as the library writes its rules
-_IN_STRINGS = r"[^\0-\x1f\"\\]"
 _ABSENT = ("torch", "transformers")
 
 
@@ -95,14 +93,15 @@ class GrammarCompiler:
 
     def _bounded(self, text: str, read: Callable[[], Any]) -> Any:
         """Compiles a grammar with text of a bounded length; None: `text` has none. In such text the library
-        lets control characters through, which JSON's strings do not have.
+        lets control characters through, which JSON's strings do not have, and halves of surrogate pairs,
+        which no text has: decoded, their bytes are three characters.
         """
         if "Length" not in text:
             return None
         rules = str(read())
-        if _OF_BOUNDED not in rules:
+        if OF_BOUNDED not in rules:
             return None
-        exact = _TEXTS_AND_CLASSES.sub(lambda one: _IN_STRINGS if one[0] == _OF_BOUNDED else one[0], rules)
+        exact = PARTS.sub(lambda one: IN_STRINGS if one[0] == OF_BOUNDED else one[0], rules)
         return self._compiler.compile_grammar(self._grammar.from_ebnf(exact))
 
 
@@ -117,7 +116,9 @@ def _one_of(texts: Any) -> dict[str, Any]:
 
 
 def _exact_tag(tag: Any) -> Any:
-    """The tag with every JSON schema in it made exact. Raises InvalidRequest for a schema that cannot be."""
+    """The tag with every JSON schema in it made exact, and written in Python where its style says so. Raises
+    InvalidRequest for a schema that cannot be.
+    """
     if not isinstance(tag, dict):
         raise InvalidRequest("a structural tag must be an object", param="grammar")
     if "format" not in tag and "structures" in tag:
@@ -130,9 +131,20 @@ def _exact_tag(tag: Any) -> Any:
         elif isinstance(value, dict) and "json_schema" in value:
             value["json_schema"] = exact(value["json_schema"], f"{pointer}/json_schema")
             value.setdefault("max_whitespace_cnt", MAX_WHITESPACE)
+            if value.get("style") == PYTHON:
+                _as_python(value)
         elif isinstance(value, dict):
             todo += [(part, f"{pointer}/{name}") for name, part in value.items()]
     return tag
+
+
+def _as_python(form: dict[str, Any]) -> None:
+    """Makes the format of a JSON value that of a Python literal."""
+    rules = library().Grammar.from_json_schema(
+        json.dumps(form["json_schema"]), max_whitespace_cnt=MAX_WHITESPACE
+    )
+    form.clear()
+    form.update(type="grammar", grammar=of_python(str(rules)))
 
 
 def _reason(error: Exception) -> str:

@@ -12,8 +12,9 @@ import json
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from eyas.common import text_formats
 from eyas.common.errors import InvalidRequest
-from eyas.common.patterns import EXPRESSIONS, Pattern, Unheld
+from eyas.common.patterns import EXPRESSIONS, Unheld, rewritten
 from eyas.common.schema_branches import disjoint, resolve, type_of_value
 
 MAX_DEPTH = 32
@@ -46,6 +47,8 @@ _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _CONSTRAINTS = {"type", *_INSTEAD}.union(*_OF_TYPE.values())
 _NOT_IN_JSON = "".join(map(chr, range(0x20))) + '"\\'
 _JSON_ESCAPES = {character: json.dumps(character)[1:-1] for character in _NOT_IN_JSON}
+_AS_PATTERNS = ("email", "json-pointer", "relative-json-pointer")
+"""Formats for which xgrammar lets through what is no JSON: quotes and backslashes without an escape."""
 _LOOKS_AROUND = ("(?=", "(?!", "(?<")
 
 Schema = dict[str, Any]
@@ -193,17 +196,18 @@ def _look_at_string(schema: Schema, pointer: str) -> None:
     if "format" in schema and schema["format"] not in FORMATS:
         known = ", ".join(sorted(FORMATS))
         refuse(f"{pointer}/format", f"the format is not supported (supported are {known})")
+    if schema.get("format") in _AS_PATTERNS:
+        schema["pattern"] = text_formats.FORMATS[schema.pop("format")]
     pattern = schema.get("pattern", "")
     if not isinstance(pattern, str) or any(mark in pattern for mark in _LOOKS_AROUND):
         refuse(f"{pointer}/pattern", "pattern must be a text without look-around and named groups")
     if not pattern:
         return
     try:
-        quoted = Pattern(pattern, _NOT_IN_JSON, _JSON_ESCAPES, EXPRESSIONS)
+        # as it stands, xgrammar would end the string with a quote in it, and take bytes that are no text
+        schema["pattern"] = rewritten(pattern, _NOT_IN_JSON, _JSON_ESCAPES, EXPRESSIONS)
     except Unheld as reason:
         refuse(f"{pointer}/pattern", f"the pattern is not supported: {reason}")
-    if quoted.escaped:  # xgrammar would write the character as it is, and end the string with it
-        schema["pattern"] = quoted.written
 
 
 def _look_at_number(schema: Schema, pointer: str, types: set[str]) -> None:

@@ -57,17 +57,12 @@ RULES = Notation(" ", " | ", "(", '""', '"')
 EXPRESSIONS = Notation("", "|", "(?:", "(?:)", "")
 
 
-class Pattern:
-    """A pattern that is to be written without the characters `never`.
+def rewritten(pattern: str, never: str, escapes: Mapping[str, str], notation: Notation) -> str:
+    """The pattern, written without the characters `never`; `escapes`: what stands for one that it names.
 
-    `escapes`: what is written for one that the pattern names. `written`: the pattern as it is to stand.
-    `escaped`: whether it names any. Raises Unheld for a pattern that cannot be written.
+    Raises Unheld for a pattern that cannot be written.
     """
-
-    def __init__(self, pattern: str, never: str, escapes: Mapping[str, str], notation: Notation) -> None:
-        reader = _Reader(pattern, never, escapes, notation)
-        self.written = reader.alternatives(0)
-        self.escaped = reader.escaped
+    return _Reader(pattern, never, escapes, notation).alternatives(0)
 
 
 def _range(first: str, last: str) -> str:
@@ -118,7 +113,6 @@ class _Reader:
     """Reads a pattern from its first character to its last."""
 
     def __init__(self, pattern: str, never: str, escapes: Mapping[str, str], notation: Notation) -> None:
-        self.escaped = False
         self._text = pattern
         self._never = never
         self._escapes = escapes
@@ -196,7 +190,6 @@ class _Reader:
             return self._notation.literal(character)
         if character not in self._escapes:
             raise Unheld(f"{character!r} in it cannot be written where it stands")
-        self.escaped = True
         return f"{self._notation.group}{self._notation.literal(self._escapes[character])})"
 
     def _written(self, ranges: Ranges) -> str:

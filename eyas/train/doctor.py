@@ -98,7 +98,7 @@ def check_tensors(head: DraftConfig, target: ModelConfig) -> list[str]:
 def _built(head: DraftConfig, target: ModelConfig, *, blank: bool) -> tuple[Inspection, ConfigError | None]:
     """Builds the head of its tensors, and says what that was not possible for."""
     family = head_family(head.algorithm)
-    backend = TorchAttention.of(head.decoder, PoolShape(head.kv_format, pages=1, page_size=16))
+    backend = TorchAttention.of(head.decoder, PoolShape(head.pool_format(16), pages=1, page_size=16))
     with FolderWeights(target.folder, target.spelling, quantized=target.fp8) as weights:
         ends = EmbeddingAndHead.load(target, weights)
     with Inspection(head.folder, family.spelling, head.decoder.fp8, blank=blank) as inspected:

@@ -13,19 +13,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.patterns import RULES, Pattern, Unheld
+from eyas.common.patterns import RULES, Unheld, rewritten
+from eyas.common.text_formats import FORMATS
 from gateway.parsers.bare_values import Written
 from gateway.parsers.kinds import BRANCHES, Kind, Kinds, kinds_of
 from gateway.parsers.parameters import (
     OTHER_NAMES,
     Parameters,
     constraint,
+    lengths,
     parameters_of,
     standing,
     unheld,
 )
 from gateway.parsers.tags import Format, arguments, either, optional, sequence, text
-from gateway.parsers.text_formats import FORMATS
 
 _SAYS_NOTHING = frozenset("title description default examples deprecated readOnly writeOnly $comment".split())
 _NEVER = "<"  # what tags begin with
@@ -109,9 +110,8 @@ class _Branch:
 
     def _bounded(self, said: Mapping[str, Any]) -> Format:
         pattern = said.get("pattern", FORMATS.get(said.get("format", "")))
-        if pattern is not None:
-            return {"type": "grammar", "grammar": f"root ::= {Pattern(pattern, _NEVER, {}, RULES).written}"}
-        if {"minLength", "maxLength"} & set(said):
-            least, most = said.get("minLength", 0), said.get("maxLength", "")
-            return {"type": "regex", "pattern": f"[^<]{{{least},{most}}}"}
-        return self._free()
+        times = lengths(said)
+        if pattern is None and not times:
+            return self._free()
+        written = rewritten("[^<]" if pattern is None else pattern, _NEVER, {}, RULES)
+        return {"type": "grammar", "grammar": f"root ::= {written}{times}"}

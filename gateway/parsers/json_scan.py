@@ -74,6 +74,7 @@ class JsonScan:
                 can = self._next in (_MORE, _VALUE_OR_END, _KEY_OR_END)
                 if not can or not self._open or self._open.pop() != _CLOSES[character]:
                     return False
+                self._next = _MORE  # a key is never in brackets
                 self._ended()
                 return True
             case ":":

@@ -15,14 +15,18 @@ from typing import Any
 from gateway.parsers.calls import NAME, Tools, attempt, begin
 from gateway.parsers.output import Output
 from gateway.parsers.source import Cut, Malformed, Source, Wait
+from gateway.parsers.tags import quoted
 
 MARKERS = BEGIN, END = "<|python_start|>", "<|python_end|>"
 MAX_CALL = 1 << 16  # characters of one call's arguments
-MAX_DEPTH = 32  # brackets within brackets
-_STRUCTURE = re.compile(r"""["'()\[\]{}]""")
+MAX_DEPTH = 100  # brackets within brackets
+TITLE = re.compile(r"[^\W\d][\w.-]*")
+"""Names of arguments: Python's, its keywords too, and those with dots and dashes, which models write too."""
 _JSON_NAMES = {"true": True, "false": False, "null": None}  # models mix the two languages
 _PIECE = re.compile(r"[^\"'()\[\]{}\\]+")
 _OPENERS, _CLOSERS = "([{", ")]}"
+_SEPARATOR = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]""", re.DOTALL)
+_KEYWORD = re.compile(rf"({TITLE.pattern})\s*=\s*(\S.*)", re.DOTALL)
 
 
 def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
@@ -88,25 +92,37 @@ def _enclosed(source: Source) -> Wait[str]:
 
 
 def _keywords(text: str) -> str:
-    """The JSON object of Python's keyword arguments. Raises Malformed if they are anything but literals."""
+    """The JSON object of Python's keyword arguments, whose names may be any. Of two of a name the later one
+    counts. Raises Malformed if they are anything but literals.
+    """
     try:
-        call = ast.parse(f"f({text})", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise Malformed
-        if len({keyword.arg for keyword in call.keywords}) < len(call.keywords):
-            raise Malformed
-        return "{" + ", ".join(_pairs(call.keywords)) + "}"
+        values = dict(map(_pair, _parts(text)))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise Malformed from None
+    return "{" + ", ".join(f"{quoted(name)}: {value}" for name, value in values.items()) + "}"
 
 
-def _pairs(keywords: list[ast.keyword]) -> Iterator[str]:
-    for keyword in keywords:
-        if keyword.arg is None:
-            raise Malformed
-        text = json.dumps(_value(keyword.value), ensure_ascii=False, allow_nan=False)
-        text.encode()  # half a surrogate pair is no text
-        yield f"{json.dumps(keyword.arg, ensure_ascii=False)}: {text}"
+def _parts(text: str) -> Iterator[str]:
+    """What stands between the commas outside of brackets and strings."""
+    depth = begin = 0
+    for found in _SEPARATOR.finditer(text):
+        depth += (found.group() in _OPENERS) - (found.group() in _CLOSERS)
+        if found.group() == "," and depth == 0:
+            yield text[begin : found.start()]
+            begin = found.end()
+    if rest := text[begin:].strip():
+        yield rest
+
+
+def _pair(part: str) -> tuple[str, str]:
+    """A name, and its value as JSON."""
+    found = _KEYWORD.fullmatch(part.strip())
+    if not found:
+        raise Malformed
+    node = ast.parse(f"({found[2]}\n)", mode="eval").body
+    text = json.dumps(_value(node), ensure_ascii=False, allow_nan=False)
+    text.encode()  # half a surrogate pair is no text
+    return found[1], text
 
 
 def _value(node: ast.expr) -> Any:

@@ -10,7 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.parsers import deepseek, glm, harmony, hermes, kimi, llama3, mistral, pythonic, qwen3_coder
+from gateway.parsers import (
+    deepseek,
+    glm,
+    harmony,
+    hermes,
+    kimi,
+    llama3,
+    mistral,
+    python_grammar,
+    pythonic,
+    qwen3_coder,
+)
 from gateway.parsers.calls import Tools
 from gateway.parsers.output import Output
 from gateway.parsers.reasoning import Tags
@@ -46,19 +57,19 @@ class Frame(NamedTuple):
 class ToolFormat:
     """How a model writes calls. `markers`: tokens that must show in the text, even special ones.
 
-    `grammar`: what holds an answer to calls of some tools; None: nothing can. `sign`: a text that tells calls
-    of this format from those of a sibling, which `read` reads too. `ids`: how calls are named. `anywhere`: a
-    marker tells a call wherever it stands; else only the beginning of an answer can be one. `frame`: of a
-    format that has words for the whole answer; its `read` finds the reasoning too.
+    `grammar`: what holds an answer to calls of some tools. `sign`: a text that tells calls of this format
+    from those of a sibling, which `read` reads too. `ids`: how calls are named. `opener`: the character that
+    an answer begins with which is calls; "": a marker tells a call wherever it stands. `frame`: of a format
+    that has words for the whole answer; its `read` finds the reasoning too.
     """
 
     name: str
     read: Callable[[Source, Output, Tools], Wait[None]]
     markers: tuple[str, ...]
-    grammar: Callable[[Schemas, Mark, bool], Format] | None
+    grammar: Callable[[Schemas, Mark, bool], Format]
     sign: str = ""
     ids: Ids = Ids.FREE
-    anywhere: bool = True
+    opener: str = ""
     frame: Frame | None = None
 
 
@@ -80,8 +91,8 @@ _FORMATS = (
         frame=Frame(harmony.REASONING, harmony.final, harmony.free),
     ),
     ToolFormat("hermes", hermes.read, hermes.MARKERS, hermes.grammar),
-    ToolFormat("pythonic", pythonic.read, pythonic.MARKERS, None, anywhere=False),
-    ToolFormat("llama3_json", llama3.read, llama3.MARKERS, llama3.grammar, anywhere=False),
+    ToolFormat("pythonic", pythonic.read, pythonic.MARKERS, python_grammar.grammar, opener="["),
+    ToolFormat("llama3_json", llama3.read, llama3.MARKERS, llama3.grammar, opener="{"),
 )
 TOOL_FORMATS = {format.name: format for format in _FORMATS}
 

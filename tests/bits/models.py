@@ -31,10 +31,18 @@ Step = tuple[str, int]
 
 
 class Model:
-    """A model of 16 bits and a sequence of random ids, on the CPU or the GPU; or `group`'s share of one."""
+    """A model of 16 bits and a sequence of random ids, on the CPU or the GPU; or `group`'s share of one.
+
+    `cublas`: on a GPU it has the products of many rows.
+    """
 
     def __init__(
-        self, folder: Path, exact: bool, placement: Placement, group: ProcessGroup | None = None
+        self,
+        folder: Path,
+        exact: bool,
+        placement: Placement,
+        group: ProcessGroup | None = None,
+        cublas: bool = True,
     ) -> None:
         config, device = read_model(folder), placement.device
         self._device, random = device, torch.Generator().manual_seed(3)
@@ -44,7 +52,7 @@ class Model:
         attention = (ExactAttention if exact else PagedAttention)(
             self._table, share.num_heads, self._shape, Most(1, 8), pdl=False
         )
-        launch = replace(skinny.Launch.on(device, False, exact), cublas=device != "cpu")
+        launch = replace(skinny.Launch.on(device, False, exact), cublas=cublas and device != "cpu")
         group = group or ProcessGroup(RankInfo(), device)
         context = LayerContext.on(device, config, group, launch, attention)
         with FolderWeights(folder, config.spelling, placement) as weights:

@@ -42,8 +42,12 @@ FORMATS = (
     "deepseek_v3_1",
     "glm45",
     "kimi_k2",
+    "deepseek_v3",
+    "gpt_oss",
+    "pythonic",
 )
 MAX_TOKENS = 96
+CALL_TOKENS = 160  # where a small vocabulary writes a format's markers letter by letter
 ANSWER = {
     "type": "object",
     "properties": {"answer": {"type": "string", "maxLength": 20}, "sure": {"type": "boolean"}},
@@ -55,10 +59,13 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, and the judge of its answer; `dialogue`: that it belongs to, if any."""
+    """A request, and the judge of its answer. `kind`: a schema's, or the format of calls; `dialogue`: that it
+    belongs to, if any.
+    """
 
     request: GenerationRequest
     judge: Judge
+    kind: str
     dialogue: Dialogue | None = None
 
     def verdict(self, tokens: Tokens) -> str:
@@ -83,16 +90,17 @@ def schemas(count: int, seed: int) -> list[Asked]:
         params.pop("stop_token_ids", None)
         wanted = SamplingParams(**params, grammar=Grammar.json_schema(schema))
         request = GenerationRequest(f"schema/{i}", asyncio.run(tokenizer.encode_chat(chat)), wanted)
-        made.append(Asked(request, _follows(schema)))
+        made.append(Asked(request, _follows(schema), "schema"))
     return made
 
 
 def dialogues(count: int, seed: int) -> list[Asked]:
-    """The first questions of dialogues with tools."""
+    """The first questions of dialogues with tools, the formats in turn; which is the first, the seed says."""
     pick = random.Random(seed)
     chats = held_out_prompts(count, seed + 1)
     return [
-        Dialogue(f"tools/{i}", FORMATS[i % len(FORMATS)], chat, pick).first() for i, chat in enumerate(chats)
+        Dialogue(f"tools/{i}", FORMATS[(seed * count + i) % len(FORMATS)], chat, pick).first()
+        for i, chat in enumerate(chats)
     ]
 
 
@@ -101,6 +109,7 @@ class Dialogue:
 
     def __init__(self, name: str, format: str, chat: list[Any], pick: random.Random) -> None:
         self.name = name
+        self.format = format
         self._model = _model(format)
         self._messages: list[dict[str, Any]] = [*chat]
         self._pick = random.Random(pick.getrandbits(64))
@@ -139,10 +148,11 @@ class Dialogue:
         self._reading = reading
         grammar = answer_grammar(chat, reading, content, self._model.tokenizer.special_id)
         sampled = {"temperature": self._pick.choice((0.0, 0.8)), "seed": self._pick.getrandbits(64)}
-        params = SamplingParams(max_tokens=MAX_TOKENS, grammar=grammar, **sampled)
+        params = SamplingParams(max_tokens=CALL_TOKENS, grammar=grammar, **sampled)
         request = GenerationRequest(f"{self.name}/{turn}", ids, params)
         must = choice != "auto"
-        return Asked(request, _calls_follow(reading, self._tools, must, content is not None), self)
+        judge = _calls_follow(reading, self._tools, must, content is not None)
+        return Asked(request, judge, self.format, self)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState
 from tests.e2e.agent_requests import FORMATS, Asked, dialogues
+from tests.e2e.agent_results import Part, Results, Tally
 from tests.e2e.agents import VARIANTS, Questions
 from tests.e2e.lossless import Variant
 
@@ -26,7 +28,7 @@ def questions() -> Questions:
 
 
 def test_every_answer_is_valid_or_cut(questions: Questions) -> None:
-    verdicts = questions.verdicts()
+    verdicts = questions.verdicts(questions.expected)
     assert set(verdicts.values()) <= {"", "cut"}, verdicts
     turns = [name.rpartition("/")[2] for name, said in verdicts.items() if not said]
     assert len(turns) > len(verdicts) // 2 and {"first", "second"} <= set(turns)
@@ -47,6 +49,19 @@ def test_masks_of_the_root_alone_are_noticed(questions: Questions) -> None:
 
     with mock.patch.object(GrammarState, "masks", roots):
         assert questions.run(CHAIN).problem
+
+
+def test_parts_are_kept_and_summed(tmp_path: Path) -> None:
+    way = CHAIN.name
+    for seed, wrong in ((1, []), (2, ["tools/0/first from token 3"])):
+        kept = Results(tmp_path / "parts")  # another process each time
+        done = Tally(answers=3, valid=2, cut=1, differing=wrong, verify_steps=4, accepted=seed)
+        kept.add(Part(seed, 2, {way: done}, {"schema": {"valid": 2, "cut": 1}}))
+        assert not kept.of(way).problem(CHAIN) if not wrong else "differs" in kept.of(way).problem(CHAIN)
+    sums = Results(tmp_path / "parts")
+    assert sums.has(1, 2) and sums.has(2, 2) and not sums.has(2, 3) and not sums.has(3, 2)
+    assert sums.of(way) == Tally(6, 0, 4, 2, differing=wrong, verify_steps=8, accepted=3)
+    assert sums.of("no such way").problem(CHAIN) == "no draft was ever accepted"
 
 
 def test_a_judge_refuses_what_was_not_asked_for() -> None:

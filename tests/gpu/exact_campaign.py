@@ -1,6 +1,6 @@
 """Exact arithmetic by whole engines of the 8B shape: how many requests say another token in other company?
 
-    python -m tests.gpu.exact_campaign --out FILE [--seconds N]
+    python -m tests.gpu.exact_campaign --out FILE [--seconds N] [--kind experts]
 
 Greedy and seeded requests alone, by 8, by 32, and up to 128 with arrivals, in a pool that is too small for
 all; without drafts, with chains of 3 and with trees of 32, half of which draft what was said before, so that
@@ -38,7 +38,7 @@ from eyas.engine.kernels.skinny_tiles import tile_for
 from eyas.engine.loading import arithmetic
 from eyas.engine.loading.startup import Start
 from eyas.engine.models.fused import FusedDecoder
-from tests.gpu.exact_rig import Bed, Engine, Ledger, Way, asked
+from tests.gpu.exact_rig import KINDS, Bed, Engine, Ledger, Way, asked
 
 REQUESTS, ALONE, TURNS = 512, 32, 24
 PAGES, RUNNING = 3600, 128
@@ -256,7 +256,17 @@ def run_all(bed: Bed, args: argparse.Namespace) -> Iterator[str]:
 
 def command(bed: Bed, args: argparse.Namespace, part: str, *flags: str) -> list[str]:
     words = [sys.executable, "-m", "tests.gpu.exact_campaign", "--part", part, "--out", args.out]
-    words += ["--device", bed.device, "--shape", bed.shape, "--folder", bed.folder, *flags]
+    words += [
+        "--device",
+        bed.device,
+        "--shape",
+        bed.shape,
+        "--kind",
+        bed.kind,
+        "--folder",
+        bed.folder,
+        *flags,
+    ]
     return [str(word) for word in words]
 
 
@@ -289,13 +299,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=290.0, help="for everything (%(default)g)")
     parser.add_argument("--device", default="cuda", help="cpu: plain torch, to try the script")
     parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--kind", choices=KINDS, default="dense", help="of model (%(default)s)")
     parser.add_argument("--part", help="one alone, in this process")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--power", action="store_true", help="only what must be noticed (about 90 s)")
     parser.add_argument("--compile", action="store_true", help="only the part's kernels")
     args = parser.parse_args()
     if args.part is not None:
-        bed = Bed(args.device, args.shape, args.folder)
+        bed = Bed(args.device, args.shape, args.folder, args.kind)
         try:
             if args.part == POWER:
                 run_power(bed, args.out)
@@ -309,7 +320,7 @@ def main() -> int:
             say(args.out, {"part": args.part, "failed": traceback.format_exc()})
             os._exit(1)
     with tempfile.TemporaryDirectory() as folder:
-        failures = list(run_all(Bed(args.device, args.shape, Path(folder)), args))
+        failures = list(run_all(Bed(args.device, args.shape, Path(folder), args.kind), args))
         found = verdict(args.out, failures, args.power)
     say(args.out, found)
     return int(found["verdict"] == "FAIL")

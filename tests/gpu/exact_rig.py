@@ -27,6 +27,22 @@ DRAFTS = {
     "chain 3": SpeculationConfig(steps=3, topk=1, draft_tokens=4),
     "tree 32": SpeculationConfig(steps=4, topk=8, draft_tokens=32),
 }
+KINDS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "biases": {"attention_bias": True},
+    "experts": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "rope_scaling": None,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}
+"""What the model's config.json says beside its sizes."""
 LENGTHS = ((8, 5, 120), (8, 120, 900), (3, 900, 2300), (1, 2300, 5000))  # weight, shortest, longest prompt
 ANSWER = (24, 72)
 LOOK_S = 0.02
@@ -47,11 +63,14 @@ class Way:
 
 @dataclass(frozen=True)
 class Bed:
-    """Where engines run: the device, a shape of `eyas.bench.shapes`, and a folder for what is written."""
+    """Where engines run: the device, a shape of `eyas.bench.shapes`, a folder for what is written, and one of
+    `KINDS`.
+    """
 
     device: str
     shape: str
     folder: Path
+    kind: str = "dense"
 
     def config(self, way: Way, **options: Any) -> EngineConfig:
         """Of one engine, in its process alone."""
@@ -61,6 +80,8 @@ class Bed:
         model, head = (self.folder / f"{name}-{shape.layers}" for name in ("model", "head"))
         if not (model / "tokenizer_config.json").exists():
             write_model(shape, model)
+            told = json.loads((model / "config.json").read_text()) | KINDS[self.kind]
+            (model / "config.json").write_text(json.dumps(told))
             write_head(shape, head)
         drafts = DRAFTS[way.drafts]
         if drafts is not None:

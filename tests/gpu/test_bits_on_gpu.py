@@ -13,12 +13,17 @@ from itertools import chain
 import pytest
 import torch
 
+from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.exact_attend import Cut
 from eyas.engine.kernels.exact_parts import Parts
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_tiles import measured
 from eyas.engine.kernels.skinny_tiles import Tile, tile_for
 from tests.bits.attention import Exact, Path, Tokens, Tree, branching
 from tests.bits.compare import Composition, Difference, differences
+from tests.bits.grouped import DenseRows, ExpertRows, Where
+from tests.bits.grouped import compositions as grouped_compositions
 from tests.bits.products import Product, ProductRows, WideRows, compositions, cut_by
 
 pytestmark = [
@@ -92,6 +97,30 @@ def test_todays_sums_by_tile_are_noticed() -> None:
     launch = skinny.Launch.on("cuda", pdl=False)
     cuts = [cut_by(launch, product, [Tile(columns, 64, 4, 3)] * 4) for columns in (64, 128)]
     assert differences(Composition(str(i), partial(rows.run, range(128), cut)) for i, cut in enumerate(cuts))
+
+
+# --- experts, and other grouped products ----------------------------------------------------------------
+
+QWEN = ExpertsSpec(width=768, experts=128, per_row=8, scores="softmax", normalised=True)
+MIXTRAL = ExpertsSpec(width=14336, experts=8, per_row=2, scores="softmax", normalised=True)
+BF16 = Where("cuda", torch.bfloat16)
+FEW_AND_MANY = (1, 2, 7, 16, 33, 64, 100, 128, 129, 257, 400)
+
+
+def grouped(exact: bool = True) -> Products:
+    return Products(skinny.Launch.on("cuda", pdl=False, exact=exact), measured("cuda"))
+
+
+@pytest.mark.parametrize(("spec", "hidden"), [(QWEN, 2048), (MIXTRAL, 4096)], ids=["qwen", "mixtral"])
+def test_rows_of_experts(spec: ExpertsSpec, hidden: int) -> None:
+    table = ExpertRows(spec, hidden, BF16)
+    assert few(differences(grouped_compositions(table, grouped(), FEW_AND_MANY))) == []
+
+
+def test_the_fast_cut_of_a_dense_weight_is_noticed() -> None:
+    table = DenseRows(2048, 4096, BF16)
+    assert few(differences(grouped_compositions(table, grouped(), FEW_AND_MANY))) == []
+    assert differences(grouped_compositions(table, grouped(exact=False), FEW_AND_MANY))
 
 
 # --- attention -------------------------------------------------------------------------------------------

@@ -57,6 +57,11 @@ class Writer:
             written += _PIECES[token]
         return None
 
+    def accepts(self, grammar: Grammar, text: bytes) -> bool:
+        """Whether the text is a whole output."""
+        matcher = xgrammar.GrammarMatcher(self._compiler.compile(grammar))
+        return bool(matcher.accept_string(text) and matcher.is_completed())
+
     @staticmethod
     def _one(allowed: Any, pick: random.Random, free: int) -> int:
         """A token: where text is free, what ends it is sought after a while."""

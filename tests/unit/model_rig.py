@@ -13,6 +13,7 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kv.pool import KvPool, PoolShape
+from eyas.engine.models.base import Drafted
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family, read_head
 from eyas.engine.models.table import read_model
@@ -59,7 +60,7 @@ class HeadRig:
 
     def __init__(self, folder: Path, target: Rig, capture_layers: tuple[int, ...] = ()) -> None:
         self.config = read_head(folder, target.config, capture_layers=capture_layers)
-        shape = pool_shape(self.config.decoder, 256, 16)
+        shape = PoolShape(self.config.pool_format(16), 256, 16)
         self.pool = KvPool(shape)
         self.backend = TorchAttention.of(self.config.decoder, shape)
         kind = head_family(self.config.algorithm)
@@ -67,9 +68,14 @@ class HeadRig:
             self.capture = kind.load_tap(self.config, weights, target.model.final_norm)
             self.head = kind.load_draft(self.config, weights, target.model.ends, self.backend)
 
+    def drafted(
+        self, features: torch.Tensor, spans: Sequence[Span], tokens: Sequence[int], depth: int = 0
+    ) -> Drafted:
+        batch = build_batch(spans, tokens, self.pool.page_size, self.backend, depth)
+        return self.head.forward(features, batch.tokens, batch, self.pool)
+
     def forward(self, features: torch.Tensor, spans: Sequence[Span], tokens: Sequence[int]) -> torch.Tensor:
-        batch = build_batch(spans, tokens, self.pool.page_size, self.backend)
-        return self.head.forward(features, batch.tokens, batch, self.pool).rows
+        return self.drafted(features, spans, tokens).rows
 
 
 def pool_shape(config: ModelConfig, pages: int, page_size: int) -> PoolShape:

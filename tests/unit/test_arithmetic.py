@@ -18,6 +18,7 @@ from eyas.engine.loading import fold_check
 from eyas.engine.loading.arithmetic import inexact
 from eyas.engine.loading.fold_check import Weight, unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.tile_check import products_of
 from eyas.engine.models.table import read_model
 from gateway.admission import served_model
 from tests.unit import tensor_core
@@ -121,6 +122,20 @@ def test_every_weight_of_a_model_is_judged_once(tmp_path: Path) -> None:
     assert len(set(found)) == len(found) <= 5
 
 
+def test_of_experts_it_is_their_router_alone(tmp_path: Path) -> None:
+    """Theirs are grouped products: each is asked for with the tiles that it takes."""
+    write_family(tmp_path, "mixtral", vocab_size=128, num_hidden_layers=1)
+    model = read_model(tmp_path)
+    routers = [weight for weight in weights_of(model) if weight.router]
+    assert [(weight.n, weight.k) for weight in routers] == [(16, model.hidden_size)]
+    gate_up, down = products_of(model)
+    assert (gate_up.shape.experts, gate_up.shape.k, down.shape.n) == (4, model.hidden_size, model.hidden_size)
+    pairs = [{tile.rows for tile in asked.tiles({})} for asked in (gate_up, down)]
+    assert pairs[0] == pairs[1] and len(pairs[0]) > 1
+    half = products_of(model, 2)[1].shape
+    assert half.k * 2 == down.shape.k
+
+
 def by_cublas(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
     """Its products are ours, but for one number."""
 
@@ -163,7 +178,7 @@ def test_a_gpu_whose_own_kernels_differ_is_refused(
 
 @pytest.mark.parametrize(
     ("family", "part"),
-    [("mixtral", "experts, of Mixtral"), ("llama_biases", "the bias behind attention, of Llama")],
+    [("deepseek_v3", "latent attention, of Deepseek")],
 )
 def test_what_has_no_exact_kernels_is_named(tmp_path: Path, family: str, part: str) -> None:
     write_family(tmp_path, family)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.attention.torch_backend import TorchAttention
+from eyas.engine.attention.torch_backend import Sight, TorchAttention
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import AttentionSpec, Rope
 from eyas.engine.kv.format import KvFormat
@@ -35,7 +35,7 @@ class Scene:
         self.pool.tensor.copy_(torch.randn(shape.sizes, generator=self.generator))
         plain = AttentionSpec(heads, kv_heads, head_dim, Rope(), head_dim**-0.5)
         self.spec = replace(plain, **special)
-        self.backend = TorchAttention(heads, shape, {0, self.spec.window})
+        self.backend = TorchAttention(heads, shape, {Sight(0, 0), Sight.of(self.spec)})
         self._order = torch.randperm(pages, generator=self.generator).tolist()
 
     def table(self, rows: int) -> list[int]:
@@ -130,7 +130,7 @@ def test_a_window_leaves_out_what_no_row_of_a_tile_sees() -> None:
     scene = Scene(4, 2, 16, window=40)
     spans = [Span(scene.table(1500), 1499, 1), Span(scene.table(1500), 1300, 200)]
     views = scene.backend.plan(spans).views
-    seen = {window: sum(part.gather.numel() for part in view.parts) for window, view in views.items()}
+    seen = {sight.window: sum(part.gather.numel() for part in view.parts) for sight, view in views.items()}
     assert seen[40] < seen[0] / 4
 
 
@@ -152,9 +152,30 @@ def test_a_step_too_wide_for_one_gather() -> None:
     spans += [Span(scene.table(300), 290, 9)]
     q = scene.queries(spans)
     got = scene.run(spans, q)
-    assert len(scene.backend.plan(spans).views[0].parts) == 2
+    assert len(scene.backend.plan(spans).views[Sight(0, 0)].parts) == 2
     assert torch.equal(got[-9:], scene.run(spans[-1:], q[-9:]))
     assert (got - scene.expected(spans, q)).abs().max() < 1e-5
+
+
+def test_rows_that_are_unseen_are_so_but_by_themselves() -> None:
+    """With the first two rows of the pages a sequence's rows begin; a chunk, a chain and a tree."""
+    scene, other = Scene(4, 2, 16, unseen=2), Scene(4, 2, 16)
+    table = scene.table(90)
+    spans = [Span(table, 0, 70), Span(table, 70, 2), Span(table, 72, 2, ((72,), (72, 75)))]
+    q = scene.queries(spans)
+    found = scene.run(spans, q)
+    other.pool.tensor.copy_(scene.pool.tensor)
+    for row in (0, 1):
+        alone = scene.pool.tensor[table[0], LAYER, 1, row].repeat_interleave(2, 0)
+        assert torch.equal(found[row], alone)
+    # What begins two rows later, in other pages, sees the same keys.
+    later = other.table(90)
+    for row in range(2, 90):
+        source, place = table[row // 16], row - 2
+        other.pool.tensor[later[place // 16], :, :, place % 16] = other.pool.tensor[source, :, :, row % 16]
+    moved = [Span(later, 0, 68), Span(later, 68, 2), Span(later, 70, 2, ((70,), (70, 73)))]
+    assert (found[2:] - other.run(moved, q[2:])).abs().max() < 1e-5
+    assert (found[2:] - other.run(spans, q)[2:]).abs().max() > 1e-3
 
 
 def test_rows_that_a_query_does_not_see_may_hold_anything() -> None:

@@ -53,6 +53,16 @@ EXAMPLES: list[tuple[str, str, list[Event]]] = [
         "</tool_call>",
         calls(("h", '{"b": ["</arg_value></tool_call>", "\\""]}')),
     ),
+    (
+        "qwen3_coder",
+        '<function=h><parameter=b>\n{"</parameter></function>": {}}\n</parameter></function>',
+        calls(("h", '{"b": {"</parameter></function>": {}}}')),
+    ),
+    (
+        "glm45",
+        '<tool_call>h<arg_key>b</arg_key><arg_value>[[], "</arg_value></tool_call>"]</arg_value></tool_call>',
+        calls(("h", '{"b": [[], "</arg_value></tool_call>"]}')),
+    ),
     # what only begins like JSON is text up to its tag
     ("qwen3_coder", '<function=h><parameter=b>["a\n</parameter></function>', calls(("h", '{"b": "[\\"a"}'))),
     (

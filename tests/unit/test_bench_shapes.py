@@ -101,7 +101,7 @@ def test_a_dummy_model_and_its_head_are_built(folders: tuple[Path, Path]) -> Non
     weights = DummyWeights(optional=draft.dummy_tensors)
     Eagle3Tap(draft, weights)
     head = Eagle3Draft(
-        draft, weights, model.ends, TorchAttention.of(draft.decoder, PoolShape(draft.kv_format, 8, 16))
+        draft, weights, model.ends, TorchAttention.of(draft.decoder, PoolShape(draft.pool_format(16), 8, 16))
     )
     assert head.logits(torch.randn(3, target.hidden_size)).shape == (3, 512)
     assert head.token_map is not None and head.token_map.tolist() == list(range(512))

@@ -127,9 +127,16 @@ def refused(config: EngineConfig, words: str) -> None:
 
 
 def test_what_is_not_covered_is_refused_by_name(config: EngineConfig, tmp_path: Path) -> None:
-    write_family(tmp_path, "llama_biases", vocab_size=128, num_hidden_layers=1)
+    sizes = {
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+    }
+    write_family(tmp_path, "deepseek_v3", vocab_size=128, num_hidden_layers=1, **sizes, head_dim=16)
     refused(
         replace(config, model=str(tmp_path), draft=None),
-        "--deterministic: there are no exact kernels yet for the bias",
+        "--deterministic: there are no exact kernels yet for latent attention",
     )
     refused(replace(config, dtype="float32"), "--deterministic: products of float32")

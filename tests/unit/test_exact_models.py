@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.weights import Placement
+from eyas.engine.models.fused import FusedDecoder
 from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.unit import tensor_core
@@ -21,6 +22,7 @@ from tests.unit.families import write_family
 
 pytestmark = pytest.mark.slow
 
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "llama_biases", "mixtral", "qwen3_moe")
 HALF = Placement("cpu", torch.float16)
 NARROW: dict[str, list[Step]] = {
     "one chunk": [(CHUNK, 70)],
@@ -47,7 +49,7 @@ def said(folder: Path, ways: dict[str, list[Step]], exact: bool = True) -> list[
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_positions_logits_do_not_depend_on_the_steps(tmp_path: Path, family: str) -> None:
     """By either way through the layers."""
     write_family(tmp_path, family, vocab_size=128, num_hidden_layers=1)
@@ -66,7 +68,9 @@ def test_by_the_kernels_of_today_they_do(tmp_path: Path) -> None:
     assert error < 0.05 * float(torch.stack(list(fast.values())).std())
 
 
-def test_what_is_not_exact_yet_is_refused(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_todays_wide_rows_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which round in other places than narrow ones."""
     write_family(tmp_path, "llama_biases", vocab_size=128, num_hidden_layers=1)
-    with pytest.raises(ValueError, match="not for a bias behind attention"):
-        Model(tmp_path, True, HALF)
+    monkeypatch.setattr(FusedDecoder, "_exact_wide", FusedDecoder._wide)
+    assert said(tmp_path, WIDE)

@@ -11,8 +11,9 @@ from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.quantized import RowScales
 from eyas.engine.kernels import combine, route
-from eyas.engine.kernels.blocks import Fp8Weight, quantise
+from eyas.engine.kernels.blocks import Fp8Weight, quantise, rounding_of
 from eyas.engine.kernels.grouped import Gate, Products, Weight
+from eyas.engine.kernels.rows import Norm, normed
 from eyas.engine.kernels.skinny import Launch
 from eyas.engine.kernels.warm import Warmup
 
@@ -54,9 +55,9 @@ def routed() -> None:
         correction = empty(spec.experts, dtype=torch.float32) if spec.corrected else None
         logits = empty(rows, spec.experts, dtype=torch.float32)
         for uniform in (False, True):
-            chosen = route.choose(logits, spec, correction, uniform=uniform, pdl=True)
-        route.group(chosen.experts, spec.experts, 64, pdl=True)
-        made = empty(rows * spec.per_row, HIDDEN)
+            chosen = route.choose(logits, spec, correction, shared=uniform, uniform=uniform, pdl=True)
+        route.group(chosen.experts, spec.experts + 1, 64, pdl=True)
+        made = empty(chosen.experts.numel(), HIDDEN)
         combine.combine(made, chosen.weights, empty(rows, HIDDEN), pdl=True)
         if rows < 128:
             combine.combine_add(made, chosen.weights, None, empty(rows, HIDDEN), pdl=True)
@@ -82,13 +83,16 @@ def products(rows: RowScales) -> None:
     down = weight_of(V3.experts, HIDDEN, V3.width, rows=rows)
     for count in (1, 4096):
         experts = empty(count, V3.per_row, dtype=torch.int32)
-        order = shared.group(experts, (gate_up, down))
-        inner = shared.gate_up(empty(count, HIDDEN), gate_up, order, V3.per_row, Gate())
+        order, gate = shared.group(experts, (gate_up, down)), Gate(rounding=rounding_of(down))
+        how = Norm(1e-6, empty(HIDDEN), rounding_of(gate_up))
+        read = normed(empty(count, HIDDEN), how, pdl=True).read_by(gate_up)
+        inner = shared.gate_up(read, gate_up, order, V3.per_row, gate)
+        assert isinstance(inner, torch.Tensor) == (count > 1 or rows != "block")
         shared.down(inner, down, order)
         shared.dense(empty(count, HIDDEN), weight_of(2112, HIDDEN, rows=rows))
 
 
-@pytest.mark.parametrize(("recipe", "kernels"), [("routed", 10), ("bf16", 9), ("fp8", 11), ("channels", 12)])
+@pytest.mark.parametrize(("recipe", "kernels"), [("routed", 10), ("bf16", 10), ("fp8", 12), ("channels", 13)])
 def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
@@ -100,3 +104,4 @@ def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch:
         products = [code for code in found if "_product" in code]
         assert all("wgmma" in code and ("e4m3" in code) == (recipe != "bf16") for code in products)
         assert all(".local" not in code for code in products)
+        assert sum("prefetch.global.L2" in code for code in products) == 2  # of one row: `down`, and dense

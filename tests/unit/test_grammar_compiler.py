@@ -110,6 +110,18 @@ def allowed(grammar: Grammar, text: str) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [{"maxLength": 3}, {"minLength": 1}, {"pattern": "[^a]{1,3}"}, {"pattern": r"\S"}, {"pattern": ".+"}],
+)
+def test_text_of_a_bounded_length_has_no_bytes_that_are_none(schema: dict[str, Any]) -> None:
+    """Half a surrogate pair would be decoded as three characters."""
+    grammar = Grammar.json_schema({"type": "string"} | schema)
+    assert follows(grammar, '"é"') and follows(grammar, '"\ud7ff"') and follows(grammar, '"\U0001f642"')
+    matcher = library().GrammarMatcher(compiler().compile(grammar))
+    assert not matcher.accept_string(b'"\xed\xa0\x80"')
+
+
 def test_control_tokens_are_no_text() -> None:
     """In a text that allows anything their names could stand; their ids must not."""
     strings = Grammar.json_schema({"type": "string"})

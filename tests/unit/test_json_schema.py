@@ -131,6 +131,13 @@ FOLLOWED: list[tuple[Any, list[str], list[str]]] = [
         ['"a""', '"\\b"', '"\n"'],
     ),
     ({"type": "string", "format": "date"}, ['"2024-12-31"'], ['"2024-13-01"', '"x"']),
+    ({"type": "string", "format": "email"}, ['"a.b@example.org"'], ['"\\"\\q\\"@ab.cd"', '"a"']),
+    (
+        {"type": "string", "format": "json-pointer"},
+        ['""', '"/a~1b/0"'],
+        ['"/a"b"', '"/\x03"', '"/a\\s"', '"a"'],
+    ),
+    ({"type": "string", "format": "relative-json-pointer"}, ['"1/a"', '"0#"'], ['"5/a\\s"', '"/a"']),
     ({"type": "string", "enum": ["a", 1, None]}, ['"a"'], ["1", "null"]),
     ({"enum": ["a", 1, None, [1]]}, ['"a"', "1", "null", "[1]"], ["2"]),
     ({"const": {"a": 1}}, ['{"a":1}'], ["{}"]),

@@ -70,6 +70,17 @@ def test_the_router_chooses_as_the_plain_one(name: str) -> None:
         torch.testing.assert_close(found.weights.cpu(), weights, rtol=3e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("name", ["shares", "v3"])
+def test_a_shared_expert_comes_last_and_whole(name: str) -> None:
+    router = ROUTERS[name]
+    logits = logits_of(5, router.experts).to(DEVICE)
+    correction = torch.linspace(-0.2, 0.2, router.experts, device=DEVICE) if router.corrected else None
+    alone, found = (route.choose(logits, router, correction, shared=shared) for shared in (False, True))
+    assert torch.equal(found.experts[:, :-1], alone.experts)
+    assert torch.equal(found.weights[:, :-1], alone.weights)
+    assert (found.experts[:, -1] == router.experts).all() and (found.weights[:, -1] == 1.0).all()
+
+
 @pytest.mark.parametrize("name", ["qwen", "shares", "kimi"])
 def test_of_equals_the_first_is_chosen(name: str) -> None:
     router = ROUTERS[name]

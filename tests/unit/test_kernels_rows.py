@@ -55,7 +55,7 @@ def test_the_sum_is_rounded_before_it_is_normalised(m: int, width: int, dtype: t
     expected = x + residual
     for given in (None, gain):
         added = residual.clone()
-        normed = rows.add_norm(x, added, EPS, given)
+        normed = rows.add_norm(x, added, rows.Norm(EPS, given)).plain
         assert torch.equal(added, expected)
         close(normed, F.rms_norm(expected, (width,), given, EPS))
 
@@ -65,7 +65,7 @@ def test_the_norm_is_that_of_the_rounded_sum() -> None:
     x, residual = (random(8, 512, dtype=torch.float16) for _ in range(2))
     rounded = (x + residual).double()
     expected = (rounded / (rounded.square().mean(1, keepdim=True) + EPS).sqrt()).half()
-    assert (rows.add_norm(x, residual, EPS) == expected).float().mean() > 0.99
+    assert (rows.add_norm(x, residual, rows.Norm(EPS)).plain == expected).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,7 +80,7 @@ def test_what_is_added_may_be_normalised_first(
     expected = residual + (F.rms_norm(x.float(), (width,), post.float(), EPS)).to(dtype)
     assert (expected - residual - x).abs().max() > 0.1, "norm and gain change nothing"
     wide, narrow = residual.clone(), residual.clone()
-    close(rows.add_norm(x, wide, EPS, gain, post), F.rms_norm(expected, (width,), gain, EPS))
+    close(rows.add_norm(x, wide, rows.Norm(EPS, gain), post).plain, F.rms_norm(expected, (width,), gain, EPS))
     close(wide, expected)
     sums = rows.add_normed(x, narrow, post, EPS)
     assert torch.equal(narrow, wide) and sums.shape == (1, MAX_ROWS)

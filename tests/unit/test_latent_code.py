@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import latent_products, latent_rows
 from eyas.engine.kernels.attend import Queries
 from eyas.engine.kernels.latent_attend import Scratch, attend_latent_chunks, attend_latents
@@ -65,10 +67,13 @@ def rows() -> None:
         for rank in (0, 1536):
             norms = latent_rows.InnerNorms(empty(LATENT), empty(rank) if rank else None, 1e-6)
             latent_rows.write_latents(empty(m, (rank or 3072) + LATENT + ROTATED), norms, rotation, kv, True)
+            if rank:
+                rounded = dataclasses.replace(norms, rounding=Rounding("block", powers=True))
+                latent_rows.write_latents(empty(m, rank + LATENT + ROTATED), rounded, rotation, kv, True)
         latent_products.absorb(empty(m, 16 * (PLAIN + ROTATED)), empty(16, PLAIN, LATENT), rotation, True)
 
 
-@pytest.mark.parametrize(("recipe", "kernels"), [("attention", 18), ("rows", 4)])
+@pytest.mark.parametrize(("recipe", "kernels"), [("attention", 18), ("rows", 5)])
 def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def config_of(model: Path, pool_dir: Path) -> EngineConfig:
     scope="module",
     params=[
         pytest.param(write_tiny_mimo, id="mimo"),
+        pytest.param(partial(write_tiny_nextn, stages=3), id="three"),
         pytest.param(write_tiny_nextn, id="nextn", marks=pytest.mark.slow),
     ],
 )

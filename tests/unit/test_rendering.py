@@ -60,7 +60,7 @@ async def test_a_refusal_comes_back_too() -> None:
 @pytest.mark.parametrize("kind", STUCK)
 async def test_a_deadline_ends_it_and_others_go_on(kind: str) -> None:
     renderer = Renderer(
-        ChatTemplate("{% if x %}" + STUCK[kind] + "{% else %}" + LONG + "{% endif %}", {}), 1.0
+        ChatTemplate("{% if x %}" + STUCK[kind] + "{% else %}" + LONG + "{% endif %}", {}), 2.0
     )
     await renderer.render(**chat())  # its process has started
     start, gaps, last = time.monotonic(), [0.0], time.monotonic()
@@ -69,9 +69,9 @@ async def test_a_deadline_ends_it_and_others_go_on(kind: str) -> None:
         await asyncio.sleep(0.01)
         gaps.append(time.monotonic() - last)
         last = time.monotonic()
-    with pytest.raises(InvalidRequest, match="takes more than 1 s|too much memory|MemoryError"):
+    with pytest.raises(InvalidRequest, match="takes more than 2 s|too much memory|MemoryError"):
         await stuck
-    assert time.monotonic() - start < 5 and max(gaps) < 0.5
+    assert time.monotonic() - start < 6 and max(gaps) < 0.5
     assert await renderer.render(**chat()) == ""  # a new process
 
 

@@ -102,7 +102,7 @@ class Forbidden:
     token_map = None
 
     def __init__(self, head: DraftModel) -> None:
-        self.forward, self.kv_format, self._head = head.forward, head.kv_format, head
+        self.forward, self._head = head.forward, head
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         logits = self._head.logits(rows)

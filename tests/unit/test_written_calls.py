@@ -14,18 +14,36 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.parsers.events import CallArguments, CallBegun, CallDone
-from gateway.parsers.table import TOOL_FORMATS
 
-HELD = sorted(name for name, format in TOOL_FORMATS.items() if format.grammar and not format.frame)
 BY_PARAMETER = ["qwen3_coder", "glm45"]
+CALL = {
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=s>\n{}\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+}
 WRITER = Writer()
 
 
-@pytest.mark.parametrize("format", BY_PARAMETER)
+@pytest.mark.parametrize("format", [*BY_PARAMETER, "pythonic"])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
 def test_a_call_is_read_as_its_grammar_let_it_be_written(format: str, seed: int) -> None:
     check(format, random.Random(seed))
+
+
+@pytest.mark.parametrize("format", BY_PARAMETER)
+def test_a_grammar_lets_no_bytes_be_written_that_are_no_text(format: str) -> None:
+    """Half a surrogate pair is read as three characters, which may be more than a schema allows."""
+    schema = {
+        "type": "object",
+        "properties": {"s": {"type": "string", "maxLength": 2}},
+        "required": ["s"],
+        "additionalProperties": False,
+    }
+    grammar, _ = demanded(format, schema)
+    before, _, after = CALL[format].partition("{}")
+    for value in (b"", "é".encode(), "\ud7ff\U0001f642".encode()):
+        assert WRITER.accepts(grammar, before.encode() + value + after.encode())
+    assert not WRITER.accepts(grammar, before.encode() + b"\xed\xa0\x80" + after.encode())
 
 
 def check(format: str, pick: random.Random, schema: Any = None) -> bool:

@@ -20,8 +20,8 @@ THETA = 640000.0
 Tensors = dict[str, torch.Tensor]
 
 
-def write_tiny_mimo(folder: Path, *, seed: int = 0, **sizes: int) -> Path:
-    """A MiMo folder: a Llama with biases of q, k and v, and an MTP layer that the target does not have."""
+def write_tiny_mimo(folder: Path, *, seed: int = 0, stages: int = 1, **sizes: int) -> Path:
+    """A MiMo folder: a Llama with biases of q, k and v, and MTP layers that the target does not have."""
     rope = {"rope_type": "default", "rope_theta": THETA}
     write_tiny_llama(folder, tied=False, rope=rope, seed=seed, **sizes)
     stored, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(seed + 3000)
@@ -31,20 +31,22 @@ def write_tiny_mimo(folder: Path, *, seed: int = 0, **sizes: int) -> Path:
         bias = 0.3 * torch.randn(stored[name].shape[0], generator=generator)
         stored[name.replace(".weight", ".bias")] = bias
     join = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
-    stored |= _head(stored, MIMO, join, generator)
+    for stage in range(stages):
+        stored |= _head(stored, f"model.mtp_layers.{stage}", join, generator)
     change = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "attention_bias": True}
-    return _rewrite(folder, change | {"num_nextn_predict_layers": 1}, stored)
+    return _rewrite(folder, change | {"num_nextn_predict_layers": stages}, stored)
 
 
-def write_tiny_nextn(folder: Path, *, seed: int = 0, **sizes: int) -> Path:
-    """A Llama folder with a NextN layer behind the model's own, and its copies of both ends."""
+def write_tiny_nextn(folder: Path, *, seed: int = 0, stages: int = 1, **sizes: int) -> Path:
+    """A Llama folder with NextN layers behind the model's own, and their copies of both ends."""
     write_tiny_llama(folder, tied=False, seed=seed, **sizes)
     stored, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(seed + 3000)
-    prefix = nextn_prefix(folder)
-    stored |= _head(stored, prefix, ("enorm", "hnorm", "eh_proj", "shared_head.norm"), generator)
-    stored[f"{prefix}.shared_head.head.weight"] = stored["lm_head.weight"].clone()
-    stored[f"{prefix}.embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
-    return _rewrite(folder, {"num_nextn_predict_layers": 1}, stored)
+    for stage in range(stages):
+        prefix = nextn_prefix(folder, stage)
+        stored |= _head(stored, prefix, ("enorm", "hnorm", "eh_proj", "shared_head.norm"), generator)
+        stored[f"{prefix}.shared_head.head.weight"] = stored["lm_head.weight"].clone()
+        stored[f"{prefix}.embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
+    return _rewrite(folder, {"num_nextn_predict_layers": stages}, stored)
 
 
 def export_nextn(folder: Path, target: Path) -> Path:
@@ -61,8 +63,9 @@ def export_nextn(folder: Path, target: Path) -> Path:
     return _rewrite(folder, change, stored)
 
 
-def nextn_prefix(folder: Path) -> str:
-    return f"model.layers.{json.loads((folder / 'config.json').read_text())['num_hidden_layers']}"
+def nextn_prefix(folder: Path, stage: int = 0) -> str:
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    return f"model.layers.{layers + stage}"
 
 
 def _head(target: Tensors, prefix: str, join: tuple[str, ...], generator: torch.Generator) -> Tensors:

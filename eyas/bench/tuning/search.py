@@ -16,8 +16,8 @@ from triton.runtime.errors import OutOfResources
 
 from eyas.bench.kernels.timing import graph_us, host_us
 from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec
-from eyas.engine.kernels.blocks import Fp8Weight
-from eyas.engine.kernels.grouped import Gate, Products, Weight, shape_of
+from eyas.engine.kernels.blocks import SIDE, Fp8Weight, rounding_of
+from eyas.engine.kernels.grouped import Gate, Products, Rows, Weight, shape_of
 from eyas.engine.kernels.grouped_tiles import (
     Key,
     Shape,
@@ -38,7 +38,7 @@ SETS = 4  # of rows, so that experts' weights come from memory
 SPREAD = 4 * 132  # programs: more parts of k than these take help nothing
 DIFFERENT = 2e-2
 
-Call = Callable[[], torch.Tensor]
+Call = Callable[[], Rows]
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def jobs_of(model: str, ranks: int, products: str) -> tuple[Job, ...]:
     for layer in config.layers:
         spec = layer.feed_forward
         if products == "moe" and isinstance(spec, ExpertsSpec):
-            pair = gated_pair(spec.experts, spec.width, config.hidden_size, itemsize)
-            jobs[Job(pair, spec.per_row)] = None
+            experts, per_row = spec.with_shared
+            jobs[Job(gated_pair(experts, spec.width, config.hidden_size, itemsize), per_row)] = None
         elif products == "gemm" and in_fp8:
             jobs |= dict.fromkeys(Job((shape,)) for shape in dense_shapes(layer, config.hidden_size))
     return tuple(jobs)
@@ -119,6 +119,13 @@ def launches(jobs: tuple[Job, ...]) -> None:
                 inputs = bench.inputs(at, rows, block)
                 for tile in candidates(job.shapes[at], choices, block):
                     bench.calls(at, inputs, tile, choices)[0]()
+
+
+def meant(made: Rows) -> torch.Tensor:
+    """The numbers that rows stand for, float32."""
+    if isinstance(made, torch.Tensor):
+        return made.float()
+    return made.stored.float() * made.scales.repeat_interleave(SIDE, 1)[:, : made.stored.shape[1]]
 
 
 def candidates(shape: Shape, choices: int, rows: int) -> list[Tile]:
@@ -182,27 +189,30 @@ class Bench:
         products = Products(self._launch, {key_of(shape, choices): tile})
         return [partial(self._product, products, at, given) for given in inputs]
 
-    def _product(self, products: Products, at: int, given: Input) -> torch.Tensor:
-        weight, gate = self._weights[at], Gate() if self.job.shapes[at].gated else None
-        if given.order is None:
-            return products.dense(given.x, weight, gate)
-        if gate is None:
+    def _product(self, products: Products, at: int, given: Input) -> Rows:
+        """What a gate passes is rounded for the next product, by the tile or after it."""
+        weight, gate = self._weights[at], Gate(rounding=rounding_of(self._weights[at]))
+        if not self.job.shapes[at].gated:
+            if given.order is None:
+                return products.dense(given.x, weight)
             return products.down(given.x, weight, given.order)
-        return products.gate_up(given.x, weight, given.order, self.job.per_row, gate)
+        if given.order is None:
+            return products.read(products.dense_gated(given.x, weight, gate), weight)
+        return products.read(products.gate_up(given.x, weight, given.order, self.job.per_row, gate), weight)
 
     def _fastest(self, at: int, rows: int, block: int, deadline: float) -> Found:
         clock = host_us if self._device == "cpu" else graph_us
         choices, inputs = rows * max(self.job.per_row, 1), self.inputs(at, rows, block)
         ruled, *others = candidates(self.job.shapes[at], choices, block)
         first = self.calls(at, inputs, ruled, choices)
-        wanted = first[0]().float()
+        wanted = meant(first[0]())
         best = Found(ruled, (us := clock(first)), us)
         for tile in others:
             if time.monotonic() > deadline:
                 break
             try:
                 same = self.calls(at, inputs, tile, choices)
-                error = (same[0]().float() - wanted).norm() / wanted.norm()
+                error = (meant(same[0]()) - wanted).norm() / wanted.norm()
                 if error < DIFFERENT and (us := clock(same)) < best.us:
                     best = replace(best, tile=tile, us=us)
             except (RuntimeError, ValueError, OutOfResources):

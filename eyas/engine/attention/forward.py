@@ -16,18 +16,23 @@ from eyas.engine.batch.spans import Span
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """R rows. `kv_rows`: the physical row (page * page_size + slot) that each one writes. All int64 [R]."""
+    """R rows. `kv_rows`: the physical row (page * page_size + slot) that each one writes. All int64 [R].
+
+    `depth`: how far a draft head's rows stand below the certain ones; 0: they are certain.
+    """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     kv_rows: torch.Tensor
     plan: Plan
+    spans: Sequence[Span]
+    depth: int = 0
 
 
 def build_batch(
-    spans: Sequence[Span], tokens: Sequence[int], page_size: int, backend: AttentionBackend
+    spans: Sequence[Span], tokens: Sequence[int], page_size: int, backend: AttentionBackend, depth: int = 0
 ) -> ForwardBatch:
-    """A forward of the spans' rows, in order, one token per row."""
+    """A forward of the spans' rows, in order, one token per row. `depth`: of all of them."""
     positions: list[int] = []
     kv_rows: list[int] = []
     for span in spans:
@@ -41,6 +46,8 @@ def build_batch(
         positions=torch.tensor(positions, device=backend.device),
         kv_rows=torch.tensor(kv_rows, device=backend.device),
         plan=backend.plan(spans),
+        spans=spans,
+        depth=depth,
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -78,9 +78,21 @@ class _Part:
     groups: tuple[_Group, ...]
 
 
+class Sight(NamedTuple):
+    """Which keys a layer's queries see: `window` and `unseen` of its `AttentionSpec`."""
+
+    window: int
+    unseen: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> Self:
+        """A layer's."""
+        return cls(spec.window, spec.unseen)
+
+
 @dataclass(frozen=True)
 class _View:
-    """What rows see through one window."""
+    """What rows see by one sight."""
 
     parts: tuple[_Part, ...]
     rows: torch.Tensor  # int64 [padded R * heads]: where each query head's result is among the tiles'
@@ -88,21 +100,21 @@ class _View:
 
 @dataclass(frozen=True)
 class TorchPlan(Plan):
-    """`views`: one for each window that a layer has."""
+    """`views`: one for each sight that a layer has."""
 
-    views: Mapping[int, _View]
+    views: Mapping[Sight, _View]
 
 
 class TorchAttention(AttentionBackend):
     """For `heads` query heads over a pool of the given shape; computes in float32 wherever the pool is.
 
-    `windows`: those of the layers that will `run`.
+    `sights`: those of the layers that will `run`.
     """
 
-    def __init__(self, heads: int, shape: PoolShape, windows: Iterable[int] = (0,)) -> None:
+    def __init__(self, heads: int, shape: PoolShape, sights: Iterable[Sight] = (Sight(0, 0),)) -> None:
         self._heads = heads
         self._shape = shape
-        self._windows = frozenset(windows)
+        self._sights = frozenset(sights)
         self._group = heads // shape.kv_heads
         self._tile_rows = padded_rows(self._group)
         self._queries = self._tile_rows // self._group
@@ -111,31 +123,31 @@ class TorchAttention(AttentionBackend):
     @classmethod
     def of(cls, config: ModelConfig, shape: PoolShape) -> Self:
         """For all layers of a decoder."""
-        return cls(config.num_heads, shape, {layer.attention.window for layer in config.layers})
+        return cls(config.num_heads, shape, {Sight.of(layer.attention) for layer in config.layers})
 
     def plan(self, spans: Sequence[Span]) -> TorchPlan:
-        return TorchPlan({window: self._view(spans, window) for window in self._windows})
+        return TorchPlan({sight: self._view(spans, sight) for sight in self._sights})
 
-    def _view(self, spans: Sequence[Span], window: int) -> _View:
+    def _view(self, spans: Sequence[Span], sight: Sight) -> _View:
         parts, order = [], []
         short: list[_Tile] = []
         row = 0
         for span in spans:
-            tiles = [_seen(tile, window) for tile in self._tiles(span, row)]
+            tiles = [_seen(tile, sight.window) for tile in self._tiles(span, row)]
             row += span.count
             if span.paths is None and len(tiles) > _TILES_SHARING_KEYS:
-                parts.append(self._shared_part(tiles, window))
+                parts.append(self._shared_part(tiles, sight))
                 order += tiles
             else:
                 short += tiles
         for batch in self._batches(short):
-            parts.append(self._batched_part(batch, window))
+            parts.append(self._batched_part(batch, sight))
             order += batch
         return _View(tuple(parts), self._result_rows(order, row))
 
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan, spec: AttentionSpec) -> torch.Tensor:
         assert isinstance(plan, TorchPlan)
-        view, dim, kv_heads = plan.views[spec.window], self._shape.head_dim, self._shape.kv_heads
+        view, dim, kv_heads = plan.views[Sight.of(spec)], self._shape.head_dim, self._shape.kv_heads
         fields, value_dim = self._shape.fields, self._shape.format.value_dim
         rows = self._as_rows(layer_pool)
         q_rows = q.reshape(-1, dim).float()
@@ -204,14 +216,14 @@ class TorchAttention(AttentionBackend):
         if batch:
             yield batch
 
-    def _batched_part(self, tiles: Sequence[_Tile], window: int) -> _Part:
+    def _batched_part(self, tiles: Sequence[_Tile], sight: Sight) -> _Part:
         """Every tile brings its own keys; all are computed at once."""
-        return _Part(self._gather(tiles), (self._group_of(tiles, window),))
+        return _Part(self._gather(tiles), (self._group_of(tiles, sight),))
 
-    def _shared_part(self, tiles: Sequence[_Tile], window: int) -> _Part:
+    def _shared_part(self, tiles: Sequence[_Tile], sight: Sight) -> _Part:
         """Tiles of one causal span: each reads some of the keys from the first one's first to the last's."""
         first = tiles[0].first
-        groups = tuple(self._group_of([tile], window, at=tile.first - first) for tile in tiles)
+        groups = tuple(self._group_of([tile], sight, at=tile.first - first) for tile in tiles)
         return _Part(self._gather([replace(tiles[-1], first=first)]), groups)
 
     def _gather(self, tiles: Sequence[_Tile]) -> torch.Tensor:
@@ -231,7 +243,7 @@ class TorchAttention(AttentionBackend):
         fields = [heads + field * size * shape.kv_heads for field in range(shape.fields)]
         return self._tensor(np.stack(fields).reshape(-1))
 
-    def _group_of(self, tiles: Sequence[_Tile], window: int, at: int = 0) -> _Group:
+    def _group_of(self, tiles: Sequence[_Tile], sight: Sight, at: int = 0) -> _Group:
         """A tile's matrix row m is query min(m // group, count - 1), query head m % group of the key head."""
         tile_of, block_of = _pairs(tiles)
         blocks = np.array([tile.blocks for tile in tiles])
@@ -242,7 +254,9 @@ class TorchAttention(AttentionBackend):
         visible = _column(tiles, "visible") + query  # [tiles, tile rows]
         key = block_of[:, None, None] * BLOCK + np.arange(BLOCK)
         after = key - visible[tile_of][:, :, None]  # below 0: the row's own key, and those before it
-        sees = after < 0 if not window else (after < 0) & (after >= -window)
+        sees = after < 0 if not sight.window else (after < 0) & (after >= -sight.window)
+        if sight.unseen:
+            sees &= (key >= sight.unseen) | (after == -1)
         mask = np.where(sees, np.float32(0), np.float32(-np.inf))
         first = np.cumsum(blocks) - blocks
         step = np.arange(blocks.max())

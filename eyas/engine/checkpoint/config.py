@@ -7,6 +7,7 @@ and families: how a config.json becomes one of these is said in `eyas.engine.mod
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -54,9 +55,9 @@ class Rope:
 class AttentionSpec:
     """One layer's attention: queries in groups over fewer key and value heads.
 
-    `scale` multiplies scores. `window`: tokens that a row sees, itself the last of them (0: all). `soft_cap`:
-    scores become cap * tanh(score / cap) (0.0: they do not). `head_norms`: q and k are normalised per head
-    before they are rotated.
+    `scale` multiplies scores. `window`: tokens that a row sees, itself the last of them (0: all). `unseen`:
+    rows at a sequence's start that no other row sees. `soft_cap`: scores become cap * tanh(score / cap) (0.0:
+    they do not). `head_norms`: q and k are normalised per head before they are rotated.
     """
 
     num_heads: int
@@ -65,6 +66,7 @@ class AttentionSpec:
     rope: Rope
     scale: float
     window: int = 0
+    unseen: int = 0
     soft_cap: float = 0.0
     qkv_bias: bool = False
     output_bias: bool = False
@@ -138,6 +140,12 @@ class ExpertsSpec(FeedForwardSpec):
     kept_groups: int = 1
     group_best: int = 1
     shared_width: int = 0
+
+    @property
+    def with_shared(self) -> tuple[int, int]:
+        """Experts, and those of a row, if a shared one that is like the others is counted among them."""
+        shared = int(self.shared_width == self.width)
+        return self.experts + shared, self.per_row + shared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,7 +308,9 @@ class DraftConfig:
     layers: leaving the last). `variants`: how its equations differ from its kind's usual ones, in the words
     of its kind's file. `target_hidden_size`: the width of the captured streams (None: the head's own).
     `dummy_tensors`: of the tensors that only some heads have, those that a dummy head of these sizes needs.
-    `prefix`: the names of its tensors begin with it, in a folder that may hold the target's too.
+    `prefixes`: the names of its tensors begin with one of them, in a folder that may hold the target's too.
+    `stages`: if it is above 1, each of so many layers drafts one token further than the one before, and makes
+    that of what the row before gave there; the last one drafts all that are deeper.
     `draft_vocab_size`: rows of its output head, which is the target's unless `own_outputs`. `token_ids`: of
     the target's head it takes the rows of these ids alone (empty: all).
     """
@@ -313,7 +323,8 @@ class DraftConfig:
     variants: frozenset[str] = frozenset()
     target_hidden_size: int | None = None
     dummy_tensors: frozenset[str] = frozenset()
-    prefix: str = ""
+    prefixes: tuple[str, ...] = ("",)
+    stages: int = 1
     own_outputs: bool = False
     token_ids: tuple[int, ...] = ()
 
@@ -322,10 +333,14 @@ class DraftConfig:
         """How many ids its logits are about."""
         return len(self.token_ids) or self.draft_vocab_size
 
-    @property
-    def kv_format(self) -> KvFormat:
-        """Of the head's own pool."""
-        return self.decoder.kv_format
+    def pool_format(self, page_size: int, ranks: int = 1) -> KvFormat:
+        """Of one rank's part of the head's own pool, in pages of so many rows.
+
+        Behind its layers a page has room for what the newest row in it gave at each stage but the last.
+        """
+        own = self.decoder.kv_format.of_rank(ranks)
+        kept, layer = (self.stages - 1) * self.decoder.hidden_size, page_size * math.prod(own.slot)
+        return dataclasses.replace(own, layers=own.layers - -kept // layer)
 
     @property
     def captured_width(self) -> int:
@@ -341,7 +356,7 @@ class DraftConfig:
             "outputs": self.outputs,
             "taps": self.capture_layers,
             "variants": sorted(self.variants),
-            "prefix": self.prefix,
+            "prefixes": self.prefixes,
             "ids": self.token_ids,
         }
         files = [] if self.decoder.load_format == "dummy" else weight_files(self.folder)

@@ -139,9 +139,9 @@ CPU = Placement()
 class FolderWeights(Weights):
     """Reads a folder's safetensors files. A context manager: it holds the files and a progress bar open.
 
-    `spelling` maps a stored name to the name by which models ask for the tensor; `prefix`: only tensors whose
-    stored names begin with it are there. Raises ConfigError if a file cannot be read, and for a tensor that
-    is stored in FP8 where `quantized` does not say so.
+    `spelling` maps a stored name to the name by which models ask for the tensor; `prefixes`: only tensors
+    whose stored names begin with one of them are there. Raises ConfigError if a file cannot be read, and for
+    a tensor that is stored in FP8 where `quantized` does not say so.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class FolderWeights(Weights):
         folder: Path,
         spelling: Callable[[str], str] = str,
         placement: Placement = CPU,
-        prefix: str = "",
+        prefixes: tuple[str, ...] = ("",),
         quantized: Fp8 | None = None,
     ) -> None:
         super().__init__(placement, quantized)
@@ -161,7 +161,7 @@ class FolderWeights(Weights):
                 file = self._open.enter_context(safe_open(path, framework="pt"))
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 (not a dict)
+            names = [name for name in file.keys() if name.startswith(prefixes)]  # noqa: SIM118 (not a dict)
             self._home |= {spelling(name): (file, name) for name in names}
         screen = Console(stderr=True)
         progress = Progress(console=screen, disable=not sys.stderr.isatty(), transient=True)

@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.attend_tiles import Tiling, most_parts, tiling_of
+from eyas.engine.kernels.launching import call_ahead
 from eyas.engine.kernels.paged import PagedKv, pages_of
 from eyas.engine.kernels.scores import lowest_row, tanh
 
@@ -289,15 +290,8 @@ def _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout:
     line = tl.program_id(0) // layout.tiles * layout.dim + tl.arange(0, LINES)[None, :] * LINE
     at = pages_of(table, row, last, layout.page_size) * layout.page_stride
     at += (row % layout.page_size)[:, None] * layout.row_stride + line
-    _prefetch_lines(keys + at)
-    _prefetch_lines(values + at)
-
-
-@triton.jit
-def _prefetch_lines(lines):
-    tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
-    )
+    call_ahead(keys + at)
+    call_ahead(values + at)
 
 
 @triton.jit

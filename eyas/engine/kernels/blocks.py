@@ -2,8 +2,9 @@
 
 A weight is q * scale, block by block or row by row of it (`eyas.engine.checkpoint.fp8`, the plain statement);
 a row x is q * s with s = max(largest of the 128, or of the row, 1e-4) / 448 (arXiv 2412.19437, section 3.3),
-or the next power of two where the checkpoint says so (UE8M0). Rows are rounded once, by a kernel of their
-own: in every tile that reads them, it would cost more than the tile's product.
+or the next power of two where the checkpoint says so (UE8M0). Rows are rounded once: by the kernel that makes
+them, if it has all that shares a scale (`rounded_row`, `quantised`), else by one of their own (`quantise`).
+In every tile that reads them, it would cost more than the tile's product.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels.rows import after_previous
+from eyas.engine.kernels.launching import after_previous
 
 SIDE = 128
 LARGEST = tl.constexpr(448.0)
@@ -54,6 +55,21 @@ class Fp8Rows:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class Normed:
+    """Rows that have passed a norm [m, k]; and `rounded`, by `rounding`, where weights in FP8 read them."""
+
+    plain: torch.Tensor
+    rounded: Fp8Rows | None = None
+    rounding: Rounding | None = None
+
+    def read_by(self, weight: torch.Tensor | Fp8Weight) -> torch.Tensor | Fp8Rows:
+        """As a product with this weight reads them: plain, too, if that rounds in another way."""
+        if self.rounded is None or rounding_of(weight) != self.rounding:
+            return self.plain
+        return self.rounded
+
+
 def rounding_of(weight: torch.Tensor | Fp8Weight) -> Rounding | None:
     """Of rows that it multiplies; None: they are left as they are."""
     return weight.rounding if isinstance(weight, Fp8Weight) else None
@@ -61,20 +77,30 @@ def rounding_of(weight: torch.Tensor | Fp8Weight) -> Rounding | None:
 
 def quantise(x: torch.Tensor, rounding: Rounding, pdl: bool = False) -> Fp8Rows:
     """x [m, k]. What has one scale for a row has no powers of two."""
-    m, k = x.shape
-    stored = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=x.device)
+    (m, k), out = x.shape, room_for(x, rounding)
     if rounding.rows != "block":
-        scales = torch.empty(m, dtype=torch.float32, device=x.device)
         columns = min(triton.next_power_of_2(k), _COLUMNS)
         given = {"K": k, "COLUMNS": columns, "STORED": rounding.rows == "tensor", "PDL": pdl}
-        _quantise_rows[(m,)](x, stored, scales, rounding.scale, **given, num_warps=8, launch_pdl=pdl)
-        return Fp8Rows(stored, scales, x.dtype)
-    count = triton.cdiv(k, SIDE)
-    scales = torch.empty(m, count, dtype=torch.float32, device=x.device)
+        _quantise_rows[(m,)](x, out.stored, out.scales, rounding.scale, **given, num_warps=8, launch_pdl=pdl)
+        return out
+    count = out.scales.shape[1]
     grid = (m, triton.cdiv(count, _BLOCKS))
     sizes = {"K": k, "COUNT": count, "BLOCKS": _BLOCKS, "POWERS": rounding.powers, "PDL": pdl}
-    _quantise[grid](x, stored, scales, **sizes, num_warps=4, launch_pdl=pdl)
-    return Fp8Rows(stored, scales, x.dtype)
+    _quantise[grid](x, out.stored, out.scales, **sizes, num_warps=4, launch_pdl=pdl)
+    return out
+
+
+def room_for(rows: torch.Tensor, rounding: Rounding) -> Fp8Rows:
+    """For rows [m, k] like these, to be rounded."""
+    m, k = rows.shape
+    stored = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=rows.device)
+    each = (m, triton.cdiv(k, SIDE)) if rounding.rows == "block" else (m,)
+    return Fp8Rows(stored, torch.empty(each, dtype=torch.float32, device=rows.device), rows.dtype)
+
+
+def mode_of(rounding: Rounding) -> str:
+    """Its name in kernels."""
+    return "powers" if rounding.rows == "block" and rounding.powers else rounding.rows
 
 
 @triton.jit
@@ -117,6 +143,31 @@ def _quantise(
     rounded, scale = quantised(values, POWERS)
     tl.store(stored + row * K + column, rounded, mask=column < K)
     tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
+
+
+@triton.jit
+def rounded_row(values, row, stored, scales, given, WIDTH: tl.constexpr, MODE: tl.constexpr):
+    """One row, values [a multiple of 128] with zeros from WIDTH on, stored as `quantise` does.
+
+    MODE: a scale for each 128 of it ("block", "powers"), for the row ("token"), or the given one ("tensor").
+    """
+    SIZE: tl.constexpr = values.shape[0]
+    if MODE == "block" or MODE == "powers":
+        COUNT: tl.constexpr = (WIDTH + 127) // 128
+        block = tl.arange(0, SIZE // 128)
+        column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
+        rounded, scale = quantised(tl.reshape(values, (SIZE // 128, 128)), MODE == "powers")
+        tl.store(stored + row * WIDTH + column, rounded, mask=column < WIDTH)
+        tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
+    else:
+        column, wide = tl.arange(0, SIZE), values.to(tl.float32)
+        divisor = tl.zeros((SIZE,), tl.float32) + given
+        if MODE == "token":
+            largest = tl.max(tl.maximum(tl.abs(wide), LEAST), 0)
+            divisor = tl.div_rn(tl.zeros_like(wide) + largest, tl.zeros_like(wide) + LARGEST)
+        tl.store(scales + row, tl.max(divisor, 0))
+        rounded = tl.clamp(tl.div_rn(wide, divisor), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(stored + row * WIDTH + column, rounded.to(tl.float8e4nv), mask=column < WIDTH)
 
 
 @triton.jit

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.gumbel import gumbel_at, gumbel_from
+from eyas.engine.kernels.launching import after_previous
 from eyas.engine.kernels.ranking import LOWEST_KEY, key_of, value_of
-from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, after_previous, physical_rows, store_rows
+from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, physical_rows, store_rows
 from eyas.engine.kernels.sample import FEW_ROWS, UNFUSED, find_peaks, token_of
 from eyas.engine.kernels.survivors import score_of
 

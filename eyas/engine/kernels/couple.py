@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.kernels.gumbel import gumbel_at, gumbel_from
-from eyas.engine.kernels.rounds import PLAIN, Batch, after_previous
+from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.rounds import PLAIN, Batch
 
 _TILE = 2048  # ids per program
 

@@ -15,13 +15,24 @@ from dataclasses import dataclass, field
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels.activation import steepness
-from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, quantise, rounding_of
-from eyas.engine.kernels.grouped_tiles import Shape, Table, Tile, programs, tile_for
+from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, quantise, quantised, room_for, rounding_of
+from eyas.engine.kernels.grouped_tiles import (
+    Shape,
+    Table,
+    Tile,
+    exact_tile_for,
+    lines_ahead,
+    programs,
+    stretches_of,
+    tile_for,
+)
+from eyas.engine.kernels.launching import call_ahead
 from eyas.engine.kernels.route import Grouped, group
-from eyas.engine.kernels.rows import after_previous
 from eyas.engine.kernels.skinny import Launch
 
 Weight = torch.Tensor | Fp8Weight
@@ -29,6 +40,8 @@ Weight = torch.Tensor | Fp8Weight
 
 Rows = torch.Tensor | Fp8Rows
 """[m, k]; what is not rounded to FP8 yet is, where the weight is in FP8."""
+
+_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -46,9 +59,15 @@ class Walk:
 
 @dataclass(frozen=True)
 class Gate:
-    """gelu: what the gate passes, in its tanh form; else SiLU."""
+    """gelu: what the gate passes, in its tanh form; else SiLU. `rounding`: how the result will be read."""
 
     gelu: bool = False
+    rounding: Rounding | None = None
+
+    def rounded_by(self, tile: Tile) -> Rounding | None:
+        """The rounding, if a program of that tile has all that shares a scale."""
+        here = self.rounding is not None and self.rounding.rows == "block" and tile.columns == SIDE
+        return self.rounding if here else None
 
 
 @dataclass(frozen=True)
@@ -64,36 +83,51 @@ class Products:
             return quantise(x, weight.rounding, self.launch.pdl)
         return x
 
-    def dense(self, x: Rows, weight: Weight, gate: Gate | None = None) -> torch.Tensor:
-        """x [m, k] . weight [n, k]^T -> [m, n]; with a gate act(first half) * second, [m, n / 2]."""
-        rows = len(x.stored if isinstance(x, Fp8Rows) else x)
-        tile = tile_for(shape_of(weight, gate), rows, self.tiles)
-        return self._start(x, weight, Walk(), tile, gate)
+    def dense(self, x: Rows, weight: Weight) -> torch.Tensor:
+        """x [m, k] . weight [n, k]^T -> [m, n]."""
+        made = self._start(x, weight, Walk(), self._dense_tile(x, weight, None), None)
+        assert isinstance(made, torch.Tensor)
+        return made
+
+    def dense_gated(self, x: Rows, weight: Weight, gate: Gate) -> Rows:
+        """x [m, k], weight [2 width, k] -> act(gate) * up, [m, width]; rounded, if that is done at once."""
+        return self._start(x, weight, Walk(), self._dense_tile(x, weight, gate), gate)
 
     def group(self, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> Grouped:
         """The order of experts int32 [m, per_row] for `gate_up` and `down` with these weights."""
         gate_up = shape_of(weights[0], Gate())
-        rows = tile_for(gate_up, experts.numel(), self.tiles).rows
+        rows = self._tile_for(gate_up, experts.numel()).rows
         return group(experts, gate_up.experts, rows, self.launch.pdl)
 
-    def gate_up(self, x: Rows, weight: Weight, grouped: Grouped, per_row: int, gate: Gate) -> torch.Tensor:
-        """x [m, k], weight [experts, 2 width, k] -> act(gate) * up, [choices, width] in their order."""
+    def gate_up(self, x: Rows, weight: Weight, grouped: Grouped, per_row: int, gate: Gate) -> Rows:
+        """x [m, k], weight [experts, 2 width, k] -> act(gate) * up, [choices, width] in their order; rounded,
+        if that is done at once.
+        """
         tile = self._tile(weight, grouped, gate)
         return self._start(x, weight, Walk(grouped, per_row), tile, gate)
 
-    def down(self, x: torch.Tensor, weight: Weight, grouped: Grouped) -> torch.Tensor:
+    def down(self, x: Rows, weight: Weight, grouped: Grouped) -> torch.Tensor:
         """What `gate_up` gave, weight [experts, hidden, width] -> [choices, hidden], by choice.
 
         Choices that the order leaves out have rows that nothing wrote.
         """
-        return self._start(x, weight, Walk(grouped, scatter=True), self._tile(weight, grouped, None), None)
+        made = self._start(x, weight, Walk(grouped, scatter=True), self._tile(weight, grouped, None), None)
+        assert isinstance(made, torch.Tensor)
+        return made
+
+    def _dense_tile(self, x: Rows, weight: Weight, gate: Gate | None) -> Tile:
+        rows = len(x.stored if isinstance(x, Fp8Rows) else x)
+        return self._tile_for(shape_of(weight, gate), rows)
 
     def _tile(self, weight: Weight, grouped: Grouped, gate: Gate | None) -> Tile:
         """Its rows are those of the blocks."""
-        shape, choices = shape_of(weight, gate), grouped.order.shape[0]
-        return tile_for(shape, choices, self.tiles, grouped.rows)
+        return self._tile_for(shape_of(weight, gate), grouped.order.shape[0], grouped.rows)
 
-    def _start(self, x: Rows, weight: Weight, walk: Walk, tile: Tile, gate: Gate | None) -> torch.Tensor:
+    def _tile_for(self, shape: Shape, choices: int, rows: int = 0) -> Tile:
+        choose = exact_tile_for if self.launch.exact else tile_for
+        return choose(shape, choices, self.tiles, rows)
+
+    def _start(self, x: Rows, weight: Weight, walk: Walk, tile: Tile, gate: Gate | None) -> Rows:
         shape, launch, pdl = shape_of(weight, gate), self.launch, self.launch.pdl
         grouped, rounding = walk.grouped, rounding_of(weight)
         choices = len(x.stored if isinstance(x, Fp8Rows) else x)
@@ -102,7 +136,9 @@ class Products:
         read = self.read(x, weight)
         rows = read.stored if isinstance(read, Fp8Rows) else read
         scales = read.scales if isinstance(read, Fp8Rows) else None
-        out = torch.empty(choices, shape.outputs, dtype=read.dtype, device=rows.device)
+        plain = torch.empty(choices, shape.outputs, dtype=read.dtype, device=rows.device)
+        after = None if gate is None else gate.rounded_by(tile)
+        out: Rows = plain if after is None else room_for(plain, after)
         stored = weight.stored if isinstance(weight, Fp8Weight) else weight
         flat = stored.view(-1, shape.k)
         most = triton.cdiv(choices, tile.rows) if grouped is None else grouped.most
@@ -112,8 +148,10 @@ class Products:
                 rows,
                 scales,
                 TensorDescriptor(flat, list(flat.shape), [shape.k, 1], [tile.columns, tile.depth]),
+                flat,
             ),
-            *(weight.scales if isinstance(weight, Fp8Weight) else None, out),
+            weight.scales if isinstance(weight, Fp8Weight) else None,
+            *((out.stored, out.scales) if isinstance(out, Fp8Rows) else (out, None)),
             *(None if grouped is None else grouped.order, None if grouped is None else grouped.blocks),
             *(launch.partials, launch.tickets, choices, most),
             N=shape.n,
@@ -123,6 +161,7 @@ class Products:
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
             SPLIT=tile.split,
+            FOLDS=stretches_of(shape) // tile.split if launch.exact else 1,
             GROUP=tile.group,
             PER_ROW=walk.per_row,
             SCATTER=walk.scatter,
@@ -130,10 +169,15 @@ class Products:
             GELU=gate is not None and gate.gelu,
             BLOCKS=rounding is not None and rounding.rows == "block",
             CHANNELS=rounding is not None and rounding.rows != "block",
+            POWERS=after is not None and after.powers,
+            MADE=_TYPES[read.dtype],
             PDL=pdl,
+            LINES=lines_ahead(shape, tile) if pdl and (grouped is None or walk.scatter) else 0,
+            EXPERTS=shape.experts,
             num_warps=tile.warps,
             num_stages=tile.stages,
             launch_pdl=pdl,
+            **({"enable_fp_fusion": False} if launch.exact else {}),
         )
         return out
 
@@ -148,34 +192,68 @@ def shape_of(weight: Weight, gate: Gate | None) -> Shape:
 
 @triton.jit(do_not_specialize=["choices", "most"])
 def _product(
-    x, x_scales, weights, scales, out, order, blocks, partials, tickets, choices, most,
+    x, x_scales, weights, stored, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr,
-    SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr, PDL: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
+    PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr,
+    PDL: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
     """One tile after the other; blocks that are absent cost nothing."""
-    after_previous(PDL)
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    if PDL:
+        if LINES > 0:
+            _call_ahead(
+                stored, blocks, choices, most,
+                N, K, OUTPUTS, ROWS, COLUMNS, SPLIT, GROUP, GATED, LINES, EXPERTS,
+            )  # fmt: skip
+        gdc_wait()
+        gdc_launch_dependents()  # not before: so `down` knows the order of the experts when it calls ahead
     if blocks is None:
         count = (choices + ROWS - 1) // ROWS
     else:
         count = tl.load(blocks + 3 * most)
     for cell in range(tl.program_id(0), count * TILES, tl.num_programs(0)):
         _one_tile(
-            x, x_scales, weights, scales, out, order, blocks, partials, tickets, choices, most, cell, count,
-            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, GROUP, PER_ROW, SCATTER, GATED, GELU,
-            BLOCKS, CHANNELS,
+            x, x_scales, weights, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
+            cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GROUP, PER_ROW, SCATTER, GATED,
+            GELU, BLOCKS, CHANNELS, POWERS, MADE,
         )  # fmt: skip
 
 
 @triton.jit
-def _one_tile(
-    x, x_scales, weights, scales, out, order, blocks, partials, tickets, choices, most, cell, count,
+def _call_ahead(
+    stored, blocks, choices, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr,
-    SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    SPLIT: tl.constexpr, GROUP: tl.constexpr, GATED: tl.constexpr, LINES: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
+    """The first lines of the weight rows that this program reads first. What `blocks` says may be old."""
+    EACH: tl.constexpr = 128 // (stored.dtype.element_ty.primitive_bitwidth // 8)
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    cell = tl.program_id(0)
+    expert = 0
+    if blocks is None:
+        _, tile = _where(cell, (choices + ROWS - 1) // ROWS, TILES, GROUP)
+    else:
+        count = tl.minimum(tl.maximum(tl.load(blocks + 3 * most), 1), most)
+        block, tile = _where(cell % (count * TILES), count, TILES, GROUP)
+        expert = tl.minimum(tl.maximum(tl.load(blocks + block), 0), EXPERTS - 1)
+    row = tl.minimum(tile * COLUMNS + tl.arange(0, COLUMNS), OUTPUTS - 1)
+    at = tl.program_id(1) * (K // SPLIT) + tl.minimum(tl.arange(0, LINES) * EACH, K // SPLIT - 1)
+    lines = stored + (expert * N + row).to(tl.int64)[:, None] * K + at[None, :]
+    call_ahead(lines)
+    if GATED:
+        call_ahead(lines + OUTPUTS * K)
+
+
+@triton.jit
+def _one_tile(
+    x, x_scales, weights, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
+    cell, count,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
+    PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the result of one block of rows, or a part of its k."""
     block, tile = _where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
@@ -198,7 +276,7 @@ def _one_tile(
     first = tile * COLUMNS
     a, b = _folded(
         x, x_scales, weights, scales, source, expert, first,
-        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, GATED, BLOCKS, CHANNELS,
+        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GATED, BLOCKS, CHANNELS,
     )  # fmt: skip
     last = True
     if SPLIT > 1:
@@ -221,22 +299,49 @@ def _one_tile(
             b *= tl.load(scales + OUTPUTS, mask=channel < OUTPUTS, other=0.0)[:, None]
     if GATED:
         a = a * b / (1.0 + tl.exp(-steepness(a, GELU)))
-    column = first + tl.arange(0, COLUMNS)
-    spot = target.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
-    kept = inside[:, None] & (column[None, :] < OUTPUTS) & last
-    tl.store(out + spot, tl.trans(a).to(out.dtype.element_ty), mask=kept)
+    column, target = first + tl.arange(0, COLUMNS), target.to(tl.int64)
+    there = column[None, :] < OUTPUTS
+    kept, spot = inside[:, None] & there & last, target[:, None] * OUTPUTS + column[None, :]
+    made = tl.trans(a).to(MADE)
+    if out_scales is not None:
+        made, scale = quantised(tl.where(there, made, 0.0), POWERS)
+        tl.store(out_scales + target * ((OUTPUTS + 127) // 128) + tile, scale, mask=inside & last)
+    tl.store(out + spot, made, mask=kept)
 
 
 @triton.jit
 def _folded(
     x, x_scales, weights, scales, source, expert, first,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GATED: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """This program's part of weight . rows^T: FOLDS stretches of k, each on its own, then their sum."""
+    stretch = tl.program_id(1) * FOLDS
+    a, b = _stretch(
+        x, x_scales, weights, scales, source, expert, first, stretch,
+        N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
+    )  # fmt: skip
+    for other in tl.static_range(1, FOLDS):
+        more_a, more_b = _stretch(
+            x, x_scales, weights, scales, source, expert, first, stretch + other,
+            N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
+        )  # fmt: skip
+        a += more_a
+        b += more_b
+    return a, b
+
+
+@triton.jit
+def _stretch(
+    x, x_scales, weights, scales, source, expert, first, stretch,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, STRETCHES: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """This program's part of weight . rows^T, float32 [COLUMNS, ROWS]; gated, of both halves' columns."""
-    part: tl.constexpr = K // SPLIT if SPLIT > 1 else K
-    start = tl.program_id(1) * part
+    """A stretch of k of weight . rows^T, float32 [COLUMNS, ROWS]; gated, of both halves' columns."""
+    part: tl.constexpr = K // STRETCHES if STRETCHES > 1 else K
+    start = stretch * part
     width: tl.constexpr = (K + 127) // 128
     if BLOCKS:
         scales += (expert * ((N + 127) // 128) + first // 128) * width

@@ -23,6 +23,11 @@ _SHARED_BYTES = 200 * 1024
 _SHORT = 512  # of a product whose tiles end before they have begun: more of them stand beside each other
 _BESIDE = 4  # programs on an SM, at most
 _PROGRAMS = 132  # about as many as a Hopper GPU has SMs
+_ENOUGH = _PROGRAMS * 3 // 4
+_MATRIX_SIDE = 64  # weight rows that the matrix unit takes at once
+_STRETCH_UNIT = 128  # the deepest step of k within a stretch
+_LINE = 128  # bytes
+_MOST_LINES = 8
 MOST_PARTS = 32768 * 128
 """Numbers that programs which share a tile's k may leave behind, all together (`skinny.Launch.partials`)."""
 MOST_TICKETS = 32768
@@ -130,6 +135,28 @@ def tile_for(shape: Shape, choices: int, table: Table, rows: int = 0) -> Tile:
     return fitted(replace(tile, rows=rows or tile.rows), shape, choices)
 
 
+def exact_tile_for(shape: Shape, choices: int, table: Table, rows: int = 0) -> Tile:
+    """As `tile_for`, with k cut into the stretches of `stretches_of`, by as many programs or by one.
+
+    The numbers that it leaves to the rows change no bit of a row: how many of them, how many columns and how
+    much of k a tile takes at a time.
+    """
+    tile, stretches = tile_for(shape, choices, table, rows), stretches_of(shape)
+    columns = max(tile.columns, _MATRIX_SIDE)
+    depth = min(tile.depth, _STRETCH_UNIT) if stretches > 1 else tile.depth
+    split = stretches if tile.split > 1 else 1
+    return fitted(replace(tile, columns=columns, depth=depth, split=split), shape, choices)
+
+
+def stretches_of(shape: Shape) -> int:
+    """Into how many stretches, one or two, the exact arithmetic cuts k: by the weight alone.
+
+    Two of a dense weight that is too narrow for as many programs as a GPU has room for.
+    """
+    narrow = shape.experts == 1 and -(-shape.outputs // _MATRIX_SIDE) < _ENOUGH
+    return 2 if narrow and shape.k > _SHORT and shape.k % (2 * _STRETCH_UNIT) == 0 else 1
+
+
 def most_blocks(choices: int, experts: int, rows: int) -> int:
     """The most blocks of `rows` rows, each of one expert, into which the choices can fall."""
     touched = min(choices, experts)
@@ -152,6 +179,16 @@ def fitted(tile: Tile, shape: Shape, choices: int) -> Tile:
     return replace(tile, columns=columns, depth=depth, stages=stages, split=max(split, 1))
 
 
+def lines_ahead(shape: Shape, tile: Tile) -> int:
+    """How many lines of a weight row a program calls into L2 before it may begin: where few rows read it, the
+    product's time is that of its weights.
+    """
+    if tile.rows > 32:
+        return 0
+    lines = max(shape.k // tile.split * shape.itemsize // _LINE, 1)
+    return min(1 << (lines.bit_length() - 1), _MOST_LINES)
+
+
 def programs(tile: Tile, shape: Shape) -> int:
     """How many of a split's programs a GPU runs at a time: more would only wait."""
     weights = 2 if shape.gated else 1
@@ -169,11 +206,13 @@ def _rule(shape: Shape, choices: int, rows: int = 0) -> Tile:
         columns = 64 if shape.gated or shape.k <= _SHORT else 128
         return Tile(rows, columns, 64, 8 if shape.k > _SHORT else 4, stages=4)
     columns, depth = 64, 64 if shape.gated and shape.itemsize > 1 else 128
+    if shape.gated and shape.itemsize == 1 and rows <= 32:
+        columns = 128  # all that shares a scale of what the gate passes: the program rounds it
     programs = most_blocks(choices, shape.experts, rows) * -(-shape.outputs // columns)
     if programs > _BESIDE * _PROGRAMS and not shape.gated and rows <= 32:
         columns, programs = 128, programs // 2
         depth = 128 // shape.itemsize  # so that two stand beside each other
     split = 1
-    while split < 8 and programs * split < _PROGRAMS * 3 // 4:
+    while split < 8 and programs * split < _ENOUGH:
         split *= 2
     return Tile(rows, columns, depth, 4, stages=5, split=split)

@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.batch.tables import Tables
-from eyas.engine.kernels.rounds import LANES, PLAIN, after_previous
+from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.rounds import LANES, PLAIN
 
 
 @dataclass(frozen=True)

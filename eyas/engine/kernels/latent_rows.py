@@ -14,21 +14,27 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels.blocks import SIDE, Fp8Rows, mode_of, room_for, rounded_row
 from eyas.engine.kernels.skinny import KvRows, Rotation, empty_padded
 
 
 @dataclass(frozen=True)
 class InnerNorms:
-    """Gains of the norm of the latent [latent], and of the queries' inner row [query rank] (None: none)."""
+    """Gains of the norm of the latent [latent], and of the queries' inner row [query rank] (None: none).
+
+    `rounding`: by which the product that reads the queries' inner row rounds it; None: as it is.
+    """
 
     latent: torch.Tensor
     query: torch.Tensor | None
     eps: float
+    rounding: Rounding | None = None
 
 
 def write_latents(
     x: torch.Tensor, norms: InnerNorms, rotation: Rotation, kv: KvRows, pdl: bool = False
-) -> torch.Tensor:
+) -> torch.Tensor | Fp8Rows:
     """Rows x [m, queries + latent + rotated] -> the queries [m, queries], normalised if there is a gain.
 
     Latents go to the pool, normalised, and keys, rotated in float32, element i with i + rotated / 2. kv.layer
@@ -37,12 +43,20 @@ def write_latents(
     """
     latent, width = norms.latent.shape[0], kv.layer.shape[4]
     queries = x.shape[1] - width
-    out = None if norms.query is None else empty_padded(x.shape[0], queries, like=x)
+    rounding = norms.rounding if norms.query is not None else None
+    out = scales = rounded = None
+    if rounding is not None:
+        rounded = room_for(x[:, :queries], rounding)
+        out, scales = rounded.stored, rounded.scales
+    elif norms.query is not None:
+        out = empty_padded(x.shape[0], queries, like=x)
     _write[(x.shape[0], 1 if out is None else 2)](
         *(x, out, norms.query, norms.latent, kv.layer, kv.layer.stride(0), kv.rows),
         *(rotation.cos, rotation.sin, rotation.positions, norms.eps),
+        *(scales, 0.0 if rounding is None else rounding.scale),
+        MODE="" if rounding is None else mode_of(rounding),
         QUERIES=queries,
-        BLOCK=triton.next_power_of_2(queries),
+        BLOCK=triton.next_power_of_2(max(queries, SIDE)),
         LATENT=latent,
         HALF=(width - latent) // 2,
         PAGE=kv.layer.shape[2],
@@ -50,7 +64,7 @@ def write_latents(
         num_warps=4,
         launch_pdl=pdl,
     )
-    return x[:, :queries] if out is None else out
+    return rounded or (x[:, :queries] if out is None else out)
 
 
 @triton.jit(do_not_specialize=["kv_rows", "positions"])
@@ -66,6 +80,9 @@ def _write(
     sin,
     positions,
     eps,
+    scales,
+    given,
+    MODE: tl.constexpr,
     QUERIES: tl.constexpr,
     BLOCK: tl.constexpr,
     LATENT: tl.constexpr,
@@ -89,7 +106,11 @@ def _write(
         inside = of_row < QUERIES
         query = tl.load(start + of_row, mask=inside, other=0.0).to(tl.float32)
         query = _normed(query, tl.load(query_gain + of_row, mask=inside, other=0.0), eps, QUERIES)
-        tl.store(out + row * QUERIES + of_row, query.to(out.dtype.element_ty), mask=inside)
+        made = query.to(x.dtype.element_ty)
+        if MODE == "":
+            tl.store(out + row * QUERIES + of_row, made, mask=inside)
+        else:
+            rounded_row(made, row, out, scales, given, QUERIES, MODE)
 
 
 @triton.jit

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from eyas.engine.batch.tables import LOOKING
-from eyas.engine.kernels.rounds import PLAIN, Batch, after_previous
+from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.rounds import PLAIN, Batch
 
 _TILE = 2048  # places that are compared at a time
 _PROMPT, _PREDICTED, _TOKENS, _FOUND, _HEADED, _LOOKUP, _HEAD = map(tl.constexpr, range(len(LOOKING)))

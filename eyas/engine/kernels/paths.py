@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eyas.engine.kernels.launching import after_previous
 from eyas.engine.kernels.rounds import (
     FACTS,
     PLAIN,
     Batch,
     RoundRows,
     Verdicts,
-    after_previous,
     physical_rows,
     store_rows,
 )

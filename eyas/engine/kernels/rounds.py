@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.batch.tables import Tables
+from eyas.engine.kernels.launching import after_previous
 
 # Tables start at any word and have any size: not specialised, so that one compiled kernel serves all.
 PLAIN = (
@@ -77,14 +78,6 @@ class Verdicts:
     def width(self) -> int:
         """W: nodes of a round, its root included."""
         return self.result.shape[1] - FACTS
-
-
-@triton.jit
-def after_previous(PDL: tl.constexpr):
-    """Lets the next kernel start, and waits until the memory of the previous one is written."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

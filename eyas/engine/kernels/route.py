@@ -17,7 +17,7 @@ import triton.language as tl
 
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.kernels.grouped_tiles import most_blocks
-from eyas.engine.kernels.rows import after_previous
+from eyas.engine.kernels.launching import after_previous
 
 TINY = tl.constexpr(1e-20)
 MOST = tl.constexpr(1e30)  # of a logit, either way: differences stay numbers
@@ -27,7 +27,7 @@ _COLUMN = 64  # of those, how many are compared at a time
 
 @dataclass(frozen=True)
 class Chosen:
-    """The experts of m rows, best first: `experts` int32 [m, per_row], `weights` float32 [m, per_row]."""
+    """The experts of m rows, best first, and their weights: int32 and float32 [m, per_row, or one more]."""
 
     experts: torch.Tensor
     weights: torch.Tensor
@@ -56,17 +56,19 @@ def choose(
     spec: ExpertsSpec,
     correction: torch.Tensor | None = None,
     *,
+    shared: bool = False,
     uniform: bool = False,
     pdl: bool = False,
 ) -> Chosen:
     """logits float32 [m, at least experts] -> what their rows take. `correction`: float32 [experts].
 
+    `shared`: every row also takes, last and with weight 1, the expert behind the router's.
     `uniform`, for benchmarks alone: experts that chance decides, each as often as the others, with the
     weights that the router gives them. A logit that is no number is the worst of all.
     """
     m = logits.shape[0]
-    experts = torch.empty(m, spec.per_row, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(m, spec.per_row, dtype=torch.float32, device=logits.device)
+    experts = torch.empty(m, spec.per_row + shared, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(m, spec.per_row + shared, dtype=torch.float32, device=logits.device)
     _choose[(m,)](
         *(logits, logits.stride(0), correction, experts, weights),
         EXPERTS=spec.experts,
@@ -79,6 +81,7 @@ def choose(
         BEST=spec.group_best,
         ROWS=triton.next_power_of_2(spec.groups),
         SIDE=triton.next_power_of_2(spec.experts // spec.groups),
+        SHARED=shared,
         UNIFORM=uniform,
         PDL=pdl,
         num_warps=1 if spec.experts <= 256 else 2,
@@ -119,12 +122,13 @@ def _choose(
     logits, stride, correction, experts, weights,
     EXPERTS: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr, NORMALISED: tl.constexpr,
     SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr,
-    ROWS: tl.constexpr, SIDE: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, SIDE: tl.constexpr, SHARED: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row; its experts stand as [groups, experts of a group], both padded."""
     after_previous(PDL)
     row = tl.program_id(0)
     of_group: tl.constexpr = EXPERTS // GROUPS
+    TAKEN: tl.constexpr = PER_ROW + SHARED
     group, place = tl.arange(0, ROWS)[:, None], tl.arange(0, SIDE)[None, :]
     expert = group * of_group + place
     there = (group < GROUPS) & (place < of_group)
@@ -157,10 +161,14 @@ def _choose(
         score = tl.sum(tl.sum(tl.where((expert == best) & there, scores, 0.0), 1), 0)
         total += score
         taken_weights = tl.where(rank == k, score, taken_weights)
-        tl.store(experts + row * PER_ROW + k, best)
+        tl.store(experts + row * TAKEN + k, best)
     if NORMALISED:
         taken_weights = tl.div_rn(taken_weights, tl.zeros((32,), tl.float32) + (total + TINY))
-    tl.store(weights + row * PER_ROW + rank, taken_weights * SCALE, mask=rank < PER_ROW)
+    taken_weights *= SCALE
+    if SHARED:
+        tl.store(experts + row * TAKEN + PER_ROW, EXPERTS)
+        taken_weights = tl.where(rank == PER_ROW, 1.0, taken_weights)
+    tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
 
 
 @triton.jit

@@ -10,18 +10,31 @@ those of its groups of columns.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels.activation import steepness
+from eyas.engine.kernels.blocks import SIDE, Normed, mode_of, room_for, rounded_row
 from eyas.engine.kernels.halving import halving_sum
+from eyas.engine.kernels.launching import after_previous
 from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation, empty_padded, sum_group
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 
 _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
 _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What a norm does: gain [hidden], if there is one, and how products in FP8 round what they read."""
+
+    eps: float
+    gain: torch.Tensor | None = None
+    rounding: Rounding | None = None
 
 
 def norm(
@@ -33,21 +46,35 @@ def norm(
     return out
 
 
+def normed(x: torch.Tensor, how: Norm, pdl: bool = False, exact: bool = False) -> Normed:
+    """`norm` of rows x [m, hidden], for those that read them rounded as well."""
+    return _normed((x, None, None), how, _row(x.shape[1], pdl, exact))
+
+
 def add_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    eps: float,
-    gain: torch.Tensor | None = None,
-    post: torch.Tensor | None = None,
-    pdl: bool = False,
-) -> torch.Tensor:
+    x: torch.Tensor, residual: torch.Tensor, how: Norm, post: torch.Tensor | None = None, pdl: bool = False
+) -> Normed:
     """residual += x, in place and rounded; then the norm of the rounded residual. All [m, hidden].
 
     With `post` [hidden], the norm of x with that gain, rounded, is added instead of x.
     """
-    out = torch.empty_like(x)
-    _norm[(x.shape[0],)](x, residual, post, gain, out, None, eps, **_row(x.shape[1], pdl))
-    return out
+    return _normed((x, residual, post), how, _row(x.shape[1], pdl))
+
+
+def _normed(
+    rows: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None], how: Norm, row: dict[str, Any]
+) -> Normed:
+    """Of x, added to the residual if there is one, by its norm with a gain if that is there as well."""
+    x, rounding = rows[0], how.rounding
+    out = empty_padded(*x.shape, like=x)
+    if rounding is None:
+        _norm[(x.shape[0],)](*rows, how.gain, out, None, how.eps, **row)
+        return Normed(out)
+    rounded = room_for(x, rounding)
+    into = {"stored": rounded.stored, "scales": rounded.scales, "given": rounding.scale}
+    row |= {"BLOCK": max(row["BLOCK"], SIDE), "MODE": mode_of(rounding)}
+    _norm[(x.shape[0],)](*rows, how.gain, out, None, how.eps, **into, **row)
+    return Normed(out, rounded, rounding)
 
 
 def add_normed(
@@ -157,20 +184,12 @@ def _room_for_sums(rows: torch.Tensor, exact: bool) -> torch.Tensor:
     return rows.new_empty(parts, MAX_ROWS, dtype=torch.float32)
 
 
-def _row(width: int, pdl: bool, exact: bool = False) -> dict[str, object]:
+def _row(width: int, pdl: bool, exact: bool = False) -> dict[str, Any]:
     """What every kernel takes that gives each program a whole row."""
     block = triton.next_power_of_2(width)
     sizes = {"WIDTH": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl}
     options = {"GROUP": sum_group(width), "enable_fp_fusion": False} if exact else {"GROUP": 0}
     return {**sizes, **options, "num_warps": min(max(block // 512, 1), 16)}
-
-
-@triton.jit
-def after_previous(PDL: tl.constexpr):
-    """Lets the next kernel be launched, and waits for the memory of the one before."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -200,6 +219,7 @@ def _leave_sums(sums, squares, WIDTH: tl.constexpr, GROUP: tl.constexpr):
 def _norm(
     x, residual, post, gain, out, sums, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr,
+    stored=None, scales=None, given=0.0, MODE: tl.constexpr = "",
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -223,7 +243,10 @@ def _norm(
         row *= tl.rsqrt(_sum(row * row, GROUP) / WIDTH + eps)
         if gain is not None:
             row *= scale
-        tl.store(out + start + column, row.to(out.dtype.element_ty), mask=inside)
+        made = row.to(out.dtype.element_ty)
+        tl.store(out + start + column, made, mask=inside)
+        if MODE != "":
+            rounded_row(made, tl.program_id(0).to(tl.int64), stored, scales, given, WIDTH, MODE)
 
 
 @triton.jit(do_not_specialize=["index"])

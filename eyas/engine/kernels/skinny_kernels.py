@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.halving import halving_sum
+from eyas.engine.kernels.launching import call_ahead
 
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
@@ -260,14 +261,7 @@ def _begin(weight, rows, plan: tl.constexpr):
             else:
                 ahead = line % plan.ahead_of_each * plan.line + line // plan.ahead_of_each * plan.stretch
             lines = start[:, None] + ahead[None, :]
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-                "=r,l",
-                [(weight + lines).to(tl.uint64)],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
+            call_ahead(weight + lines)
         gdc_wait()
 
 

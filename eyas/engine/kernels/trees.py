@@ -16,7 +16,8 @@ from torch import Tensor
 
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, after_previous, physical_rows, store_rows
+from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, physical_rows, store_rows
 
 RIVALS = tl.constexpr(16)  # candidates with which all others are compared at a time
 

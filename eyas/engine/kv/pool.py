@@ -6,6 +6,7 @@ scheduler's business. A row is a token's place: physical row = page * page_size 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -153,6 +154,13 @@ class KvPool:
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer, [pages, fields, page_size, kv_heads, head_dim]."""
         return self.tensor[:, index]
+
+    def behind(self, layers: int, *sizes: int) -> torch.Tensor:
+        """View [pages, *sizes] of what lies behind so many layers of each page."""
+        first = self.pages.shape[1] // self.shape.layers * layers
+        kept = self.pages[: self.shape.pages, first : first + math.prod(sizes)]
+        found: torch.Tensor = kept.unflatten(1, sizes)
+        return found
 
     def slots(self, kv_rows: torch.Tensor) -> torch.Tensor:
         """Physical rows int64 [R] as `write` takes them; once per forward, the same for all layers."""

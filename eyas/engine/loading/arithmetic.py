@@ -24,25 +24,21 @@ from eyas.engine.attention.prompts import PromptAttention, PromptPlan
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.tables import Tables
 from eyas.engine.checkpoint.config import (
-    AttentionSpec,
-    ExpertsSpec,
-    FeedForwardSpec,
     LatentSpec,
     ModelConfig,
 )
 from eyas.engine.device.buckets import MAX_ENDS
 from eyas.engine.kernels import skinny
+from eyas.engine.kernels.grouped_tiles import measured
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.loading.fold_check import unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.tile_check import check_tiles, products_of
 from eyas.engine.models.fused_step import RowAttention
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
 UNSPLIT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 """Without memory for partial sums cuBLAS splits no k. It reads these before its first product."""
-
-NAMES = {LatentSpec: "latent attention", ExpertsSpec: "experts"}
-"""Parts of a layer that have no exact kernels."""
 
 _log = logging.getLogger("eyas.engine")
 
@@ -142,13 +138,8 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
         return "products of float32 have no fixed order: take --dtype bfloat16"
     if target.fp8:
         return f"there are no exact kernels yet for weights in FP8, of {target.architecture}"
-    for layer in target.layers:
-        for part, kind in ((layer.attention, AttentionSpec), (layer.feed_forward, FeedForwardSpec)):
-            if type(part) is not kind:
-                name = NAMES.get(type(part), type(part).__name__)
-                return f"there are no exact kernels yet for {name}, of {target.architecture}"
-        if layer.attention.output_bias:
-            return f"there are no exact kernels yet for the bias behind attention, of {target.architecture}"
+    if target.kv_format.latent:
+        return f"there are no exact kernels yet for latent attention, of {target.architecture}"
     return ""
 
 
@@ -156,8 +147,11 @@ def _judged(launch: skinny.Launch, loaded: EngineSpec) -> skinny.Launch:
     """With cuBLAS for products of many rows, if on this machine it adds up as the narrow kernels do."""
     if loaded.config.device == "cpu":  # interpreted
         return launch
-    launch = dataclasses.replace(launch, cublas=True)
-    weights = weights_of(loaded.target, loaded.config.tensor_parallel_size)
+    launch, ranks = dataclasses.replace(launch, cublas=True), loaded.config.tensor_parallel_size
+    if products := products_of(loaded.target, ranks):
+        count = check_tiles(products, launch, measured(loaded.config.device), loaded.placement.dtype)
+        _log.info("arithmetic: exact; %d tiles of grouped products give the same bits here", count)
+    weights = weights_of(loaded.target, ranks)
     others = unequal(weights, launch, loaded.placement.dtype)
     if not others:
         _log.info("arithmetic: exact; cuBLAS adds up as the narrow kernels do here, and keeps wide products")

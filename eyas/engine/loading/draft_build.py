@@ -52,7 +52,9 @@ def draft_worker(loaded: EngineSpec) -> DraftWorker:
         with loaded.weights(KvKind.TARGET) as weights:
             ends = EmbeddingAndHead.load(loaded.target, weights)
         runner = plain_runner(loaded, ends)
-        return DraftWorker(loaded, runner, runner)
+        # What drafts ahead runs certain rows and drafts at once, which a head of several stages does apart.
+        foresees = loaded.head is not None and loaded.head.stages == 1
+        return DraftWorker(loaded, runner, runner if foresees else None)
     if loaded.config.tensor_parallel_size > 1:
         flag = "tensor-parallel-size"
         raise ConfigError(f"--{flag}: a draft worker has one GPU", param=flag)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.kernels import exact_wide, skinny
+from eyas.engine.models.fused_experts import SIDE, router_tiles
 from eyas.engine.parallel.shards import config_of_rank
 
 COUNTS = (129, 160, 192, 256, 320, 384, 512, 640, 768, 1000, 1024, 1536, 2048, 3072, 4096)
@@ -26,29 +27,34 @@ MOST_RESULTS = 1 << 27
 
 @dataclass(frozen=True)
 class Weight:
-    """A product's weight [n, k]; `kind` and `span` as of `skinny_tiles.Shape`."""
+    """A product's weight [n, k]; `kind` and `span` as of `skinny_tiles.Shape`. `router`: of experts."""
 
     kind: str
     n: int
     k: int
     span: int
+    router: bool = False
 
     def __str__(self) -> str:
         return f"{self.n} x {self.k}"
 
 
 def weights_of(target: ModelConfig, ranks: int = 1) -> list[Weight]:
-    """Every distinct weight of a decoder, or of one rank's share of it."""
+    """Every distinct weight of a decoder, or of one rank's share of it, that cuBLAS may have."""
     target, outputs = config_of_rank(target, ranks), target.vocab_size // ranks
     hidden, found = target.hidden_size, []
     for spec in dict.fromkeys(target.layers):
-        attention, width = spec.attention, spec.feed_forward.width
+        attention, mlp = spec.attention, spec.feed_forward
         dim, heads = attention.head_dim, attention.num_heads
         rows = (heads + 2 * attention.num_kv_heads) * dim
         found.append(Weight("heads" if attention.head_norms else "qkv", rows, hidden, dim))
         found.append(Weight("linear", hidden, heads * dim, hidden))
-        found.append(Weight("gated", 2 * width, hidden, 2 * width))
-        found.append(Weight("linear", hidden, width, hidden))
+        if isinstance(mlp, ExpertsSpec):
+            routes = mlp.experts + -mlp.experts % SIDE
+            found.append(Weight("linear", routes, hidden, routes, router=True))
+        else:
+            found.append(Weight("gated", 2 * mlp.width, hidden, 2 * mlp.width))
+            found.append(Weight("linear", hidden, mlp.width, hidden))
     found.append(Weight("linear", outputs, hidden, outputs))
     return list(dict.fromkeys(found))
 
@@ -68,12 +74,13 @@ def unequal(weights: Iterable[Weight], launch: skinny.Launch, dtype: torch.dtype
 
 def _folds(weight: Weight, launch: skinny.Launch, dtype: torch.dtype) -> bool:
     counts = [count for count in COUNTS if count * weight.n <= MOST_RESULTS] or [COUNTS[0]]
-    x, matrix = _operands(weight, counts[-1], launch.tickets.device, dtype)
+    x, matrix = operands(weight.n, weight.k, counts[-1], launch.tickets.device, dtype)
     ours, theirs = (dataclasses.replace(launch, cublas=cublas) for cublas in (False, True))
     if weight.kind == "linear":
-        _check_ours(weight, x[: skinny.MAX_ROWS], matrix, ours)
+        tiles = router_tiles(weight.n, weight.k) if weight.router else ours.tiles
+        _check_ours(weight, x[: skinny.MAX_ROWS], matrix, dataclasses.replace(ours, tiles=tiles))
     return all(
-        _same(exact_wide.product(x[:count], matrix, ours, *how), product)
+        same(exact_wide.product(x[:count], matrix, ours, *how), product)
         for count in counts
         for how in ((weight.kind, weight.span, dtype), (weight.kind, weight.span, torch.float32))
         for product in [exact_wide.product(x[:count], matrix, theirs, *how)]
@@ -84,20 +91,21 @@ def _check_ours(weight: Weight, x: torch.Tensor, matrix: torch.Tensor, launch: s
     """Raises ConfigError unless the narrow kernel and the wide one agree."""
     narrow = torch.empty(x.shape[0], weight.n, device=x.device)
     skinny.linear(skinny.Source(x), matrix, narrow, launch)
-    if not _same(narrow, exact_wide.product(x, matrix, launch, dtype=torch.float32)):
+    if not same(narrow, exact_wide.product(x, matrix, launch, dtype=torch.float32)):
         text = f"--deterministic: this GPU's sums for a weight of {weight} depend on the shape of a tile"
         raise ConfigError(text, param="deterministic")
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two results have the same bits; on the device "meta" all have."""
     return one.is_meta or torch.equal(one, other)
 
 
-def _operands(
-    weight: Weight, rows: int, device: torch.device, dtype: torch.dtype
+def operands(
+    n: int, k: int, rows: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of numbers of very different sizes, so that another order shows, and a weight."""
+    """Rows [rows, k] of numbers of very different sizes, so that another order shows; and a weight [n, k]."""
     random = None if device.type == "meta" else torch.Generator(device).manual_seed(1)
-    x, matrix = (torch.randn(n, weight.k, generator=random, device=device) for n in (rows, weight.n))
+    x, matrix = (torch.randn(count, k, generator=random, device=device) for count in (rows, n))
     sizes = torch.randint(-6, 7, x.shape, generator=random, device=device)
-    return (x * torch.exp2(sizes.float())).to(dtype), (matrix * weight.k**-0.5).to(dtype)
+    return (x * torch.exp2(sizes.float())).to(dtype), (matrix * k**-0.5).to(dtype)

@@ -56,6 +56,8 @@ class EngineSpec:
             head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)
             head = with_token_map(head, target, config)
         check_experts(target, config.dp_attention)
+        if head is not None:
+            _check_stages(head, config)
         heads = [] if head is None else [(head.decoder, head.outputs)]
         for decoder, outputs in [(target, target.vocab_size), *heads]:
             share = config_of_rank(decoder, config.tensor_parallel_size)
@@ -89,8 +91,8 @@ class EngineSpec:
             yield DummyWeights(placement=self.placement, optional=optional, quantized=quantized)
             return
         spelling = head_family(head.algorithm).spelling if head else self.target.spelling
-        folder, prefix = self.decoder(group).folder, head.prefix if head else ""
-        with FolderWeights(folder, spelling, self.placement, prefix, quantized) as weights:
+        folder, prefixes = self.decoder(group).folder, head.prefixes if head else ("",)
+        with FolderWeights(folder, spelling, self.placement, prefixes, quantized) as weights:
             yield weights
 
     @property
@@ -117,10 +119,15 @@ class EngineSpec:
     def shape(self, group: KvKind) -> PoolShape:
         """Sizes of this rank's part of the group's pool; attention ranks have their pages in one pool."""
         assert self.config.num_pages is not None
+        page_size, ranks = self.config.page_size, self.config.tensor_parallel_size
+        if group is KvKind.DRAFT and self.head is not None:
+            own = self.head.pool_format(page_size, ranks)
+        else:
+            own = self.target.kv_format.of_rank(ranks)
         return PoolShape(
-            format=self.decoder(group).kv_format.of_rank(self.config.tensor_parallel_size),
+            format=own,
             pages=self.config.num_pages * self.config.dp_attention,
-            page_size=self.config.page_size,
+            page_size=page_size,
             dtype=self.placement.dtype,
             device=self.placement.device,
         )
@@ -200,6 +207,16 @@ class EngineSpec:
             return arithmetic
         major, minor = torch.cuda.get_device_capability(device)
         return f"{arithmetic} on sm_{major}{minor}"
+
+
+def _check_stages(head: DraftConfig, config: EngineConfig) -> None:
+    """Raises ConfigError for a head of several stages where it has no implementation."""
+    if head.stages > 1 and config.attention_backend != "torch":
+        raise ConfigError(
+            f"draft head {head.folder} has {head.stages} MTP layers, which have no implementation for a GPU "
+            "(--attention-backend torch serves them slowly)",
+            param="draft",
+        )
 
 
 def _check_implemented(decoder: ModelConfig, outputs: int) -> None:

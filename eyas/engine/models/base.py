@@ -65,7 +65,7 @@ class FeatureTap(Protocol):
 
 
 class Drafted(NamedTuple):
-    """What a draft model makes of R rows: `rows` for its `logits`, `features` [R, width] for the next."""
+    """What a draft model makes of R rows: `rows` for its `logits`, `features` [R, ...] for the next."""
 
     rows: torch.Tensor
     features: torch.Tensor
@@ -81,12 +81,12 @@ class DraftModel(Protocol[RowsT]):
 
     token_map: torch.Tensor | None
 
-    @property
-    def kv_format(self) -> KvFormat:
-        """Of the pool that `forward` takes."""
-
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: RowsT, pool: KvPool) -> Drafted:
-        """features [R, width] joined with tokens int64 [R]; writes the KV of `rows`."""
+        """features [R, width] joined with tokens int64 [R]; writes the KV of `rows`.
+
+        Certain rows (`rows.depth` 0) have the target's features, others the `Drafted.features` of the row
+        before them on their path.
+        """
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """`Drafted.rows`, all or some [r, ...] -> float32 [r, draft vocab]."""

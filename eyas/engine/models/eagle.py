@@ -17,7 +17,6 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, Norms
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.models.base import Drafted, FinalNorm
@@ -79,7 +78,6 @@ class EagleDraft:
     ) -> None:
         """`ends` are the target's; an lm_head in the file, a copy of the target's, is not read."""
         decoder = config.decoder
-        self.kv_format: KvFormat = config.kv_format
         self.token_map = None
         self._embedding = token_embedding(config, weights, ends.embedding)
         self._lm_head = ends.lm_head

@@ -20,7 +20,6 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.attention import Attention
 from eyas.engine.layers.linear import Linear, pad_rows
@@ -120,7 +119,6 @@ class Eagle3Draft:
         def norm(name: str) -> RmsNorm:
             return RmsNorm.load(decoder, weights, name, hidden)
 
-        self.kv_format: KvFormat = config.kv_format
         self.token_map = token_map(config, weights)
         self._variants = config.variants
         self._embedding = token_embedding(config, weights, ends.embedding)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.batch.rows import Rows
-from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
@@ -68,12 +68,10 @@ class FusedDecoder:
             prefix = f"model.layers.{i}"
             gain = load_input_gain(config, weights, spec, prefix)
             self.layers.append(FusedLayer(config, spec, weights, prefix, gain))
-        self.narrow_rows = min(layer.narrow_rows for layer in self.layers)
-        if context.launch.exact and self.narrow_rows == 0:
-            raise ValueError("the exact arithmetic is not for a bias behind attention")
-        special = config.fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in config.layers)
-        if context.launch.exact and (self.kv_format.latent or special):
-            raise ValueError("the exact arithmetic is not for latents, experts, and weights in FP8")
+        exact = context.launch.exact
+        self.narrow_rows = min(layer.exact_rows if exact else layer.narrow_rows for layer in self.layers)
+        if exact and (self.kv_format.latent or config.fp8):
+            raise ValueError("the exact arithmetic is not for latents, and weights in FP8")
         self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
 
     def forward(

@@ -8,7 +8,6 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels.join import join
-from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.eagle import fc_tensors
@@ -16,7 +15,6 @@ from eyas.engine.models.fused import FusedEnds, head_product
 from eyas.engine.models.fused_head import HeadLayers, product
 from eyas.engine.models.fused_step import Forward, LayerContext
 from eyas.engine.models.head_parts import LastHiddenTap, token_embedding
-from eyas.engine.parallel.shards import config_of_rank
 
 
 class FusedEagleDraft:
@@ -24,7 +22,6 @@ class FusedEagleDraft:
 
     def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
         """`ends` are the target's, whose embedding is used if the head has none."""
-        self.kv_format: KvFormat = config_of_rank(config.decoder, context.group.ranks).kv_format
         self.token_map = None
         self._context = context
         self._embedding = token_embedding(config, weights, ends.embedding)

@@ -10,7 +10,6 @@ from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.join import join
-from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FeatureTap, FinalNorm
 from eyas.engine.models.eagle3 import fc_norms, token_map
@@ -18,7 +17,6 @@ from eyas.engine.models.fused import FusedEnds, head_product
 from eyas.engine.models.fused_head import HeadLayers, product
 from eyas.engine.models.fused_step import Forward, LayerContext
 from eyas.engine.models.head_parts import LastHiddenTap, token_embedding
-from eyas.engine.parallel.shards import config_of_rank
 
 
 class FusedEagle3Tap:
@@ -47,7 +45,6 @@ class FusedEagle3Draft:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
         decoder = config.decoder
         hidden = decoder.hidden_size
-        self.kv_format: KvFormat = config_of_rank(decoder, context.group.ranks).kv_format
         self.token_map = token_map(config, weights)
         self._eps, self._variants = decoder.norm_eps, config.variants
         self._context = context

@@ -14,13 +14,14 @@ from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, ModelCon
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import combine, route
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Fp8Weight, rounding_of
+from eyas.engine.kernels.blocks import Fp8Weight, Normed, rounding_of
 from eyas.engine.kernels.grouped import Gate, Weight
 from eyas.engine.kernels.skinny_tiles import Table, Tile
 from eyas.engine.layers.mlp import GatedRoundings
 from eyas.engine.models.fused_feed_forward import GatedRows, gated_weights
-from eyas.engine.models.fused_residual import NarrowRows, add_over_ranks
+from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, add_over_ranks, normed_rows
 from eyas.engine.models.fused_step import Forward, product_float32
+from eyas.engine.models.refusal import MOST_CHOSEN
 
 SIDE = 16
 """Rows of the router are filled up to a multiple of it, as products need."""
@@ -32,23 +33,27 @@ class FusedExperts:
     def __init__(
         self, config: ModelConfig, spec: ExpertsSpec, weights: Weights, prefix: str, gain: torch.Tensor
     ) -> None:
-        self.gain: torch.Tensor | None = gain
-        self._eps, self._spec = config.norm_eps, spec
+        self._spec = spec
         stored = weights.take(f"{prefix}.gate.weight", (spec.experts, config.hidden_size))
         self._router = torch.cat([stored, stored.new_zeros(-spec.experts % SIDE, config.hidden_size)])
-        self._router_tiles = _router_tiles(*self._router.shape)
+        self._router_tiles = router_tiles(*self._router.shape)
         self._correction = None
         if spec.corrected:
             name = f"{prefix}.gate.e_score_correction_bias"
             self._correction = weights.take(name, (spec.experts,), torch.float32)
-        self._gate = Gate(spec.activation == "gelu_tanh")
-        self._gate_up, self._down = _experts(config, spec, weights, f"{prefix}.experts")
+        names = [f"{prefix}.experts.{i}" for i in range(spec.experts)]
+        shared = f"{prefix}.shared_experts"
+        self._joined = _is_alike(spec, weights, names, shared)
+        self._gate_up, self._down = _experts(config, spec, weights, [*names, *[shared] * self._joined])
+        self._per_row = spec.per_row + self._joined
+        self._gate = Gate(spec.activation == "gelu_tanh", rounding_of(self._down))
+        self.norm = row_kernels.Norm(config.norm_eps, gain, rounding_of(self._gate_up))
         self._shared = None
-        if spec.shared_width:
-            shared = FeedForwardSpec(spec.shared_width, spec.activation)
-            name, shape = f"{prefix}.shared_experts", (config.hidden_size, shared.width)
-            pair = gated_weights(weights, name, shape, GatedRoundings.of(weights, [name]))
-            self._shared = GatedRows(config.norm_eps, shared, pair)
+        if spec.shared_width and not self._joined:
+            beside = FeedForwardSpec(spec.shared_width, spec.activation)
+            shape = (config.hidden_size, beside.width)
+            pair = gated_weights(weights, shared, shape, GatedRoundings.of(weights, [shared]))
+            self._shared = GatedRows(config.norm_eps, beside, pair)
 
     @property
     def in_fp8(self) -> tuple[bool, ...]:
@@ -58,55 +63,69 @@ class FusedExperts:
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
         """At most 128 rows, with what it makes of their norm added to them."""
-        pdl = step.context.launch.pdl
-        normed = row_kernels.norm(residual.x, self._eps, self.gain, pdl=pdl)
+        launch = step.context.launch
+        normed = normed_rows(residual.x, self.norm, step)
         if step.context.group.ranks > 1:
             return add_over_ranks(self.wide(normed, step), residual, step)
-        return NarrowRows(*combine.combine_add(*self._made(normed, step), residual.x, pdl))
+        made = self._made(normed, step)
+        return NarrowRows(*combine.combine_add(*made, residual.x, launch.pdl, launch.exact))
 
-    def wide(self, normed: torch.Tensor, step: Forward) -> torch.Tensor:
+    def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
-        return combine.combine(*self._made(normed, step), step.context.launch.pdl)
+        launch = step.context.launch
+        return combine.combine(*self._made(normed, step), launch.pdl, launch.exact)
 
-    def _made(
-        self, rows: torch.Tensor, step: Forward
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """What each row's experts make of it [m * per_row, hidden], their weights; what the shared does."""
-        context, products = step.context, step.context.products
+    def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
+        """As `narrow`, of any number of rows."""
+        normed = normed_rows(residual.x, self.norm, step)
+        return residual.plus(self.wide(normed, step), None, self.norm.eps, step)
+
+    def _made(self, normed: Normed, step: Forward) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """What each row's experts make of it [m * those of a row, hidden], and their weights; what the shared
+        one does, if it is not among them.
+        """
+        context, products, rows = step.context, step.context.products, normed.plain
         logits = rows.new_empty(rows.shape[0], self._router.shape[0], dtype=torch.float32)
         product_float32(rows, self._router, logits, replace(context.launch, tiles=self._router_tiles))
         uniform, pdl = context.uniform_experts, context.launch.pdl
-        chosen = route.choose(logits, self._spec, self._correction, uniform=uniform, pdl=pdl)
+        chosen = route.choose(
+            logits, self._spec, self._correction, shared=self._joined, uniform=uniform, pdl=pdl
+        )
         order = products.group(chosen.experts, (self._gate_up, self._down))
-        read = products.read(rows, self._gate_up)
-        inner = products.gate_up(read, self._gate_up, order, self._spec.per_row, self._gate)
+        read = normed.read_by(self._gate_up)
+        inner = products.gate_up(read, self._gate_up, order, self._per_row, self._gate)
         made = products.down(inner, self._down, order)
-        if self._shared is None:
-            return made, chosen.weights, None
-        alike = self._shared.rounding == rounding_of(self._gate_up)
-        return made, chosen.weights, self._shared.wide(read if alike else rows, step)
+        return made, chosen.weights, None if self._shared is None else self._shared.wide(normed, step)
 
 
-def _router_tiles(rows: int, hidden: int) -> Table:
-    """A router has few rows: its programs take few of them, and share k."""
+def router_tiles(rows: int, hidden: int) -> Table:
+    """For `skinny.Launch`. A router has few rows: its programs take few of them, and share k."""
     split = next(split for split in (8, 4, 2, 1) if hidden % (split * SIDE) == 0)
     tile = Tile(columns=SIDE, depth=128, warps=4, stages=6, split=split)
     return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}
 
 
-def _experts(config: ModelConfig, spec: ExpertsSpec, weights: Weights, prefix: str) -> tuple[Weight, Weight]:
+def _is_alike(spec: ExpertsSpec, weights: Weights, names: list[str], shared: str) -> bool:
+    """Is there a shared expert that grouped products can take with those of these names?"""
+    if spec.shared_width != spec.width or spec.per_row == MOST_CHOSEN:
+        return False
+    return GatedRoundings.of(weights, [shared]) == GatedRoundings.of(weights, names)
+
+
+def _experts(
+    config: ModelConfig, spec: ExpertsSpec, weights: Weights, names: list[str]
+) -> tuple[Weight, Weight]:
     """This rank's part of all of them: gate and up [experts, 2 width, hidden], down [experts, hidden, width].
 
     They are put in their place one by one: no more than one is held twice. They read the same rows: if one
     is not in FP8, none is.
     """
     whole: tuple[Weight, Weight] | None = None
-    each = [f"{prefix}.{i}" for i in range(spec.experts)]
-    roundings, shape = GatedRoundings.of(weights, each), (config.hidden_size, spec.width)
-    for i, name in enumerate(each):
+    roundings, shape = GatedRoundings.of(weights, names), (config.hidden_size, spec.width)
+    for i, name in enumerate(names):
         pair = gated_weights(weights, name, shape, roundings)
         if whole is None:
-            whole = _room(pair[0], spec.experts), _room(pair[1], spec.experts)
+            whole = _room(pair[0], len(names)), _room(pair[1], len(names))
         for to, part in zip(whole, pair, strict=True):
             _put(to, i, part)
     assert whole is not None

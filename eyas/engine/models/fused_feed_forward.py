@@ -11,19 +11,18 @@ from typing import Protocol
 import torch
 
 from eyas.engine.checkpoint.config import FeedForwardSpec, ModelConfig
-from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, rounding_of
-from eyas.engine.kernels.grouped import Gate, Rows, Weight
+from eyas.engine.kernels.blocks import Fp8Weight, Normed, rounding_of
+from eyas.engine.kernels.grouped import Gate, Weight
 from eyas.engine.layers.mlp import GatedRoundings, down_name, gate_up_names
 from eyas.engine.models.fused_residual import (
     NarrowRows,
     ScaledRows,
-    add_normed_over_ranks,
-    add_over_ranks,
+    add_made,
     add_product,
+    normed_rows,
     source_of,
 )
 from eyas.engine.models.fused_step import Forward, product
@@ -31,9 +30,9 @@ from eyas.engine.models.fused_weights import columns_of, stacked
 
 
 class FeedForward(Protocol):
-    """`gain`: what the norm of its rows is multiplied by; None: its weights have that in them."""
+    """`norm`: of its rows; without a gain where its weights have that in them."""
 
-    gain: torch.Tensor | None
+    norm: row_kernels.Norm
 
     @property
     def in_fp8(self) -> tuple[bool, ...]:
@@ -42,8 +41,11 @@ class FeedForward(Protocol):
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
         """At most 128 rows, with what it makes of their norm added to them."""
 
-    def wide(self, normed: torch.Tensor, step: Forward) -> torch.Tensor:
+    def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
+
+    def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
+        """Any rows, with what it makes of their norm added to them, by the bits of `narrow`."""
 
 
 class DenseFeedForward:
@@ -52,7 +54,6 @@ class DenseFeedForward:
     `post`: the gain of the norm behind it, if there is one. The norm's own gain is folded into the weights.
     """
 
-    gain: torch.Tensor | None = None
     in_fp8: tuple[bool, ...] = (False, False)
 
     def __init__(
@@ -62,7 +63,7 @@ class DenseFeedForward:
         weights: tuple[torch.Tensor, torch.Tensor],
         post: torch.Tensor | None,
     ) -> None:
-        self._eps, self._post = eps, post
+        self.norm, self._eps, self._post = row_kernels.Norm(eps), eps, post
         self._gelu = spec.activation == "gelu_tanh"
         self._gate_up, self.down = weights
 
@@ -71,8 +72,8 @@ class DenseFeedForward:
         skinny.gated(source_of(residual, self._eps), self._gate_up, inner, step.context.launch, self._gelu)
         return add_product(inner, self.down, residual, self._post, self._eps, step)
 
-    def wide(self, normed: torch.Tensor, step: Forward) -> torch.Tensor:
-        inner = row_kernels.act_mul(product(normed, self._gate_up), self._gelu, step.context.launch.pdl)
+    def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
+        inner = row_kernels.act_mul(product(normed.plain, self._gate_up), self._gelu, step.context.launch.pdl)
         return product(inner, self.down)
 
     def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
@@ -96,36 +97,33 @@ class GatedRows:
         gain: torch.Tensor | None = None,
         post: torch.Tensor | None = None,
     ) -> None:
-        self.gain, self._eps, self._post = gain, eps, post
-        self._gate = Gate(spec.activation == "gelu_tanh")
         self._gate_up, self._down = weights
+        self.norm = row_kernels.Norm(eps, gain, rounding_of(self._gate_up))
+        self._post = post
+        self._gate = Gate(spec.activation == "gelu_tanh", rounding_of(self._down))
 
     @property
     def in_fp8(self) -> tuple[bool, ...]:
         """Which of its weights are."""
         return isinstance(self._gate_up, Fp8Weight), isinstance(self._down, Fp8Weight)
 
-    @property
-    def rounding(self) -> Rounding | None:
-        """Of the rows that it reads."""
-        return rounding_of(self._gate_up)
-
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
-        normed = row_kernels.norm(residual.x, self._eps, self.gain, pdl=step.context.launch.pdl)
-        added = self.wide(normed, step)
-        if self._post is None:
-            return add_over_ranks(added, residual, step)
-        return add_normed_over_ranks(added, residual, self._post, self._eps, step)
+        normed = normed_rows(residual.x, self.norm, step)
+        return add_made(self.wide(normed, step), residual, self._post, self.norm.eps, step)
 
-    def wide(self, normed: Rows, step: Forward) -> torch.Tensor:
-        products, pdl = step.context.products, step.context.launch.pdl
-        if isinstance(normed, Fp8Rows) or isinstance(self._gate_up, Fp8Weight):
-            inner = products.dense(normed, self._gate_up, self._gate)
-        elif normed.shape[0] <= skinny.MAX_ROWS:
-            inner = products.dense(normed, self._gate_up, self._gate)
+    def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
+        launch, few = step.context.launch, normed.plain.shape[0] <= skinny.MAX_ROWS
+        if isinstance(self._gate_up, Fp8Weight) or few or launch.exact:
+            read = normed.read_by(self._gate_up)
+            inner = step.context.products.dense_gated(read, self._gate_up, self._gate)
         else:
-            inner = row_kernels.act_mul(product(normed, self._gate_up), self._gate.gelu, pdl)
+            made = product(normed.plain, self._gate_up)
+            inner = row_kernels.act_mul(made, self._gate.gelu, launch.pdl)
         return step.product(inner, self._down)
+
+    def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
+        normed = normed_rows(residual.x, self.norm, step)
+        return residual.plus(self.wide(normed, step), self._post, self.norm.eps, step)
 
 
 def dense(

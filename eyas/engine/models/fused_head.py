@@ -7,6 +7,7 @@ import torch
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import skinny
+from eyas.engine.kernels.blocks import Normed
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused_layer import FusedLayer, load_input_gain
 from eyas.engine.models.fused_residual import NarrowRows
@@ -56,7 +57,7 @@ class HeadLayers:
 
     def _wide(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         pdl, (first, *others) = step.context.launch.pdl, self._layers
-        residual = first.wide(given, x.clone(), pool.layer(0), step)
+        residual = first.wide(Normed(given), x.clone(), pool.layer(0), step)
         for i, layer in enumerate(others, 1):
             normed = layer.settle(residual, pdl)
             residual = layer.wide(normed, residual.x, pool.layer(i), step)

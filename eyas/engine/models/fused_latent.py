@@ -15,20 +15,21 @@ from eyas.engine.checkpoint.config import LatentSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import skinny
-from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, Normed, rounding_of
 from eyas.engine.kernels.grouped import Weight
 from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
 from eyas.engine.layers.latent import EPS, halves_last
-from eyas.engine.models.fused_step import Forward
+from eyas.engine.models.fused_step import Forward, norm_before
 from eyas.engine.models.fused_weights import below, columns_of, in_order, stacked, whole_of
 
 
 class FusedLatent:
     """As `fused_layer`'s attention of keys and values. `out` [hidden, heads * value]: the way back.
 
-    `norm`: of its input, which passes it without a gain (None: there is none, and the input is as wide as the
-    residual). `gain`: what that norm is multiplied by; None: the weights have it in them.
+    `gain`: of the norm of its input (None: there is none, and the input is as wide as the residual).
     """
+
+    out_bias = None
 
     def __init__(
         self,
@@ -36,20 +37,21 @@ class FusedLatent:
         spec: LatentSpec,
         weights: Weights,
         prefix: str,
-        norm: torch.Tensor | None,
+        gain: torch.Tensor | None,
     ) -> None:
         self._spec, hidden = spec, config.hidden_size
-        width = hidden if norm is None else norm.shape[0]
+        width = hidden if gain is None else gain.shape[0]
         self._first, query_gain = self._first_weight(weights, prefix, width)
-        self.gain = norm if isinstance(self._first, Fp8Weight) else None
-        if isinstance(self._first, torch.Tensor) and norm is not None:
-            self._first.mul_(norm)
-        latent_gain = weights.take(f"{prefix}.kv_a_layernorm.weight", (spec.kv_rank,))
-        self._norms = InnerNorms(latent_gain, query_gain, EPS)
+        self.norm = norm_before(config, gain, self._first)
+        if isinstance(self._first, torch.Tensor) and gain is not None:
+            self._first.mul_(gain)
         self._second = None
         if spec.query_rank:
             second = f"{prefix}.q_b_proj.weight"
             self._second = self._queries(weights, second, spec.query_rank, weights.rounding([second]))
+        latent_gain = weights.take(f"{prefix}.kv_a_layernorm.weight", (spec.kv_rank,))
+        reads = None if self._second is None else rounding_of(self._second)
+        self._norms = InnerNorms(latent_gain, query_gain, EPS, reads)
         self._keys, self._values = _factors(spec, weights, f"{prefix}.kv_b_proj.weight")
         back, shape = f"{prefix}.o_proj.weight", (hidden, spec.num_heads * spec.value_dim)
         self.out = columns_of(weights, back, shape, weights.rounding([back]))
@@ -92,6 +94,7 @@ class FusedLatent:
         first = skinny.empty_padded(source.x.shape[0], self._first.shape[0], like=source.x)
         skinny.linear(source, self._first, first, launch)
         queries = self._settled(first, layer, step)
+        assert isinstance(queries, torch.Tensor)
         if self._second is not None:
             assert isinstance(self._second, torch.Tensor)
             inner = skinny.Source(queries)
@@ -99,14 +102,15 @@ class FusedLatent:
             skinny.linear(inner, self._second, queries, launch)
         return self._attended(queries, layer, step)
 
-    def wide(self, normed: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+    def wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
         queries = self._settled(step.product(normed, self._first), layer, step)
         if self._second is not None:
             queries = step.product(queries, self._second)
+        assert isinstance(queries, torch.Tensor)
         return step.product(self._attended(queries, layer, step), self.out)
 
-    def _settled(self, first: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+    def _settled(self, first: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor | Fp8Rows:
         """Keeps the rows; returns what queries are made of, or they themselves."""
         kv, rotation = skinny.KvRows(layer, step.rows.kv_rows), step.rotation(self._spec.rope)
         return write_latents(first, self._norms, rotation, kv, step.context.launch.pdl)

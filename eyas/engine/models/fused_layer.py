@@ -18,13 +18,21 @@ from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.kernels.blocks import Fp8Weight, Normed
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.models.fused_experts import FusedExperts
-from eyas.engine.models.fused_feed_forward import DenseFeedForward, FeedForward, dense
+from eyas.engine.models.fused_feed_forward import FeedForward, dense
 from eyas.engine.models.fused_latent import FusedLatent
-from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, WideRows, add_product, source_of
-from eyas.engine.models.fused_step import Forward, load_gain
+from eyas.engine.models.fused_residual import (
+    NarrowRows,
+    ScaledRows,
+    WideRows,
+    add_made,
+    add_product,
+    narrow_product,
+    source_of,
+)
+from eyas.engine.models.fused_step import Forward, load_gain, norm_before
 from eyas.engine.models.fused_weights import columns_of, stacked
 
 
@@ -33,7 +41,7 @@ class FusedLayer:
 
     `gain`: of the norm that what its attention reads has passed without one; its width is that of the input
     (a draft head joins two rows). None: there is no norm. `narrow_rows`: of how many rows, at most, `narrow`
-    is the way.
+    is the way; `exact_rows`: in the exact arithmetic, whose products have no bias to themselves.
     """
 
     def __init__(
@@ -56,8 +64,8 @@ class FusedLayer:
         else:
             parts = (weights, f"{prefix}.mlp", before, self._post_mlp)
             self._mlp = dense(config, spec.feed_forward, *parts)
-        narrow = not any(self._attention.in_fp8) and not spec.attention.output_bias
-        self.narrow_rows = skinny.MAX_ROWS if narrow else 0
+        self.exact_rows = 0 if any(self._attention.in_fp8) else skinny.MAX_ROWS
+        self.narrow_rows = 0 if spec.attention.output_bias else self.exact_rows
 
     @property
     def in_fp8(self) -> tuple[bool, ...]:
@@ -65,19 +73,19 @@ class FusedLayer:
         return (*self._attention.in_fp8, *self._mlp.in_fp8)
 
     @property
-    def gain(self) -> torch.Tensor | None:
-        """What the norm of what attention reads is multiplied by; None: the weights have that in them."""
-        return self._attention.gain
+    def norm(self) -> row_kernels.Norm:
+        """Of what attention reads."""
+        return self._attention.norm
 
     def source(self, residual: NarrowRows) -> skinny.Source:
         """What attention reads of the residual, for `narrow`."""
         return source_of(residual, self._eps) if self._normed else skinny.Source(residual.x)
 
-    def settle(self, residual: WideRows, pdl: bool) -> torch.Tensor:
+    def settle(self, residual: WideRows, pdl: bool) -> Normed:
         """What attention reads of the residual, for `wide`, once what was to be added is added in place."""
         if not self._normed:
-            return residual.settled(self._eps, pdl)
-        return residual.settle(self._eps, pdl, self.gain)
+            return Normed(residual.settled(self._eps, pdl))
+        return residual.settle(self.norm, pdl)
 
     def narrow(
         self, source: skinny.Source, residual: NarrowRows, layer: torch.Tensor, step: Forward
@@ -85,17 +93,21 @@ class FusedLayer:
         """Attention reads `source`. With norms after its products the residual is changed in place."""
         attended, out = self._attention.narrow(source, layer, step), self._attention.out
         assert isinstance(out, torch.Tensor)
-        residual = add_product(attended, out, residual, self._post_attention, self._eps, step)
+        if (bias := self._attention.out_bias) is not None:
+            added = narrow_product(attended, out, step.context.launch).add_(bias)
+            residual = add_made(added, residual, self._post_attention, self._eps, step)
+        else:
+            residual = add_product(attended, out, residual, self._post_attention, self._eps, step)
         return self._mlp.narrow(residual, step)
 
-    def wide(self, normed: torch.Tensor, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> WideRows:
+    def wide(self, normed: Normed, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> WideRows:
         """Attention reads `normed`, which may be x; its result is added to the residual x [m, hidden] in
         place, the feed-forward's not yet.
         """
         group, pdl = step.context.group, step.context.launch.pdl
         added = self._attention.wide(normed, layer, step)
         group.all_reduce(added)
-        normed = WideRows(x, added, self._post_attention).settle(self._eps, pdl, self._mlp.gain)
+        normed = WideRows(x, added, self._post_attention).settle(self._mlp.norm, pdl)
         added = self._mlp.wide(normed, step)
         group.all_reduce(added)
         return WideRows(x, added, self._post_mlp)
@@ -103,19 +115,24 @@ class FusedLayer:
     def exact_wide(self, residual: ScaledRows, layer: torch.Tensor, step: Forward) -> ScaledRows:
         """`wide` with the bits of `narrow`; the residual is changed in place.
 
-        Not of latents, experts, or weights in FP8.
+        Not of latents, or of attention's weights in FP8.
         """
-        assert isinstance(self._attention, _Attention) and isinstance(self._mlp, DenseFeedForward)
+        assert isinstance(self._attention, _Attention)
         assert isinstance(self._attention.out, torch.Tensor)
         own = residual.scales if self._normed else torch.ones_like(residual.scales)
         attended = self._attention.exact_wide(residual.x, own, layer, step)
         added = exact_wide.product(attended, self._attention.out, step.context.launch)
+        if (bias := self._attention.out_bias) is not None:
+            added.add_(bias)
         residual = residual.plus(added, self._post_attention, self._eps, step)
         return self._mlp.exact_wide(residual, step)
 
 
 class _Attention:
-    """Queries, keys and values, rotated; and the way back. What a query sees is the attention's business."""
+    """Queries, keys and values, rotated; and the way back. What a query sees is the attention's business.
+
+    `norm`: of its input; without a gain where the weights have it in them.
+    """
 
     def __init__(
         self,
@@ -131,14 +148,14 @@ class _Attention:
         width = hidden if gain is None else gain.shape[0]
         matrices, back = [f"{n}.weight" for n in names], f"{prefix}.o_proj.weight"
         weight = stacked(weights, matrices, counts, width, weights.rounding(matrices))
-        self._bias = norms = self._out_bias = None
+        self._bias = norms = self.out_bias = None
         if spec.qkv_bias:
             pairs = zip(names, counts, strict=True)
             self._bias = torch.cat([weights.take_rows(f"{n}.bias", (c,)) for n, c in pairs])
         if spec.head_norms:
             gains = [load_gain(config, weights, f"{prefix}.{p}_norm.weight", dim) for p in "qk"]
             norms = skinny.HeadNorms(torch.stack(gains), config.norm_eps)
-        self.gain = gain if isinstance(weight, Fp8Weight) else None
+        self.norm = norm_before(config, gain, weight)
         if isinstance(weight, torch.Tensor) and gain is not None:
             weight.mul_(gain)
         self._weight, self._norms = weight, norms
@@ -147,7 +164,7 @@ class _Attention:
         self._scores = Scores.of(spec)
         self.out = columns_of(weights, back, (hidden, counts[0]), weights.rounding([back]))
         if spec.output_bias and weights.placement.rank == 0:  # once in the sum over the ranks
-            self._out_bias = weights.take(f"{prefix}.o_proj.bias", (hidden,))
+            self.out_bias = weights.take(f"{prefix}.o_proj.bias", (hidden,))
 
     @property
     def in_fp8(self) -> tuple[bool, ...]:
@@ -167,14 +184,14 @@ class _Attention:
         skinny.qkv_rope(source, self._qkv, q, step.rotation(self._rope), kv, step.context.launch)
         return step.context.attention(q, layer, rows, self._scores)
 
-    def wide(self, normed: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+    def wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
         rows, heads = step.rows, self._heads
         qkv = step.product(normed, self._weight, self._bias)
-        q = normed.new_empty(rows.count, heads.q, heads.dim)
+        q = qkv.new_empty(rows.count, heads.q, heads.dim)
         kv = skinny.KvRows(layer, rows.kv_rows)
         row_kernels.rope_write(qkv, heads, q, step.rotation(self._rope), kv, step.context.launch.pdl)
-        return step.product(step.context.attention(q, layer, rows, self._scores), self.out, self._out_bias)
+        return step.product(step.context.attention(q, layer, rows, self._scores), self.out, self.out_bias)
 
     def exact_wide(
         self, x: torch.Tensor, scales: torch.Tensor, layer: torch.Tensor, step: Forward

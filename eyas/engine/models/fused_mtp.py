@@ -10,7 +10,6 @@ from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.join import join
-from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.fused import FusedEnds, head_product
@@ -19,7 +18,6 @@ from eyas.engine.models.fused_residual import NarrowRows, source_of
 from eyas.engine.models.fused_step import Forward, LayerContext, load_gain
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.mtp import dialect_of
-from eyas.engine.parallel.shards import config_of_rank
 
 
 class FusedMtpDraft:
@@ -29,13 +27,13 @@ class FusedMtpDraft:
 
     def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
         """`ends`: the target's. Every rank joins whole rows."""
-        decoder, prefix, dialect = config.decoder, config.prefix, dialect_of(config.prefix)
+        decoder, prefix = config.decoder, config.prefixes[0].removesuffix(".")
+        dialect = dialect_of(prefix)
         hidden = decoder.hidden_size
 
         def gain(name: str) -> torch.Tensor:
             return load_gain(decoder, weights, f"{prefix}.{name}.weight", hidden)
 
-        self.kv_format: KvFormat = config_of_rank(decoder, context.group.ranks).kv_format
         self._eps = decoder.norm_eps
         self._context = context
         self._embedding, self._lm_head = ends.embedding, ends.lm_head
@@ -74,7 +72,7 @@ class FusedMtpDraft:
     def _wide(self, joined: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         pdl = self._context.launch.pdl
         x = torch.mm(joined, self._join.t())
-        normed = row_kernels.norm(x, self._eps, self._layer.gain, pdl=pdl)
+        normed = row_kernels.normed(x, self._layer.norm, pdl)
         return self._layer.wide(normed, x, pool.layer(0), step).settled(self._eps, pdl)
 
 

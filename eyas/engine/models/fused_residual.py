@@ -11,6 +11,7 @@ import torch
 
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels.blocks import Normed
 from eyas.engine.models.fused_step import Forward
 from eyas.engine.parallel.group import ProcessGroup
 
@@ -33,21 +34,34 @@ class WideRows:
     added: torch.Tensor
     post: torch.Tensor | None = None
 
-    def settle(self, eps: float, pdl: bool, gain: torch.Tensor | None = None) -> torch.Tensor:
-        """The norm, with `gain` if it is given, of the rows to which it has been added, in place."""
-        return row_kernels.add_norm(self.added, self.x, eps, gain, self.post, pdl)
+    def settle(self, how: row_kernels.Norm, pdl: bool) -> Normed:
+        """The norm of the rows to which it has been added, in place."""
+        return row_kernels.add_norm(self.added, self.x, how, self.post, pdl)
 
     def settled(self, eps: float, pdl: bool) -> torch.Tensor:
         """The rows to which it has been added, in place."""
         if self.post is None:
             return self.x.add_(self.added)
-        self.settle(eps, pdl)
+        self.settle(row_kernels.Norm(eps), pdl)
         return self.x
+
+
+def normed_rows(x: torch.Tensor, how: row_kernels.Norm, step: Forward) -> Normed:
+    """The norm of rows x [m, hidden], for products that read finished rows."""
+    launch = step.context.launch
+    return row_kernels.normed(x, how, launch.pdl, launch.exact)
 
 
 def source_of(residual: NarrowRows, eps: float) -> skinny.Source:
     """The residual's rows, which the product that reads them normalises."""
     return skinny.Source(residual.x, residual.sums, eps)
+
+
+def narrow_product(x: torch.Tensor, weight: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+    """x [m, k] . weight [n, k]^T -> [m, n], m <= 128."""
+    out = skinny.empty_padded(x.shape[0], weight.shape[0], like=x)
+    skinny.linear(skinny.Source(x), weight, out, launch)
+    return out
 
 
 def add_product(
@@ -62,19 +76,23 @@ def add_product(
 
     The residual is added by the product, by the sum over several ranks, or by the kernel that norms.
     """
-    source, launch = skinny.Source(x), step.context.launch
-    rows, alone = residual.x, step.context.group.ranks == 1
+    source, launch, rows = skinny.Source(x), step.context.launch, residual.x
+    if post is not None or step.context.group.ranks > 1:
+        return add_made(narrow_product(x, weight, launch), residual, post, eps, step)
     out = skinny.empty_padded(*rows.shape, like=rows)
-    if post is not None:
-        skinny.linear(source, weight, out, launch)
-        return add_normed_over_ranks(out, residual, post, eps, step)
-    if not alone:
-        skinny.linear(source, weight, out, launch)
-        return add_over_ranks(out, residual, step)
     parts = skinny.linear_parts(source, weight, launch)
     sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
     skinny.linear(source, weight, out, launch, rows, sums)
     return NarrowRows(out, sums)
+
+
+def add_made(
+    added: torch.Tensor, residual: NarrowRows, post: torch.Tensor | None, eps: float, step: Forward
+) -> NarrowRows:
+    """The residual plus the sum over all ranks of `added`, or plus the norm of that with gain `post`."""
+    if post is not None:
+        return add_normed_over_ranks(added, residual, post, eps, step)
+    return add_over_ranks(added, residual, step)
 
 
 def add_over_ranks(added: torch.Tensor, residual: NarrowRows, step: Forward) -> NarrowRows:

@@ -15,6 +15,8 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig, Rope
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import exact_wide, skinny
+from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels.blocks import Fp8Rows, Normed, rounding_of
 from eyas.engine.kernels.grouped import Products, Weight
 from eyas.engine.kernels.grouped_tiles import Table, measured
 from eyas.engine.kernels.scores import Scores
@@ -76,9 +78,16 @@ class Forward:
         """How the forward's rows are rotated by `rope`."""
         return skinny.Rotation(*self.context.angles[rope], self.rows.positions)
 
-    def product(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """As `product`, whatever the weight is stored in."""
-        if isinstance(weight, torch.Tensor):
+    def product(
+        self, x: torch.Tensor | Fp8Rows | Normed, weight: Weight, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `product`, whatever the weight is stored in; x may be rounded as it is read.
+
+        Exact, a row's bits follow the row alone.
+        """
+        x = x.read_by(weight) if isinstance(x, Normed) else x
+        if isinstance(weight, torch.Tensor) and not self.context.launch.exact:
+            assert isinstance(x, torch.Tensor)
             return product(x, weight, bias)
         made = self.context.products.dense(x, weight)
         return made if bias is None else made.add_(bias)
@@ -92,6 +101,12 @@ def load_gain(config: ModelConfig, weights: Weights, name: str, size: int) -> to
     if config.norm_offset == 0.0:
         return weights.take(name, (size,))
     return weights.take(name, (size,), torch.float32).add_(config.norm_offset)
+
+
+def norm_before(config: ModelConfig, gain: torch.Tensor | None, weight: Weight) -> row_kernels.Norm:
+    """Of what `weight` multiplies. Weights that are not in FP8 have the gain in them."""
+    rounding = rounding_of(weight)
+    return row_kernels.Norm(config.norm_eps, gain if rounding else None, rounding)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,8 +1,15 @@
-"""MTP heads: one more of the target's layers, after what joins the target's last state with the next token.
+"""MTP heads: more of the target's layers, each after what joins a state with a later token.
 
 They are published beside the target's own layers, or alone; a `Dialect` says how the tensors are called there
 and in which order they join (DeepSeek-V3, arXiv 2412.19437, section 2.2; MiMo, arXiv 2505.07608).
 Embedding and output head are the target's, of which some folders hold a copy.
+
+Of several layers, layer k joins the state of position i in the layer before (the target's, for layer 0) with
+the token of position i + k + 1, and predicts the one after. Its row of that stands at i + k, k further than
+in the paper: so row j of every layer is made of nothing beyond the token of position j + 1, and what is a
+draft in one layer is in all of them. Layer k has then no rows below k (`unseen`), and attention, which knows
+differences of positions alone, gives the same. Drafts that are deeper than there are layers are made by the
+last one, of its own states, as all drafts are by the one layer that most models have.
 """
 
 from __future__ import annotations
@@ -17,17 +24,18 @@ import torch.nn.functional as F
 
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
-from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, LatentSpec, ModelConfig
+from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.layers.attention import Step
 from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.decoder import DecoderLayer, EmbeddingAndHead, rotaries, step_of
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.keys import Fit, Raw
+from eyas.engine.models.newest import Newest
 
 NAME = "an MTP head"
 
@@ -70,7 +78,7 @@ DIALECTS = (MIMO, NEXTN)
 
 
 def dialect_of(prefix: str) -> Dialect:
-    """Of a head whose tensors' names begin with `DraftConfig.prefix`."""
+    """Of a layer whose tensors' names begin with `prefix`."""
     return next(dialect for dialect in DIALECTS if prefix.startswith(dialect.stem))
 
 
@@ -89,9 +97,12 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         prefixes = _prefixes(shapes)
     if not prefixes:
         return None
-    prefix, count, layer = prefixes[0], max(told, len(prefixes)), target.layers[-1]
+    prefix, count, layer = prefixes[0], len(prefixes), target.layers[-1]
     rules = [
-        (count == 1, f"it has {count} MTP layers, and heads of one are supported"),
+        (
+            told in (0, count),
+            f"num_nextn_predict_layers is {told}, and its tensors are of {count} MTP layers",
+        ),
         (int(raw["hidden_size"]) == target.hidden_size, "its hidden_size is not the target's"),
         (int(raw["vocab_size"]) == target.vocab_size, "its vocab_size is not the target's"),
         (not layer.attention.window, "a sliding window in its layer is not supported"),
@@ -112,10 +123,13 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
     return DraftConfig(
         folder=folder,
         algorithm="mtp",
-        decoder=dataclasses.replace(target, folder=folder, layers=(layer,), load_format=load_format),
+        decoder=dataclasses.replace(
+            target, folder=folder, layers=_stages(layer, count), load_format=load_format
+        ),
         draft_vocab_size=target.vocab_size,
         capture_layers=(target.num_layers,),
-        prefix=prefix,
+        prefixes=tuple(f"{name}." for name in prefixes),
+        stages=count,
     )
 
 
@@ -124,8 +138,38 @@ def spelling(name: str) -> str:
     return name
 
 
-class MtpDraft:
+class MtpLayer:
     """f: features, e: embeddings. z = join [norm(e) ; norm(f)], g = norm(layer(z)): g is row and feature."""
+
+    def __init__(self, config: ModelConfig, stage: int, weights: Weights, prefix: str) -> None:
+        """`prefix`: before the names of its tensors."""
+        hidden = config.hidden_size
+
+        def norm(name: str) -> RmsNorm:
+            return RmsNorm.load(config, weights, f"{prefix}{name}.weight", hidden)
+
+        self._stage = stage
+        self._dialect = dialect = dialect_of(prefix)
+        self._token_norm, self._feature_norm = norm(dialect.token_norm), norm(dialect.feature_norm)
+        self._join = Linear(weights.take(f"{prefix}{dialect.join}.weight", (hidden, 2 * hidden)))
+        self._layer = DecoderLayer(config, config.layers[stage], weights, prefix.removesuffix("."))
+        self._norm = norm(dialect.final_norm)
+
+    def __call__(
+        self, features: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, step: Step
+    ) -> torch.Tensor:
+        """features [R, hidden], embedded [R', hidden] of R rows padded to R' -> [R, hidden]."""
+        if self._dialect.first_is_blank:
+            embedded = embedded.masked_fill((pad_rows(positions) == self._stage)[:, None], 0.0)
+        halves = [self._token_norm(embedded), self._feature_norm(pad_rows(features))]
+        if self._dialect.feature_first:
+            halves.reverse()
+        x = self._norm(self._layer(self._join(torch.cat(halves, dim=-1)), self._stage, step))
+        return x[: features.shape[0]]
+
+
+class MtpDraft:
+    """The `DraftModel`. A row's features are those that its layers gave, [R, layers * hidden]."""
 
     token_map: torch.Tensor | None = None
 
@@ -133,19 +177,9 @@ class MtpDraft:
         self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
     ) -> None:
         """`ends`: the target's."""
-        decoder, prefix = config.decoder, config.prefix
-        hidden = decoder.hidden_size
-
-        def norm(name: str) -> RmsNorm:
-            return RmsNorm.load(decoder, weights, f"{prefix}.{name}.weight", hidden)
-
-        self.kv_format: KvFormat = decoder.kv_format
-        self._dialect = dialect = dialect_of(prefix)
+        decoder = config.decoder
         self._ends = ends
-        self._token_norm, self._feature_norm = norm(dialect.token_norm), norm(dialect.feature_norm)
-        self._join = Linear(weights.take(f"{prefix}.{dialect.join}.weight", (hidden, 2 * hidden)))
-        self._layer = DecoderLayer(decoder, decoder.layers[0], weights, prefix)
-        self._norm = norm(dialect.final_norm)
+        self._layers = [MtpLayer(decoder, i, weights, prefix) for i, prefix in enumerate(config.prefixes)]
         self._rotaries = rotaries(decoder, weights.placement.device)
         self._backend = backend
 
@@ -153,20 +187,28 @@ class MtpDraft:
     def forward(
         self, features: torch.Tensor, tokens: torch.Tensor, rows: ForwardBatch, pool: KvPool
     ) -> Drafted:
-        """features [R, hidden] joined with tokens int64 [R] -> hidden [R, hidden], after the head's norm.
+        """features [R, hidden] joined with tokens int64 [R]: through all layers.
 
-        That is both what `logits` takes and the feature of the next, recurrent row.
+        Below certain rows, features [R, layers * hidden]: through the layers that draft so deep or deeper.
+        Rows are [R, hidden], after the last norm of the first layer that they went through.
         """
-        count = tokens.shape[0]
         embedded = F.embedding(pad_rows(tokens), self._ends.embedding)
-        if self._dialect.first_is_blank:
-            embedded = embedded.masked_fill((pad_rows(rows.positions) == 0)[:, None], 0.0)
-        halves = [self._token_norm(embedded), self._feature_norm(pad_rows(features))]
-        if self._dialect.feature_first:
-            halves.reverse()
-        x = self._join(torch.cat(halves, dim=-1))
-        x = self._norm(self._layer(x, 0, step_of(rows, pool, self._rotaries, self._backend)))
-        return Drafted(x[:count], x[:count])
+        step = step_of(rows, pool, self._rotaries, self._backend)
+        last = len(self._layers) - 1
+        first = min(rows.depth, last)
+        if rows.depth:
+            gave = list(features.split(embedded.shape[1], -1))
+            fed = gave[-1:] if rows.depth > last else gave[first - 1 :]
+            for stage, entering in zip(range(first, last + 1), fed, strict=False):
+                gave[stage] = self._layers[stage](entering, embedded, rows.positions, step)
+        else:
+            newest = Newest(rows.spans, pool, last, features.shape[1])
+            gave = [self._layers[0](features, embedded, rows.positions, step)]
+            for stage in range(1, last + 1):
+                entering = newest.before(gave[-1], stage - 1)
+                gave.append(self._layers[stage](entering, embedded, rows.positions, step))
+            newest.keep(gave[:last])
+        return Drafted(gave[first], gave[0] if not last else torch.cat(gave, -1))
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
@@ -187,10 +229,17 @@ def load_draft(
 
 
 def _prefixes(names: Iterable[str]) -> list[str]:
-    """Those under which a tensor that joins stands, one per MTP layer."""
-    return sorted(
+    """Those under which a tensor that joins stands, one per MTP layer, in the order of their numbers."""
+    found = (
         name.removesuffix(f".{dialect.join}.weight")
         for name in names
         for dialect in DIALECTS
         if name.startswith(dialect.stem) and name.endswith(f".{dialect.join}.weight")
     )
+    return sorted(found, key=lambda prefix: int(prefix.rpartition(".")[2]))
+
+
+def _stages(layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
+    """Of so many MTP layers, each like `layer`."""
+    each = (dataclasses.replace(layer.attention, unseen=stage) for stage in range(count))
+    return tuple(dataclasses.replace(layer, attention=attention) for attention in each)

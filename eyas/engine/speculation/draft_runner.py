@@ -158,7 +158,7 @@ class DraftRunner:
             inputs.append(last.features)
             if step + 1 < steps:
                 spans = [Span(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
-                last = self.forward(spans, drafted[-1], last.features)
+                last = self.forward(spans, drafted[-1], last.features, step + 1)
         found = zip(zip(*drafted, strict=True), torch.stack(inputs, 1), strict=True)
         return [Chain(list(tokens), features) for tokens, features in found]
 
@@ -189,7 +189,7 @@ class DraftRunner:
             for tree, t, s in zip(growing, tokens, scores, strict=True):
                 tree.grow(t, s)
             if level + 1 < spec.steps:
-                last = self._level(requests, growing, last.features)
+                last = self._level(requests, growing, last.features, level + 1)
         return [tree.select() for tree in growing]
 
     def _level(
@@ -197,8 +197,9 @@ class DraftRunner:
         requests: SequenceOf[DraftRequest],
         growing: SequenceOf[TreeExpansion],
         features: torch.Tensor,
+        level: int,
     ) -> Drafted:
-        """Run the frontier: node g of level l is written at row base + l * k + g.
+        """Run the frontier below `level` others: node g of level l is written at row base + l * k + g.
 
         `features`: of the level above, those of one sequence after those of another.
         """
@@ -210,11 +211,16 @@ class DraftRunner:
             spans.append(Span(request.pages, request.base, len(frontier), paths, request.offset))
             tokens += [node.token for node in frontier]
             sources += [i * width + node.parent_slot for node in frontier]
-        return self.forward(spans, tokens, features[torch.tensor(sources)])
+        return self.forward(spans, tokens, features[torch.tensor(sources)], level)
 
-    def forward(self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor) -> Drafted:
-        """The head over the spans' rows, in order, one token and one of `features` [R, width] per row."""
-        batch = build_batch(spans, tokens, self._pool.page_size, self._backend)
+    def forward(
+        self, spans: SequenceOf[Span], tokens: SequenceOf[int], features: torch.Tensor, depth: int = 0
+    ) -> Drafted:
+        """The head over the spans' rows, in order, one token and one of `features` [R, width] per row.
+
+        `depth`: of the rows, below the certain ones.
+        """
+        batch = build_batch(spans, tokens, self._pool.page_size, self._backend, depth)
         return self._head.forward(features, batch.tokens, batch, self._pool)
 
     def _targets(self, ids: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ FADING = 0.99  # what a round counts beside the next one, for the acceptance
 class Foresight:
     """Drafts ahead for the sequences of one engine, one forward at a time, for as long as it pays.
 
-    `runner`: None where chains cannot be drafted ahead of; then `begin` is never called.
+    `runner`: None where chains cannot be drafted ahead of.
     """
 
     def __init__(self, runner: DraftRunner | None, sequences: DraftSequences) -> None:
@@ -61,7 +61,7 @@ class Foresight:
     def begin(self, followed: DraftedSequence, chain: Chain) -> None:
         """`chain` was proposed below the newest answered commit: its verdict may be drafted ahead of."""
         rows = rows_ahead(len(chain.tokens), OUTCOMES)
-        if not self._turns.ahead or not self._sequences.spare(followed, rows):
+        if self._runner is None or not self._turns.ahead or not self._sequences.spare(followed, rows):
             return
         opened = followed.open
         verified = Verified(followed.certain(), chain, opened.params, opened.choice)

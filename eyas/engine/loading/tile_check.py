@@ -1,0 +1,133 @@
+"""Whether a row has the same bits in every tile of a model's grouped products: asked of this machine.
+
+By the matrix unit's rule it has, which no one promises; so at every start rows go through each of the tiles.
+It knows shapes and tiles; cuBLAS is `fold_check`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.fp8 import Rounding, scales_of
+from eyas.engine.kernels import route, skinny
+from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.kernels.grouped import Gate, Products, Rows, Weight
+from eyas.engine.kernels.grouped_tiles import Shape, Table, Tile, exact_tile_for, key_of
+from eyas.engine.loading.fold_check import operands, same
+from eyas.engine.parallel.shards import config_of_rank
+
+CHOICES = tuple(1 << i for i in range(18))
+"""How many rows, or choices of experts, tiles are asked for."""
+
+ROWS = 130
+"""Of the products that are compared: a full tile of any kind, and a part of one."""
+
+EXPERTS = 2
+"""That those rows choose from; no bit depends on how many there are."""
+
+_LARGE = 32.0  # of what is stored in FP8, on average
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A product. `rounding`: of its rows, if it is in FP8. `like`: the one that cut its rows into blocks."""
+
+    shape: Shape
+    rounding: Rounding | None = None
+    like: Shape | None = None
+
+    def tiles(self, table: Table) -> list[Tile]:
+        """All that it takes, each once."""
+        found: dict[Tile, None] = {}
+        for choices in CHOICES:
+            rows = exact_tile_for(self.like, choices, table).rows if self.like else 0
+            found[exact_tile_for(self.shape, choices, table, rows)] = None
+        return list(found)
+
+
+def products_of(target: ModelConfig, ranks: int = 1) -> list[Asked]:
+    """Every distinct grouped product of a decoder, or of one rank's share of it.
+
+    Of weights in FP8 all that may be: some layers of a model may be without.
+    """
+    fp8 = target.fp8
+    rounding = Rounding(fp8.rows, fp8.powers, scale=0.05) if fp8 is not None and fp8.rows else None
+    found = []
+    for spec in dict.fromkeys(config_of_rank(target, ranks).layers):
+        found += list(_of_layer(spec, target.hidden_size, rounding))
+    return list(dict.fromkeys(found))
+
+
+def _of_layer(spec: LayerSpec, hidden: int, rounding: Rounding | None) -> Iterator[Asked]:
+    size, attention, mlp = 2 if rounding is None else 1, spec.attention, spec.feed_forward
+    dense = 0 if rounding is None else mlp.width
+    if isinstance(mlp, ExpertsSpec):
+        gate_up = Shape(mlp.experts, 2 * mlp.width, hidden, True, size)
+        yield Asked(gate_up, rounding)
+        yield Asked(Shape(mlp.experts, hidden, mlp.width, False, size), rounding, gate_up)
+        dense = mlp.shared_width
+    if dense:
+        yield Asked(Shape(1, 2 * dense, hidden, True, size), rounding)
+        yield Asked(Shape(1, hidden, dense, False, size), rounding)
+    if rounding is not None and isinstance(attention, AttentionSpec):
+        dim, heads = attention.head_dim, attention.num_heads
+        yield Asked(Shape(1, (heads + 2 * attention.num_kv_heads) * dim, hidden, False, size), rounding)
+        yield Asked(Shape(1, hidden, heads * dim, False, size), rounding)
+
+
+@torch.inference_mode()
+def check_tiles(asked: Iterable[Asked], launch: skinny.Launch, table: Table, dtype: torch.dtype) -> int:
+    """How many tiles give the same bits: all of them.
+
+    Raises ConfigError, which names the weight, if two differ: then no exact arithmetic is possible here. On
+    the device "meta" kernels are compiled.
+    """
+    count = 0
+    for product in asked:
+        x, weight = _operands(product, launch.tickets.device, dtype)
+        first, *others = (_made(product, tile, x, weight, launch) for tile in product.tiles(table))
+        count += 1 + len(others)
+        if not all(same(first, other) for other in others):
+            weight_of = f"a weight of {product.shape.n} x {product.shape.k}"
+            text = f"--deterministic: this GPU's sums for {weight_of} depend on the shape of a tile"
+            raise ConfigError(text, param="deterministic")
+    return count
+
+
+def _made(product: Asked, tile: Tile, x: torch.Tensor, weight: Weight, launch: skinny.Launch) -> torch.Tensor:
+    """What the product makes of x [ROWS, k] by this tile."""
+    shape, gate = product.shape, Gate() if product.shape.gated else None
+    if shape.experts == 1:
+        products = Products(launch, {key_of(shape, ROWS): tile})
+        return products.dense(x, weight) if gate is None else _plain(products.dense_gated(x, weight, gate))
+    products = Products(launch, {key_of(replace(shape, experts=EXPERTS), ROWS): tile})
+    chosen = torch.arange(ROWS, dtype=torch.int32, device=x.device)[:, None] % EXPERTS
+    grouped = route.group(chosen, EXPERTS, tile.rows, launch.pdl)
+    if gate is not None:
+        return _plain(products.gate_up(x, weight, grouped, 1, gate))
+    return products.down(x, weight, grouped)
+
+
+def _plain(made: Rows) -> torch.Tensor:
+    """Of a gate whose result nothing rounds."""
+    assert isinstance(made, torch.Tensor)
+    return made
+
+
+def _operands(product: Asked, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, Weight]:
+    shape, rounding = product.shape, product.rounding
+    each = (shape.n, shape.k)
+    x, matrix = operands(*each, ROWS, device, dtype)
+    count = (EXPERTS,) if shape.experts > 1 else ()
+    whole = matrix.expand(*count, *each).contiguous()
+    if rounding is None:
+        return x, whole
+    stored = (whole.float() * (shape.k**0.5 * _LARGE)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    sizes = scales_of(each, "block" if rounding.rows == "block" else "channel")
+    scales = torch.linspace(0.5, 1.5, torch.Size(sizes).numel(), device=device).view(sizes) / _LARGE
+    return x, Fp8Weight(stored, scales.expand(*count, *sizes).contiguous(), rounding)

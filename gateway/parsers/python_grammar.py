@@ -1,0 +1,73 @@
+"""The grammar of calls written as Python: `[f(a=1), g(b="x")]`.
+
+What it lets through, `pythonic` reads as arguments that follow the tool's schema. It knows names and commas,
+and refuses to know how values are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.grammar import PYTHON
+from gateway.parsers.parameters import OTHER_NAMES, Parameters, parameters_of, standing, unheld
+from gateway.parsers.pythonic import TITLE
+from gateway.parsers.tags import Format, Mark, Schemas, either, optional, repeated, sequence, text
+
+_COMMA: Format = text(", ")
+_PARTS = 6
+
+
+def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools, and nothing else."""
+    call = either([_call(name, schema) for name, schema in tools.items()])
+    return sequence(text("["), repeated(call, _COMMA, many), text("]"))
+
+
+def _call(tool: str, schema: Mapping[str, Any]) -> Format:
+    try:
+        arguments = either([_arguments(part, schema) for part in parameters_of(schema)])
+    except InvalidRequest as error:
+        raise InvalidRequest(f"the tool {tool} cannot be followed: {error.message}", param="tools") from None
+    return sequence(text(f"{tool}("), arguments, text(")"))
+
+
+def _arguments(parameters: Parameters, root: Any) -> Format:
+    """Arguments in the order of the schema, each where it is required or not, with commas in between."""
+    if parameters.others is not None:
+        other = _argument({"type": "regex", "pattern": f"{OTHER_NAMES}="}, parameters.others, root)
+        return optional(repeated(other, _COMMA, True))
+    needed, items = list[bool](), list[Format]()
+    for title, value in parameters.named.items():
+        if not TITLE.fullmatch(title):
+            unheld(title, "the format of the model's calls cannot write this name")
+        if value is not False:
+            needed.append(title in parameters.required)
+            items.append(_argument(text(f"{title}="), value, root))
+        elif title in parameters.required:
+            unheld(title, "no value of it can be written")
+    if True not in needed:
+        return optional(_some(items)) if items else text("")
+    first = needed.index(True)
+    before = [optional(sequence(item, _COMMA)) for item in items[:first]]
+    after = [sequence(_COMMA, item) for item in items[first + 1 :]]
+    behind = [item if must else optional(item) for item, must in zip(after, needed[first + 1 :], strict=True)]
+    return sequence(*before, items[first], *behind)
+
+
+def _some(items: Sequence[Format]) -> Format:
+    """One or more of them in their order: some of the first, some of both, or some of the last few.
+
+    The last few are told twice. To have one at a time would nest too deep, half of them would tell too much.
+    """
+    if len(items) == 1:
+        return items[0]
+    few = max(1, len(items) // _PARTS)
+    first, last = _some(items[:-few]), _some(items[-few:])
+    return either([sequence(first, optional(sequence(_COMMA, last))), last])
+
+
+def _argument(before: Format, schema: Any, root: Any) -> Format:
+    value = {} if schema is True else standing(schema, root)
+    return sequence(before, {"type": "json_schema", "json_schema": value, "style": PYTHON})

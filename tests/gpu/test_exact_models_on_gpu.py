@@ -1,0 +1,56 @@
+"""Small models of every kind in exact arithmetic on a GPU: a position's logits have one set of bits.
+
+Their products of many rows are by our own kernels: whether cuBLAS has the same bits, every start asks, and
+tests/gpu/test_bits_on_gpu.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.engine.checkpoint.weights import Placement
+from tests.bits.compare import Composition, differences
+from tests.bits.models import CHUNK, ROWS, Model, Step
+from tests.unit.families import write_family
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
+]
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+}
+STEPS: dict[str, list[Step]] = {
+    "one chunk": [(CHUNK, 400)],
+    "narrow chunks and chains": [*[(CHUNK, 100)] * 3, (CHUNK, 60), *[(ROWS, 8)] * 5],
+    "wide chunks and rows": [(CHUNK, 150), (CHUNK, 200), (CHUNK, 40), *[(ROWS, 1)] * 10],
+}
+
+
+def said(folder: Path, exact: bool = True) -> list[str]:
+    """The first differences of the model in `folder`."""
+    model = Model(folder, exact, Placement("cuda", torch.bfloat16), cublas=False)
+    runs = [Composition(name, partial(model.logits, steps)) for name, steps in STEPS.items()]
+    return [str(difference) for difference in differences(runs)[:5]]
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_biases", "gemma2", "mixtral", "qwen3_moe"])
+def test_a_positions_logits_do_not_depend_on_the_steps(tmp_path: Path, family: str) -> None:
+    write_family(tmp_path, family, **SIZES)
+    assert said(tmp_path) == []
+
+
+def test_by_the_fast_arithmetic_they_do(tmp_path: Path) -> None:
+    write_family(tmp_path, "llama", **SIZES)
+    assert said(tmp_path, exact=False)

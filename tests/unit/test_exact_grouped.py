@@ -1,0 +1,113 @@
+"""A row of a grouped product has one set of bits, however many rows there are and however they are cut.
+
+As tests/unit/test_exact_products.py, of experts and of dense weights that go by the same kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.engine.kernels import combine, grouped, skinny
+from eyas.engine.kernels.grouped import Gate, Products
+from eyas.engine.kernels.grouped_tiles import Shape, Tile, exact_tile_for, key_of, stretches_of, tile_for
+from eyas.engine.loading import tile_check
+from eyas.engine.loading.tile_check import Asked, check_tiles
+from tests.bits.compare import Composition, differences
+from tests.bits.grouped import DenseRows, ExpertRows, Table, Where, compositions
+from tests.unit import tensor_core
+
+HALF = Where("cpu", torch.float16)
+FORTH, BACK = (0, 1, 2, 3), (3, 2, 1, 0)
+EXPERTS = ExpertsSpec(width=32, experts=4, per_row=2, scores="softmax", normalised=True)
+COUNTS = (1, 60, 130)
+NARROW = Shape(1, 128, 1024, False, 2)
+"""Of a weight whose k is cut in two."""
+
+
+@pytest.fixture(autouse=True)
+def _matrix_unit() -> Iterator[None]:
+    with tensor_core.hopper():
+        yield
+
+
+def products(exact: bool = True) -> Products:
+    return Products(skinny.Launch.on("cpu", pdl=False, exact=exact))
+
+
+def said(table: Table, by: Products, counts: tuple[int, ...] = COUNTS) -> list[str]:
+    return [str(difference) for difference in differences(compositions(table, by, counts))]
+
+
+@pytest.fixture(scope="module")
+def experts() -> ExpertRows:
+    return ExpertRows(EXPERTS, 64, HALF)
+
+
+def test_experts(experts: ExpertRows) -> None:
+    """Of few rows, by tiles of 16, and of many, which are added to the residual by another kernel."""
+    rows = {exact_tile_for(Shape(4, 64, 64, True, 2), 2 * count, {}).rows for count in COUNTS}
+    assert len(rows) > 1
+    assert said(experts, products()) == []
+
+
+def test_a_residual_that_is_added_before_rounding_is_noticed(
+    experts: ExpertRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As today, where few rows are rounded once and many twice."""
+    today = combine.combine_add
+    monkeypatch.setattr(combine, "combine_add", lambda *parts, exact: today(*parts))
+    assert said(experts, products())
+
+
+def test_experts_are_added_up_in_the_order_of_the_choices() -> None:
+    """Another order shows."""
+    made, weights = torch.randn(20, 4, 64), torch.rand(20, 4)
+    found = combine.combine(made.view(-1, 64), weights, exact=True)
+    zeros = torch.zeros(20, 64)
+    orders = [sum((weights[:, k, None] * made[:, k] for k in ks), zeros) for ks in (FORTH, BACK)]
+    assert torch.equal(found, orders[0]) and not torch.equal(found, orders[1])
+
+
+@pytest.mark.parametrize("gate", [None, Gate()])
+def test_a_dense_weight_whose_k_is_cut_in_two(gate: Gate | None) -> None:
+    """By two programs for few rows, by one for many."""
+    tiles = [exact_tile_for(NARROW, count, {}) for count in (1, 5000)]
+    assert stretches_of(NARROW) == 2 and [tile.split for tile in tiles] == [2, 1]
+    dense = DenseRows(NARROW.n, NARROW.k, HALF, gate)
+    by_one = {key_of(Shape(1, NARROW.n, NARROW.k, gate is not None, 2), 16): Tile(16, 64, 64, 4, 2)}
+    runs = [
+        Composition(str(table), partial(dense.run, range(9), Products(products().launch, table)))
+        for table in ({}, by_one)
+    ]
+    assert [str(difference) for difference in differences(runs)] == []
+
+
+def test_a_cut_of_k_by_the_rows_is_noticed() -> None:
+    """Into eight for one row, into none for 40: as today."""
+    dense, shape = DenseRows(64, 1024, HALF), Shape(1, 64, 1024, False, 2)
+    tiles = {key_of(shape, 40): Tile(64, 64, 64, 4, 2)}
+    assert tile_for(shape, 1, tiles).split > 2
+    exact, fast = (Products(products(exact).launch, tiles) for exact in (True, False))
+    assert said(dense, exact, (1, 40)) == []
+    assert said(dense, fast, (1, 40))
+
+
+def test_a_tile_that_adds_up_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile_check, "ROWS", 20)
+    monkeypatch.setattr(tile_check, "CHOICES", (1, 4096))
+    launch, asked = products().launch, [Asked(Shape(1, 64, 32, True, 2)), Asked(Shape(4, 64, 32, False, 2))]
+    assert check_tiles(asked, launch, {}, torch.float16) == 4
+    today = Products.down
+
+    def down(self: Products, x: torch.Tensor, weight: torch.Tensor, order: grouped.Grouped) -> torch.Tensor:
+        return today(self, x, weight, order) + (order.rows > 16)
+
+    monkeypatch.setattr(Products, "down", down)
+    with pytest.raises(ConfigError, match="sums for a weight of 64 x 32 depend on the shape of a tile"):
+        check_tiles(asked, launch, {}, torch.float16)

@@ -1,0 +1,125 @@
+"""Rows that are rounded to FP8 by the kernel that makes them: to the bit what `quantise` makes of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eyas.engine.checkpoint.config import Rope
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels import grouped as grouped_kernels
+from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, Normed, quantise
+from eyas.engine.kernels.grouped import Gate, Products, shape_of
+from eyas.engine.kernels.grouped_tiles import Tile, key_of
+from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
+from eyas.engine.kernels.route import group
+from eyas.engine.kernels.skinny import KvRows, Launch, Rotation
+from eyas.engine.layers.rotary import tables
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EPS = 1e-5
+BLOCK, POWERS = Rounding("block"), Rounding("block", powers=True)
+ROUNDINGS = [BLOCK, POWERS, Rounding("token"), Rounding("tensor", scale=0.004)]
+
+
+def random(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed)).half().to(DEVICE)
+
+
+def same(found: Fp8Rows, expected: Fp8Rows) -> bool:
+    stored = torch.equal(found.stored.view(torch.uint8), expected.stored.view(torch.uint8))
+    return stored and torch.equal(found.scales, expected.scales) and found.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("width", [64, 300, 512])
+def test_norms_round_what_they_give(width: int, rounding: Rounding) -> None:
+    x, residual, gain = random(4, width), random(4, width, seed=1), random(width, seed=2)
+    x[1], residual[1] = 0.0, 0.0
+    alone = row_kernels.normed(x, row_kernels.Norm(EPS, gain, rounding))
+    assert torch.equal(alone.plain, row_kernels.norm(x, EPS, gain))
+    plain, rounded = residual.clone(), residual.clone()
+    expected = row_kernels.add_norm(x, plain, row_kernels.Norm(EPS, gain))
+    found = row_kernels.add_norm(x, rounded, row_kernels.Norm(EPS, gain, rounding))
+    assert torch.equal(rounded, plain) and torch.equal(found.plain, expected.plain)
+    for made in (alone, found):
+        assert made.rounded is not None and same(made.rounded, quantise(made.plain, rounding))
+        assert not same(made.rounded, quantise(made.plain * 2, rounding))
+
+
+def test_a_row_that_is_no_number_spoils_no_other() -> None:
+    x = random(3, 256)
+    x[1, 7] = float("nan")
+    for rounding in ROUNDINGS:
+        found, alone = (
+            row_kernels.normed(rows, row_kernels.Norm(EPS, None, rounding)) for rows in (x, x[2:])
+        )
+        assert found.rounded is not None and alone.rounded is not None
+        assert torch.equal(found.rounded.stored[2].float(), alone.rounded.stored[0].float())
+        assert found.plain[1].isnan().all() and found.rounded.stored[1].float().isnan().all()
+
+
+def test_rows_are_read_as_a_weight_rounds_them() -> None:
+    normed = row_kernels.normed(random(2, 128), row_kernels.Norm(EPS, None, BLOCK))
+    stored, scales = torch.zeros(16, 128).to(torch.float8_e4m3fn), torch.ones(1, 1)
+    assert normed.read_by(Fp8Weight(stored, scales, BLOCK)) is normed.rounded
+    for other in (Fp8Weight(stored, scales, POWERS), stored.half()):
+        assert normed.read_by(other) is normed.plain
+    assert Normed(normed.plain).read_by(Fp8Weight(stored, scales)) is normed.plain
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("queries", [96, 384])
+def test_the_inner_row_of_latent_queries_is_rounded(queries: int, rounding: Rounding) -> None:
+    latent, rotated = 128, 32
+    cos, sin = (table.to(DEVICE) for table in tables(Rope(10_000.0), rotated, 16))
+    rotation = Rotation(cos, sin, torch.tensor([3, 0, 9], dtype=torch.int32, device=DEVICE))
+    x, gains = random(3, queries + latent + rotated), (random(latent, seed=1), random(queries, seed=2))
+    found = []
+    for how in (None, rounding):
+        layer = torch.zeros(2, 1, 4, 1, latent + rotated, dtype=x.dtype, device=DEVICE)
+        kv = KvRows(layer, torch.tensor([5, -1, 2], dtype=torch.int32, device=DEVICE))
+        found.append((write_latents(x, InnerNorms(*gains, EPS, how), rotation, kv), layer))
+    (plain, kept), (rounded, kept_too) = found
+    assert isinstance(plain, torch.Tensor) and isinstance(rounded, Fp8Rows)
+    assert torch.equal(kept, kept_too) and kept.any()
+    assert same(rounded, quantise(plain, rounding)) and not same(rounded, quantise(plain * 2, rounding))
+
+
+@pytest.mark.parametrize("rounding", [BLOCK, POWERS], ids=str)
+@pytest.mark.parametrize("width", [128, 192])
+@pytest.mark.parametrize("split", [1, 2])
+def test_what_a_gate_passes_is_rounded_by_its_tile(
+    split: int, width: int, rounding: Rounding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped_kernels, "programs", lambda tile, shape: 3)  # some have two tiles
+    experts, per_row, hidden = 3, 2, 512
+    weight = in_blocks(experts, 2 * width, hidden, rounding=rounding)
+    down = in_blocks(experts, hidden, width, rounding=rounding)
+    chosen = torch.tensor([[0, 2], [2, 1], [0, 1], [2, 0], [1, 0]], dtype=torch.int32, device=DEVICE)
+    tile = Tile(16, 128, 128, 4, 2, split=split)
+    table = {key_of(shape_of(weight, Gate()), chosen.numel()): tile}
+    products, x = Products(Launch.on(DEVICE, pdl=False), table), random(5, hidden)
+    order = group(chosen, experts, tile.rows)
+    plain = products.gate_up(x, weight, order, per_row, Gate())
+    found = products.gate_up(x, weight, order, per_row, Gate(rounding=rounding))
+    assert isinstance(plain, torch.Tensor) and isinstance(found, Fp8Rows)
+    assert same(found, quantise(plain, rounding)) and not same(found, quantise(plain.flip(0), rounding))
+    assert torch.equal(products.down(found, down, order), products.down(plain, down, order))
+    assert not products.launch.tickets.any()
+
+
+def test_a_tile_without_all_that_shares_a_scale_does_not_round() -> None:
+    weight = in_blocks(1, 512, 256)
+    flat = Fp8Weight(weight.stored[0], weight.scales[0])
+    for columns, rounding in ((64, BLOCK), (128, Rounding("token"))):
+        table = {key_of(shape_of(flat, Gate()), 16): Tile(16, columns, 128, 4, 2)}
+        products = Products(Launch.on(DEVICE, pdl=False), table)
+        assert isinstance(products.dense_gated(random(2, 256), flat, Gate(rounding=rounding)), torch.Tensor)
+
+
+def in_blocks(experts: int, n: int, k: int, rounding: Rounding = BLOCK) -> Fp8Weight:
+    stored = random(experts, n, k, seed=n).float().to(torch.float8_e4m3fn)
+    scales = torch.rand(experts, -(-n // 128), -(-k // 128), generator=torch.Generator().manual_seed(k))
+    return Fp8Weight(stored, scales.add_(0.5).div_(32.0).to(DEVICE), rounding)
