@@ -53,6 +53,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         dp_attention=args.dp_attention,
         load_format=args.load_format,
         dtype=args.dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
         attention_backend=args.attention_backend,
         prefill_attention_backend=args.prefill_attention_backend,
         deterministic=args.deterministic,

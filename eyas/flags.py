@@ -65,6 +65,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         f"({engine.dp_attention})",
     )
     add("--dtype", choices=["auto", *DTYPES], help=f"of weights and KV ({_either('dtype')})")
+    add(
+        "--kv-cache-dtype",
+        choices=["auto", "fp8_e4m3"],
+        default=engine.kv_cache_dtype,
+        help="of KV alone: fp8_e4m3 takes a byte per element, on a GPU for latent attention only "
+        f"({engine.kv_cache_dtype}: as --dtype)",
+    )
     add("--context-length", type=positive, metavar="N", help="tokens per request (the model's)")
     add("--log-format", choices=FORMATS, default=engine.log_format, help=f"({engine.log_format})")
 

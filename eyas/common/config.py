@@ -77,6 +77,7 @@ class EngineConfig:
     dp_attention: int = 1  # ranks that attend with requests of their own, and share all experts
     load_format: str = "auto"  # or "dummy": random weights of the configured shape
     dtype: str = "float32"  # of weights and KV: "bfloat16", "float16" or "float32"
+    kv_cache_dtype: str = "auto"  # of the target's KV: "fp8_e4m3", or the same
     attention_backend: str = "torch"  # of decode and verify rows: "torch" or "triton"
     prefill_attention_backend: str = "torch"  # of prompts: the same, or beside triton "flashinfer"
     deterministic: bool = False  # tokens do not depend on what shares a step, to the bit, on a GPU either

@@ -19,7 +19,8 @@ from typing import Any
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import PYTHON, Grammar, GrammarKind, renewed
 from eyas.common.json_schema import exact
-from eyas.common.python_rules import IN_STRINGS, OF_BOUNDED, PARTS, of_python
+from eyas.common.python_rules import of_python
+from eyas.common.rule_text import OF_BOUNDED, in_json, of_characters
 from eyas.common.vocabulary import pieces
 
 MAX_CHOICES = 1000
@@ -74,9 +75,9 @@ class GrammarCompiler:
             case GrammarKind.JSON_OBJECT:
                 return self._json(exact({"type": "object"}))
             case GrammarKind.REGEX:
-                return self._compiler.compile_regex(grammar.text)
+                return self._exactly(self._grammar.from_regex(grammar.text))
             case GrammarKind.EBNF:
-                return self._compiler.compile_grammar(grammar.text)
+                return self._exactly(self._grammar.from_ebnf(grammar.text))
             case GrammarKind.CHOICE:
                 return self._tag({"type": "structural_tag", "format": _one_of(json.loads(grammar.text))})
         return self._tag(_exact_tag(json.loads(grammar.text)))
@@ -92,17 +93,19 @@ class GrammarCompiler:
         return bounded or self._compiler.compile_structural_tag(text)
 
     def _bounded(self, text: str, read: Callable[[], Any]) -> Any:
-        """Compiles a grammar with text of a bounded length; None: `text` has none. In such text the library
-        lets control characters through, which JSON's strings do not have, and halves of surrogate pairs,
-        which no text has: decoded, their bytes are three characters.
-        """
+        """Compiles a grammar with text of a bounded length, made exact; None: `text` has none."""
         if "Length" not in text:
             return None
         rules = str(read())
         if OF_BOUNDED not in rules:
             return None
-        exact = PARTS.sub(lambda one: IN_STRINGS if one[0] == OF_BOUNDED else one[0], rules)
-        return self._compiler.compile_grammar(self._grammar.from_ebnf(exact))
+        return self._compiler.compile_grammar(self._grammar.from_ebnf(in_json(rules)))
+
+    def _exactly(self, grammar: Any) -> Any:
+        """Compiles a grammar whose classes are made those of characters alone."""
+        rules = str(grammar)
+        exact = of_characters(rules)
+        return self._compiler.compile_grammar(grammar if exact == rules else self._grammar.from_ebnf(exact))
 
 
 def _one_of(texts: Any) -> dict[str, Any]:

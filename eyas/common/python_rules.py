@@ -13,12 +13,7 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.patterns import RULES
-
-IN_STRINGS = r"[^\0-\x1f\"\\\ud800-\udfff]"
-"""Characters of JSON's strings that stand for themselves."""
-OF_BOUNDED = r"[^\"\\\r\n]"  # in text of a bounded length, as the library writes its rules
-PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
-"""Texts and classes within rules."""
+from eyas.common.rule_text import IN_STRINGS, PARTS, in_json
 
 _OURS = {
     "basic_escape": r'[\"\\bfnrt] | "u" ([0-9A-CE-Fa-ce-f] [0-9A-Fa-f]{3} | [Dd] [0-7] [0-9A-Fa-f]{2})',
@@ -38,7 +33,7 @@ def of_python(rules: str) -> str:
 
     Raises InvalidRequest for a constant that Python cannot write.
     """
-    return "\n".join(map(_rule, rules.splitlines()))
+    return "\n".join(map(_rule, in_json(rules).splitlines()))
 
 
 def literal(value: Any) -> str:
@@ -70,8 +65,6 @@ def _rule(line: str) -> str:
 
 def _part(part: str) -> str:
     """A text or a class; or an expression, whose text is no constant."""
-    if part == OF_BOUNDED:
-        return IN_STRINGS
     if part[0] != '"' or not _VALUE.match(text := _ESCAPED.sub(_character, part[1:-1])):
         return part
     try:

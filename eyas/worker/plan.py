@@ -150,6 +150,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "dp-attention": engine.dp_attention,
         "load-format": engine.load_format,
         "dtype": engine.dtype,
+        "kv-cache-dtype": engine.kv_cache_dtype,
         "attention-backend": engine.attention_backend,
         "prefill-attention-backend": engine.prefill_attention_backend,
         "threads": engine.threads,

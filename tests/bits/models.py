@@ -55,7 +55,7 @@ class Model:
         launch = replace(skinny.Launch.on(device, False, exact), cublas=cublas and device != "cpu")
         group = group or ProcessGroup(RankInfo(), device)
         context = LayerContext.on(device, config, group, launch, attention)
-        with FolderWeights(folder, config.spelling, placement) as weights:
+        with FolderWeights(folder, config.spelling, placement, quantized=config.fp8) as weights:
             self._model = FusedDecoder(config, weights, context)
         self._tile = tile_rows(share.num_heads, share.num_kv_heads)
         self._tokens = self._ints(torch.randint(config.vocab_size, (PAGES * PAGE,), generator=random))

@@ -126,7 +126,9 @@ class WideRows(ProductRows):
     def _rotated(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
         raw = exact_wide.product(x, self._weight, launch, self.product.kind, self.product.dim)
         into = self._heads(index)
-        exact_wide.rope_write(raw, exact_wide.settle(x.clone(), EPS), *into)
+        weights, *rest = into
+        after = exact_wide.AfterQkv(weights.bias, weights.norms)
+        exact_wide.rope_write(raw, exact_wide.settle(x.clone(), EPS), after, *rest)
         return self._of_heads(index, into)
 
 

@@ -41,6 +41,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
+    "fp8": {
+        "quantization_config": {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        },
+    },
 }
 """What the model's config.json says beside its sizes."""
 LENGTHS = ((8, 5, 120), (8, 120, 900), (3, 900, 2300), (1, 2300, 5000))  # weight, shortest, longest prompt

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.exact_attend import Cut
 from eyas.engine.kernels.exact_parts import Parts
-from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped import Gate, Products
 from eyas.engine.kernels.grouped_tiles import measured
 from eyas.engine.kernels.skinny_tiles import Tile, tile_for
 from tests.bits.attention import Exact, Path, Tokens, Tree, branching
@@ -115,6 +116,24 @@ def grouped(exact: bool = True) -> Products:
 def test_rows_of_experts(spec: ExpertsSpec, hidden: int) -> None:
     table = ExpertRows(spec, hidden, BF16)
     assert few(differences(grouped_compositions(table, grouped(), FEW_AND_MANY))) == []
+
+
+ROUNDINGS = (
+    Rounding("block"),
+    Rounding("block", powers=True),
+    Rounding("token"),
+    Rounding("tensor", scale=0.05),
+)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
+def test_rows_of_weights_in_fp8(rounding: Rounding) -> None:
+    """Wide weights and narrow ones, gated and not, and experts."""
+    where = replace(BF16, rounding=rounding)
+    tables = [DenseRows(n, k, where) for n, k in ((4096, 14336), (4096, 4096), (6144, 4096))]
+    tables += [DenseRows(28672, 4096, where, Gate()), ExpertRows(QWEN, 2048, where)]
+    for table in tables:
+        assert few(differences(grouped_compositions(table, grouped(), FEW_AND_MANY))) == []
 
 
 def test_the_fast_cut_of_a_dense_weight_is_noticed() -> None:

@@ -16,6 +16,7 @@ from eyas.engine.checkpoint.weights import Placement
 from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.unit.families import write_family
+from tests.unit.fp8_formats import FORMATS, KEPT, write_format
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,6 +50,23 @@ def said(folder: Path, exact: bool = True) -> list[str]:
 def test_a_positions_logits_do_not_depend_on_the_steps(tmp_path: Path, family: str) -> None:
     write_family(tmp_path, family, **SIZES)
     assert said(tmp_path) == []
+
+
+FP8 = {"num_hidden_layers": 1, "head_dim": 64, "num_key_value_heads": 2, "moe_intermediate_size": 256}
+IN_FP8 = [
+    ("llama", "fp8 in blocks", "-"),
+    ("llama", "fp8 in blocks, ue8m0", "-"),
+    ("gemma2", "channel and token", "self_attn"),
+    ("qwen2", "tensor and tensor", "mlp."),
+    ("qwen3_moe", "channel and token", "-"),
+]
+
+
+@pytest.mark.parametrize(("family", "form", "kept"), IN_FP8)
+def test_weights_in_fp8_change_nothing_of_that(tmp_path: Path, family: str, form: str, kept: str) -> None:
+    write_family(tmp_path / "plain", family, std=0.08, **SIZES | FP8)
+    write_format(tmp_path / "fp8", tmp_path / "plain", FORMATS[form], kept=(*KEPT, kept))
+    assert said(tmp_path / "fp8") == []
 
 
 def test_by_the_fast_arithmetic_they_do(tmp_path: Path) -> None:

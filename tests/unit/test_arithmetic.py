@@ -23,6 +23,7 @@ from eyas.engine.models.table import read_model
 from gateway.admission import served_model
 from tests.unit import tensor_core
 from tests.unit.families import write_family
+from tests.unit.fp8_formats import FORMATS, write_format
 
 # --- configuration ---------------------------------------------------------------------------------------
 
@@ -136,6 +137,19 @@ def test_of_experts_it_is_their_router_alone(tmp_path: Path) -> None:
     assert half.k * 2 == down.shape.k
 
 
+def test_of_weights_in_fp8_all_products_are_asked_for(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    write_family(tmp_path / "plain", "llama", vocab_size=128, num_hidden_layers=1, **sizes)
+    write_format(tmp_path / "fp8", tmp_path / "plain", FORMATS["fp8 in blocks"])
+    assert products_of(read_model(tmp_path / "plain")) == []
+    found = products_of(read_model(tmp_path / "fp8"))
+    assert {(asked.shape.n, asked.shape.k, asked.shape.itemsize) for asked in found} == {
+        (512, 256, 1),
+        (256, 256, 1),
+    }
+    assert {asked.rounding.rows for asked in found if asked.rounding} == {"block"}
+
+
 def by_cublas(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
     """Its products are ours, but for one number."""
 
@@ -199,3 +213,4 @@ def test_float32_is_named(tmp_path: Path) -> None:
     assert inexact(model, config) == ""
     assert inexact(model, replace(config, tensor_parallel_size=2)) == ""
     assert "float32" in inexact(model, replace(config, dtype="float32"))
+    assert "--uniform-experts" in inexact(model, replace(config, uniform_experts=True))

@@ -82,6 +82,13 @@ def test_the_tokens_are_the_plain_engines(tmp_path: Path, sizes: dict[str, Any],
         assert any(entry.accepted for result in found for entry in result.entries), "no draft was ever right"
 
 
+def test_latents_in_fp8_have_the_plain_engines_tokens(tmp_path: Path) -> None:
+    config = replace(write(tmp_path, V3), speculation=DRAFTS["chain"], kv_cache_dtype="fp8_e4m3")
+    expected, _ = answers(config, asked())
+    found, _ = answers(on_device(config), asked())
+    assert tokens(found) == tokens(expected)
+
+
 def test_prompts_in_the_expanded_form_change_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

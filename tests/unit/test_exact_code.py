@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.engine.kernels import exact_wide, skinny
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels import combine, exact_wide, skinny
 from eyas.engine.kernels.attend import Queries
+from eyas.engine.kernels.blocks import Fp8Weight
 from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
 from eyas.engine.kernels.exact_paths import attend_exactly
 from eyas.engine.kernels.exact_prefill import attend_chunks_exactly
 from eyas.engine.kernels.exact_ranks import add_in_order
+from eyas.engine.kernels.grouped import Gate, Products
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.kernels.skinny_tiles import Tile
@@ -60,10 +63,39 @@ def wide() -> None:
         exact_wide.act_mul(empty(200, 1024), scales, gelu)
     angles = empty(64, 64, dtype=torch.float32)
     for bias, norms in ((None, None), (empty(6144), skinny.HeadNorms(empty(2, 128), 1e-5))):
-        qkv = skinny.QkvWeights(empty(6144, LINEAR.k), bias, norms)
+        after = exact_wide.AfterQkv(bias, norms)
         rotation = skinny.Rotation(angles, angles, positions)
         kv = skinny.KvRows(pool, positions)
-        exact_wide.rope_write(empty(200, 6144), scales, qkv, empty(200, 32, 128), rotation, kv)
+        exact_wide.rope_write(empty(200, 6144), scales, after, empty(200, 32, 128), rotation, kv)
+
+
+def grouped() -> None:
+    """Products of experts, for few rows and many, and their sum; a dense one by two programs and by one."""
+    shared = Products(skinny.Launch.on("meta", pdl=True, exact=True))
+    gate_up, down = empty(64, 1536, LINEAR.k), empty(64, LINEAR.k, 768)
+    for count in (1, 4096):
+        order = shared.group(empty(count, 8, dtype=torch.int32), (gate_up, down))
+        inner = shared.gate_up(empty(count, LINEAR.k), gate_up, order, 8, Gate())
+        made, weights = shared.down(inner, down, order), empty(count, 8, dtype=torch.float32)
+        if count == 1:
+            combine.combine_add(made, weights, None, empty(count, LINEAR.k), pdl=True, exact=True)
+        else:
+            combine.combine(made, weights, pdl=True, exact=True)
+        shared.dense(empty(count, LINEAR.k), empty(LINEAR.n, LINEAR.k))
+
+
+def fp8() -> None:
+    """Dense products of weights in blocks and by channels, by two programs and by one."""
+    shared = Products(skinny.Launch.on("meta", pdl=True, exact=True))
+    stored = empty(LINEAR.n, LINEAR.k, dtype=torch.float8_e4m3fn)
+    scales = empty(LINEAR.n // 128, LINEAR.k // 128, dtype=torch.float32)
+    weights = (
+        Fp8Weight(stored, scales),
+        Fp8Weight(stored, empty(LINEAR.n, dtype=torch.float32), Rounding("token")),
+    )
+    for weight in weights:
+        for count in (1, 4096):
+            shared.dense(empty(count, LINEAR.k), weight)
 
 
 def ranks() -> None:
@@ -116,6 +148,19 @@ def test_products_take_k_in_ascending_order(tmp_path: Path, monkeypatch: pytest.
     for code in found:
         assert "fma.rn" not in code and "red.global.add.f32" not in code
         assert ascending(code)
+
+
+def test_grouped_products_do_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = codes("grouped", tmp_path, monkeypatch)
+    assert not any("fma.rn" in code or "red.global.add.f32" in code for code in found)
+    products = [code for code in found if MATRIX.search(code)]
+    assert len(products) == 6 and all(map(ascending, products))
+
+
+def test_products_in_fp8_fuse_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    products = [code for code in codes("fp8", tmp_path, monkeypatch) if "wgmma" in code]
+    assert len(products) == 4
+    assert not any("fma.rn" in code or "red.global.add.f32" in code for code in products)
 
 
 @pytest.mark.parametrize(("recipe", "kernels"), [("attention", 4), ("ruled", 4), ("wide", 7), ("ranks", 4)])

@@ -6,13 +6,16 @@ As tests/unit/test_exact_products.py, of experts and of dense weights that go by
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import combine, grouped, skinny
 from eyas.engine.kernels.grouped import Gate, Products
 from eyas.engine.kernels.grouped_tiles import Shape, Tile, exact_tile_for, key_of, stretches_of, tile_for
@@ -98,10 +101,49 @@ def test_a_cut_of_k_by_the_rows_is_noticed() -> None:
     assert said(dense, fast, (1, 40))
 
 
+ROUNDINGS = (
+    Rounding("block"),
+    Rounding("block", powers=True),
+    Rounding("token"),
+    Rounding("tensor", scale=0.05),
+)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
+def test_a_weight_in_fp8(rounding: Rounding) -> None:
+    """Its k cut in two by the weight, by two programs for one row and by one for others; unrounded."""
+    dense = DenseRows(64, 1024, Where("cpu", torch.float32, rounding))
+    shape = Shape(1, 64, 1024, False, 1)
+    tiles = {key_of(shape, 20): Tile(32, 64, 128, 4, 2, split=2), key_of(shape, 40): Tile(64, 64, 128, 4, 2)}
+    exact, fast = (Products(products(exact).launch, tiles) for exact in (True, False))
+    assert said(dense, exact, (1, 20, 40)) == []
+    assert said(dense, fast, (20, 40))
+
+
+def test_another_step_of_k_in_fp8_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is multiplied at a time keeps few bits, until float32 takes it over."""
+    dense = DenseRows(64, 1024, replace(HALF, rounding=Rounding("block")))
+
+    def by_rows(shape: Shape, choices: int, *rest: Any) -> Tile:
+        tile = exact_tile_for(shape, choices, *rest)
+        return replace(tile, depth=64) if choices > 16 else tile
+
+    monkeypatch.setattr(grouped, "exact_tile_for", by_rows)
+    assert said(dense, products(), (1, 40))
+
+
+def test_experts_in_fp8() -> None:
+    spec = replace(EXPERTS, width=128)
+    table = ExpertRows(spec, 128, replace(HALF, rounding=Rounding("block")))
+    assert said(table, products(), (1, 30)) == []
+
+
 def test_a_tile_that_adds_up_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tile_check, "ROWS", 20)
     monkeypatch.setattr(tile_check, "CHOICES", (1, 4096))
     launch, asked = products().launch, [Asked(Shape(1, 64, 32, True, 2)), Asked(Shape(4, 64, 32, False, 2))]
+    in_fp8 = [Asked(Shape(1, 64, 256, False, 1), rounding) for rounding in ROUNDINGS]
+    assert check_tiles(in_fp8, launch, {}, torch.float16) == 2 * len(ROUNDINGS)
     assert check_tiles(asked, launch, {}, torch.float16) == 4
     today = Products.down
 

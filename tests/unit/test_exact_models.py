@@ -19,6 +19,7 @@ from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.unit import tensor_core
 from tests.unit.families import write_family
+from tests.unit.fp8_formats import FORMATS, KEPT, write_format
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +55,25 @@ def test_a_positions_logits_do_not_depend_on_the_steps(tmp_path: Path, family: s
     """By either way through the layers."""
     write_family(tmp_path, family, vocab_size=128, num_hidden_layers=1)
     assert said(tmp_path, WIDE) == []
+
+
+IN_FP8 = [
+    ("llama", "fp8 in blocks", "-"),
+    ("gemma2", "channel and token", "self_attn"),
+    ("qwen2", "tensor and tensor", "mlp."),
+    ("qwen3_moe", "channel and token", "-"),
+]
+SIZES = {"vocab_size": 128, "num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 256}
+SIZES |= {"head_dim": 64, "moe_intermediate_size": 128}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("family", "form", "kept"), IN_FP8)
+def test_weights_in_fp8_change_nothing_of_that(tmp_path: Path, family: str, form: str, kept: str) -> None:
+    """With feed-forwards alone in FP8, with attention alone, and with experts."""
+    write_family(tmp_path / "plain", family, std=0.08, **SIZES)
+    write_format(tmp_path / "fp8", tmp_path / "plain", FORMATS[form], kept=(*KEPT, kept))
+    assert said(tmp_path / "fp8", WIDE) == []
 
 
 @pytest.mark.timeout(600)

@@ -122,6 +122,20 @@ def test_text_of_a_bounded_length_has_no_bytes_that_are_none(schema: dict[str, A
     assert not matcher.accept_string(b'"\xed\xa0\x80"')
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        *(Grammar.regex(pattern) for pattern in ("[^<]{1,3}", ".{1,3}", r"\S+", r"\W|\D", "[a-\U0010ffff]")),
+        *(Grammar.ebnf(f"root ::= {part}") for part in ("[^<]", '[^"]*', r"[\x01-\U0010ffff]+")),
+    ],
+)
+def test_classes_hold_characters_alone(grammar: Grammar) -> None:
+    assert follows(grammar, "é") and follows(grammar, "\ud7ff") and follows(grammar, "\U0001f642")
+    assert follows(grammar, "\ue000")
+    matcher = library().GrammarMatcher(compiler().compile(grammar))
+    assert not matcher.accept_string(b"\xed\xa0\x80")
+
+
 def test_control_tokens_are_no_text() -> None:
     """In a text that allows anything their names could stand; their ids must not."""
     strings = Grammar.json_schema({"type": "string"})

@@ -35,14 +35,28 @@ def int32(*sizes: int) -> torch.Tensor:
     return empty(*sizes, dtype=torch.int32)
 
 
-def paged() -> PagedKv:
+def paged(dtype: torch.dtype = torch.bfloat16) -> PagedKv:
     """One of three layers."""
-    pool = empty(64, 3, 1, 16, 1, LATENT + ROTATED)[:, 1]
+    pool = empty(64, 3, 1, 16, 1, LATENT + ROTATED, dtype=dtype)[:, 1]
     return PagedKv(pool, int32(9, 64), Scores(0.1))
 
 
 def attention() -> None:
-    kv = paged()
+    every_attention(paged())
+
+
+def fp8() -> None:
+    """Over a pool in FP8, and what it keeps."""
+    kv = paged(torch.float8_e4m3fn)
+    every_attention(kv)
+    angles = empty(8, ROTATED // 2, dtype=torch.float32)
+    norms, rotation = latent_rows.InnerNorms(empty(LATENT), None, 1e-6), Rotation(angles, angles, int32(3))
+    latent_rows.write_latents(
+        empty(3, 3072 + LATENT + ROTATED), norms, rotation, KvRows(kv.pool, int32(3)), True
+    )
+
+
+def every_attention(kv: PagedKv) -> None:
     for heads, batch, width in CASES:
         q, slots = empty(batch * width, heads, LATENT + ROTATED), int32(batch)
         masks = [None] if width == 1 else [None, empty(-(-width // 64), batch, width, dtype=torch.int64)]
@@ -73,7 +87,7 @@ def rows() -> None:
         latent_products.absorb(empty(m, 16 * (PLAIN + ROTATED)), empty(16, PLAIN, LATENT), rotation, True)
 
 
-@pytest.mark.parametrize(("recipe", "kernels"), [("attention", 18), ("rows", 5)])
+@pytest.mark.parametrize(("recipe", "kernels"), [("attention", 18), ("fp8", 19), ("rows", 5)])
 def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone

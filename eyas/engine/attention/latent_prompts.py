@@ -17,7 +17,7 @@ from eyas.engine.attention.page_lists import page_lists
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import LatentSpec
 from eyas.engine.kernels.latent_prefill import TILE, Expanded, attend_expanded
-from eyas.engine.kv.pool import PoolShape
+from eyas.engine.kv.pool import PoolShape, rows_at
 from kv_transfer.layout import pages_for
 
 MOST_BYTES = 1 << 29
@@ -53,14 +53,14 @@ class ExpandedPrompts:
         rows = sum(span.start + span.count for span in spans)
         made = spec.plain_dim + spec.value_dim
         expanded = pairs * (made + spec.rotated_dim) + rows * spec.kv_rank * made
-        room = rows * spec.num_heads * made * self._shape.dtype.itemsize <= MOST_BYTES
+        room = rows * spec.num_heads * made * max(self._shape.dtype.itemsize, 2) <= MOST_BYTES
         return room and expanded < pairs * (2 * spec.kv_rank + spec.rotated_dim)
 
     def run(self, q: torch.Tensor, layer: torch.Tensor, heads: LatentHeads, first: int) -> torch.Tensor:
         """q [C, heads * (plain + rotated)] of the planned rows over [pages, 1, page_size, 1, width], where
         their own rows are already -> [C, heads * value]. `first`: the first of them among the forward's.
         """
-        rows = layer[:, 0, :, 0].index_select(0, self._pages).flatten(0, 1)
+        rows = rows_at(layer[:, 0, :, 0], self._pages, q.dtype).flatten(0, 1)
         latents, count = rows[:, : self._spec.kv_rank], self._spec.num_heads
         keys = torch.mm(latents, heads.keys.flatten(0, 1).t()).view(rows.shape[0], count, -1)
         values = torch.mm(latents, heads.values.flatten(0, 1).t()).view(rows.shape[0], count, -1)

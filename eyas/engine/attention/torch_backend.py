@@ -22,7 +22,7 @@ from eyas.engine.attention.soft_cap import soft_cap
 from eyas.engine.batch.blocks import padded_rows
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
-from eyas.engine.kv.pool import PoolShape
+from eyas.engine.kv.pool import PoolShape, rows_at
 
 BLOCK = 64
 _TILES_SHARING_KEYS = 4  # a causal span of more tiles gathers its keys once for all of them
@@ -153,7 +153,7 @@ class TorchAttention(AttentionBackend):
         q_rows = q.reshape(-1, dim).float()
         results = []
         for part in view.parts:
-            gathered = rows.index_select(0, part.gather).float().view(fields, -1, BLOCK, dim)
+            gathered = rows_at(rows, part.gather, torch.float32).view(fields, -1, BLOCK, dim)
             for group in part.groups:
                 seen = gathered[:, group.at * kv_heads : (group.at + group.pairs) * kv_heads]
                 results.append(self._attend(q_rows, seen, group, spec))

@@ -8,6 +8,8 @@ it so. It knows rows, weights and the pool's layout, and knows no models.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -16,10 +18,18 @@ from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.exact_fold import fold_matmul
 from eyas.engine.kernels.halving import halving_sum
 from eyas.engine.kernels.rows import Heads
-from eyas.engine.kernels.skinny import KvRows, Launch, QkvWeights, Rotation
+from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Launch, Rotation
 from eyas.engine.kernels.skinny_tiles import Shape, stretches_of
 
 _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
+
+
+@dataclass(frozen=True)
+class AfterQkv:
+    """The bias [(heads + 2 kv_heads) * dim] of q, k and v, and what heads pass before they are rotated."""
+
+    bias: torch.Tensor | None = None
+    norms: HeadNorms | None = None
 
 
 def product(
@@ -46,7 +56,7 @@ def product(
 
 def matmul(x: torch.Tensor, weight: torch.Tensor, launch: Launch, dtype: torch.dtype) -> torch.Tensor:
     """x . weight^T, added up in float32 from the beginning of k to its end, rounded once to `dtype`."""
-    if not launch.cublas:
+    if not launch.cublas or x.shape[0] <= MAX_ROWS:  # of few rows no one has asked cuBLAS
         return fold_matmul(x, weight, dtype, launch.compile_only)
     return torch.mm(x, weight.t()) if dtype == x.dtype else torch.mm(x, weight.t(), out_dtype=dtype)
 
@@ -76,15 +86,15 @@ def act_mul(gate_up: torch.Tensor, scales: torch.Tensor, gelu: bool = False) -> 
 
 
 def rope_write(
-    raw: torch.Tensor, scales: torch.Tensor, qkv: QkvWeights, q: torch.Tensor, rotation: Rotation, kv: KvRows
+    raw: torch.Tensor, scales: torch.Tensor, after: AfterQkv, q: torch.Tensor, rotation: Rotation, kv: KvRows
 ) -> None:
-    """Raw products [m, (heads + 2 kv_heads) * dim] of `qkv`, scales [m]: rotated q goes to q [m, heads, dim],
-    k and v to the pool. A row at -1 in `kv` writes no k and v.
+    """Raw products [m, (heads + 2 kv_heads) * dim], scales [m]: rotated q goes to q [m, heads, dim], k and v
+    to the pool. A row at -1 in `kv` writes no k and v.
     """
-    heads = Heads(q.shape[1], kv.layer.shape[3], kv.layer.shape[4], qkv.norms)
+    heads = Heads(q.shape[1], kv.layer.shape[3], kv.layer.shape[4], after.norms)
     gains, eps = (None, 0.0) if heads.norms is None else (heads.norms.gains, heads.norms.eps)
     _rope_write[(raw.shape[0], heads.q + 2 * heads.kv)](
-        *(raw, scales, qkv.bias, gains, q, kv.layer, kv.layer.stride(0), kv.rows),
+        *(raw, scales, after.bias, gains, q, kv.layer, kv.layer.stride(0), kv.rows),
         *(rotation.cos, rotation.sin, rotation.positions, eps),
         HEADS=heads.q,
         KV_HEADS=heads.kv,

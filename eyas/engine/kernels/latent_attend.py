@@ -273,8 +273,9 @@ def _over_rows(
             inside = inside & (row >= low)
         at = pool + pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row
         pages = pages_of(table, row + layout.keys, last, layout.page_size)  # ahead of the rows they lead to
-        k = tl.load(at + latent, mask=inside[:, None], other=0.0)
+        k = tl.load(at + latent, mask=inside[:, None], other=0.0).to(q.dtype.element_ty)
         k_rotated = tl.load(at + layout.latent + rotated, mask=inside[:, None], other=0.0)
+        k_rotated = k_rotated.to(q.dtype.element_ty)
         scores = tl.dot(q_latent, tl.trans(k), input_precision="ieee")
         scores = tl.dot(q_rotated, tl.trans(k_rotated), scores, input_precision="ieee") * scale
         if layout.bounded:

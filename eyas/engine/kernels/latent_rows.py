@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels.blocks import SIDE, Fp8Rows, mode_of, room_for, rounded_row
+from eyas.engine.kernels.blocks import LARGEST, SIDE, Fp8Rows, mode_of, room_for, rounded_row
 from eyas.engine.kernels.skinny import KvRows, Rotation, empty_padded
 
 
@@ -119,13 +119,21 @@ def _keep(source, kept, there, gain, cos, sin, eps, LATENT: tl.constexpr, HALF: 
     column, half = tl.arange(0, LATENT), tl.arange(0, HALF)
     latent = tl.load(source + column).to(tl.float32)
     latent = _normed(latent, tl.load(gain + column), eps, LATENT)
-    tl.store(kept + column, latent.to(kept.dtype.element_ty), mask=there & (column >= 0))
+    _store(kept + column, latent, there & (column >= 0))
     low = tl.load(source + LATENT + half).to(tl.float32)
     high = tl.load(source + LATENT + HALF + half).to(tl.float32)
     c, s = tl.load(cos + half), tl.load(sin + half)
     there = there & (half >= 0)
-    tl.store(kept + LATENT + half, (low * c - high * s).to(kept.dtype.element_ty), mask=there)
-    tl.store(kept + LATENT + HALF + half, (high * c + low * s).to(kept.dtype.element_ty), mask=there)
+    _store(kept + LATENT + half, low * c - high * s, there)
+    _store(kept + LATENT + HALF + half, high * c + low * s, there)
+
+
+@triton.jit
+def _store(to, values, mask):
+    """In the pool's type; in FP8 what is beyond its largest number becomes that."""
+    if to.dtype.element_ty == tl.float8e4nv:
+        values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(to, values.to(to.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -131,7 +131,8 @@ class KvPool:
                 self.checksum = self.area.checksum(shape.pages)
             self.pages = torch.frombuffer(memory, dtype=shape.dtype).view(shape.pages + 1, -1)
         self.tensor = self.pages[: shape.pages].view(shape.sizes)
-        rows = self.tensor.view(-1, shape.kv_heads * shape.head_dim)
+        self._moved = as_bytes(self.tensor)
+        rows = self._moved.view(-1, shape.kv_heads * shape.head_dim)
         starts = range(0, shape.layers * shape.fields * shape.page_size, shape.page_size)
         self._field_rows = [rows[start:] for start in starts]  # of the first layer, then of the next
 
@@ -172,17 +173,18 @@ class KvPool:
         """Stores the first len(slots) rows of each field [.., kv_heads, head_dim] in one layer."""
         count, first = slots.shape[0], layer * self.shape.fields
         for i, field in enumerate(fields):
-            self._field_rows[first + i].index_copy_(0, slots, field[:count].reshape(count, -1))
+            rows = stored(field[:count].reshape(count, -1), self.shape.dtype)
+            self._field_rows[first + i].index_copy_(0, slots, as_bytes(rows))
 
     def move(self, src: torch.Tensor, dst: torch.Tensor) -> None:
         """Copies physical rows int64 [n] over all layers; all sources are read before any row is written."""
         size = self.shape.page_size
-        taken = self.tensor[src // size, :, :, src % size]
-        self.tensor[dst // size, :, :, dst % size] = taken
+        taken = self._moved[src // size, :, :, src % size]
+        self._moved[dst // size, :, :, dst % size] = taken
 
     def copy_page(self, src: int, dst: int) -> None:
         """Copies all layers of page `src` to page `dst`."""
-        self.tensor[dst] = self.tensor[src]
+        self._moved[dst] = self._moved[src]
 
     def close(self) -> None:
         """Gives the memory back and removes the file; the mapping goes with the last view of it."""
@@ -190,7 +192,7 @@ class KvPool:
             closable.close()
         self.attached = []
         self.area = None
-        self.pages = self.tensor = torch.empty(0)
+        self.pages = self.tensor = self._moved = torch.empty(0)
         self._field_rows = []
         if self._allocation is not None:
             torch.cuda.synchronize(self.shape.device)  # what was launched may still write to it
@@ -198,6 +200,24 @@ class KvPool:
             self._allocation = None
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def stored(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows as a pool of that dtype keeps them; in FP8 what is beyond its largest number becomes that."""
+    if dtype is torch.float8_e4m3fn:
+        largest = torch.finfo(dtype).max
+        rows = rows.clamp(-largest, largest)
+    return rows.to(dtype)
+
+
+def as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """Rows in FP8 as bytes, since few operations know FP8; others as they are."""
+    return rows.view(torch.uint8) if rows.dtype is torch.float8_e4m3fn else rows
+
+
+def rows_at(rows: torch.Tensor, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of a pool, those of `index` int64 [n], in that dtype."""
+    return as_bytes(rows).index_select(0, index).view(rows.dtype).to(dtype)
 
 
 def _on_device(shape: PoolShape) -> tuple[torch.Tensor, Allocation | None]:

@@ -136,8 +136,8 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
     """What of a model, or of how it is served, has no exact kernels yet; "": nothing."""
     if config.dtype == "float32":
         return "products of float32 have no fixed order: take --dtype bfloat16"
-    if target.fp8:
-        return f"there are no exact kernels yet for weights in FP8, of {target.architecture}"
+    if config.uniform_experts:
+        return "chance chooses experts by a row's place: leave --uniform-experts out"
     if target.kv_format.latent:
         return f"there are no exact kernels yet for latent attention, of {target.architecture}"
     return ""

@@ -56,6 +56,7 @@ class EngineSpec:
             head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)
             head = with_token_map(head, target, config)
         check_experts(target, config.dp_attention)
+        _check_kv_dtype(target, config)
         if head is not None:
             _check_stages(head, config)
         heads = [] if head is None else [(head.decoder, head.outputs)]
@@ -120,15 +121,17 @@ class EngineSpec:
         """Sizes of this rank's part of the group's pool; attention ranks have their pages in one pool."""
         assert self.config.num_pages is not None
         page_size, ranks = self.config.page_size, self.config.tensor_parallel_size
+        dtype = self.placement.dtype
         if group is KvKind.DRAFT and self.head is not None:
             own = self.head.pool_format(page_size, ranks)
         else:
             own = self.target.kv_format.of_rank(ranks)
+            dtype = dtype if self.config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
         return PoolShape(
             format=own,
             pages=self.config.num_pages * self.config.dp_attention,
             page_size=page_size,
-            dtype=self.placement.dtype,
+            dtype=dtype,
             device=self.placement.device,
         )
 
@@ -217,6 +220,15 @@ def _check_stages(head: DraftConfig, config: EngineConfig) -> None:
             "(--attention-backend torch serves them slowly)",
             param="draft",
         )
+
+
+def _check_kv_dtype(target: ModelConfig, config: EngineConfig) -> None:
+    """Raises ConfigError for KV in FP8 that a GPU's kernels do not read."""
+    in_fp8 = config.kv_cache_dtype != "auto" and config.attention_backend != "torch"
+    if in_fp8 and not target.kv_format.latent:
+        flag = "kv-cache-dtype"
+        text = f"--{flag} {config.kv_cache_dtype}: on a GPU it is for latent attention (DeepSeek's) alone"
+        raise ConfigError(text, param=flag)
 
 
 def _check_implemented(decoder: ModelConfig, outputs: int) -> None:

@@ -30,6 +30,7 @@ from eyas.engine.models.fused_residual import (
     add_made,
     add_product,
     narrow_product,
+    normed_rows,
     source_of,
 )
 from eyas.engine.models.fused_step import Forward, load_gain, norm_before
@@ -113,15 +114,15 @@ class FusedLayer:
         return WideRows(x, added, self._post_mlp)
 
     def exact_wide(self, residual: ScaledRows, layer: torch.Tensor, step: Forward) -> ScaledRows:
-        """`wide` with the bits of `narrow`; the residual is changed in place.
-
-        Not of latents, or of attention's weights in FP8.
-        """
+        """`wide` with the bits of `narrow`; the residual is changed in place. Not of latents."""
         assert isinstance(self._attention, _Attention)
-        assert isinstance(self._attention.out, torch.Tensor)
-        own = residual.scales if self._normed else torch.ones_like(residual.scales)
-        attended = self._attention.exact_wide(residual.x, own, layer, step)
-        added = exact_wide.product(attended, self._attention.out, step.context.launch)
+        x, scales, out = residual.x, residual.scales, self._attention.out
+        if not self._normed or self._attention.in_fp8[0]:
+            scales = torch.ones_like(scales)
+        if self._normed and self._attention.in_fp8[0]:  # rows are rounded once they are normalised
+            x = normed_rows(x, self._eps, self.gain, step)
+        attended = self._attention.exact_wide(x, scales, layer, step)
+        added = step.exact_product(attended, out)
         if (bias := self._attention.out_bias) is not None:
             added.add_(bias)
         residual = residual.plus(added, self._post_attention, self._eps, step)
@@ -198,10 +199,10 @@ class _Attention:
     ) -> torch.Tensor:
         """-> what every query has attended to, [m, heads * dim]."""
         heads, kind = self._heads, "heads" if self._heads.norms else "qkv"
-        qkv = self._qkv
-        raw = exact_wide.product(x, qkv.weight, step.context.launch, kind, heads.dim)
+        raw = step.exact_product(x, self._weight, kind, heads.dim)
         q, kv = x.new_empty(x.shape[0], heads.q, heads.dim), skinny.KvRows(layer, step.rows.kv_rows)
-        exact_wide.rope_write(raw, scales, qkv, q, step.rotation(self._rope), kv)
+        after = exact_wide.AfterQkv(self._bias, self._norms)
+        exact_wide.rope_write(raw, scales, after, q, step.rotation(self._rope), kv)
         return step.context.attention(q, layer, step.rows, self._scores)
 
 

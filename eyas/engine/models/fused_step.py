@@ -92,6 +92,17 @@ class Forward:
         made = self.context.products.dense(x, weight)
         return made if bias is None else made.add_(bias)
 
+    def exact_product(
+        self, x: torch.Tensor, weight: Weight, kind: str = "linear", span: int = 0
+    ) -> torch.Tensor:
+        """x [m, k] . weight [n, k]^T -> [m, n], for any number of rows, by the bits of narrow steps.
+
+        `kind` and `span` as of `skinny_tiles.Shape`.
+        """
+        if isinstance(weight, torch.Tensor):
+            return exact_wide.product(x, weight, self.context.launch, kind, span)
+        return self.context.products.dense(x, weight)
+
 
 def load_gain(config: ModelConfig, weights: Weights, name: str, size: int) -> torch.Tensor:
     """The gain [size] of a norm, stored less the model's offset.
