@@ -68,9 +68,10 @@ class Results:
         return any((part.seed, part.count) == (seed, count) for part in self.parts)
 
     def add(self, part: Part) -> None:
-        """Keeps a part."""
+        """Keeps a part; the file has none in which a way failed, so that it is asked again."""
         self.parts.append(part)
-        if self._path is not None:
+        failed = any(way.failures for way in part.ways.values())
+        if self._path is not None and not failed:
             with self._path.open("ab") as file:
                 file.write(msgspec.json.encode(part) + b"\n")
 

@@ -13,7 +13,6 @@ import argparse
 import multiprocessing
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,6 +117,10 @@ def answered(seed: int, count: int) -> Part:
     return Part(seed, count, tallies, questions.kinds())
 
 
+def _answered(part: tuple[int, int]) -> Part:
+    return answered(*part)
+
+
 def main() -> int:
     """0 if every answer is valid or cut, and the same whatever the way."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.agents", description=__doc__)
@@ -134,13 +137,12 @@ def main() -> int:
     parts = [(seed, size) for seed, size in enumerate(sizes, given.seed) if not results.has(seed, size)]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     spawned = multiprocessing.get_context("spawn")  # torch's threads do not outlive a fork
-    with (
-        Progress(*columns, console=console) as progress,
-        ProcessPoolExecutor(given.processes, spawned) as pool,
-    ):
+    # engines give their memory back with their process
+    pool = spawned.Pool(given.processes, maxtasksperchild=1)
+    with pool, Progress(*columns, console=console) as progress:
         bar = progress.add_task(f"parts of {PART}", total=len(sizes), completed=len(sizes) - len(parts))
-        for done in as_completed([pool.submit(answered, *part) for part in parts]):
-            results.add(done.result())
+        for part in pool.imap_unordered(_answered, parts):
+            results.add(part)
             progress.advance(bar)
     ways = (REFERENCE, *VARIANTS)
     console.print(of_kinds(results), of_ways(results, ways))

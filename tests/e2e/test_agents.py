@@ -62,6 +62,9 @@ def test_parts_are_kept_and_summed(tmp_path: Path) -> None:
     assert sums.has(1, 2) and sums.has(2, 2) and not sums.has(2, 3) and not sums.has(3, 2)
     assert sums.of(way) == Tally(6, 0, 4, 2, differing=wrong, verify_steps=8, accepted=3)
     assert sums.of("no such way").problem(CHAIN) == "no draft was ever accepted"
+    sums.add(Part(3, 2, {way: Tally(failures=["a request did not end"])}, {}))
+    assert sums.of(way).problem(CHAIN) == "a request did not end"
+    assert len(Results(tmp_path / "parts").parts) == 2  # it is to be asked again
 
 
 def test_a_judge_refuses_what_was_not_asked_for() -> None:

@@ -133,6 +133,17 @@ def test_times_between_those_that_are_known() -> None:
     assert times.seconds(4, 3) == pytest.approx(deep + 0.004), "and for all depths, in seconds"
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1e-3])
+def test_no_time_at_all_says_nothing(seconds: float) -> None:
+    """Of a first round it would be all that is known, and a depth that takes none beats every other."""
+    times, fresh = RoundTimes(), RoundTimes()
+    times.learn(4, 3, seconds)
+    assert times.seconds(4, 3) == fresh.seconds(4, 3) > 0.0
+    times.learn(4, 3, 0.006)
+    times.learn(4, 3, seconds)
+    assert times.seconds(4, 3) == 0.006
+
+
 def test_what_all_depths_have_in_common_is_learnt_of_one() -> None:
     """Contexts grow, and so does a deep round: by as many seconds, not as large a share."""
     times = RoundTimes()

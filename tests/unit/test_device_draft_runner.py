@@ -24,6 +24,7 @@ from eyas.engine.speculation.draft_runner import Asked, Extension, RingRow
 from eyas.engine.speculation.draft_sequences import BatchRunner
 from tests.unit.test_device_engine import SIZES, write_head
 from tests.unit.tiny import write_tiny_llama
+from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,13 +34,17 @@ TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=5)
 GREEDY = SamplingParams(temperature=0.0)
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+@pytest.fixture(scope="module", params=["eagle3", pytest.param("three mtp layers", marks=pytest.mark.slow)])
+def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder = tmp_path_factory.mktemp("models")
-    target = write_tiny_llama(folder / "target", **SIZES)
+    if request.param == "eagle3":
+        target = write_tiny_llama(folder / "target", **SIZES)
+        head = write_head(folder / "head", target)
+    else:
+        target = head = write_tiny_mimo(folder / "target", stages=3, **SIZES)
     return EngineConfig(
         model=str(target),
-        draft=str(write_head(folder / "head", target)),
+        draft=str(head),
         roles=(Role.DRAFT,),
         num_pages=64,
         max_running=3,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,12 @@ from tests.unit.tiny_mtp import write_tiny_mimo, write_tiny_nextn
 pytestmark = pytest.mark.slow
 
 SIZES = {"layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96, "vocab": 128}
-FORMS = {"mimo": write_tiny_mimo, "nextn": write_tiny_nextn}
+FORMS = {
+    "mimo": write_tiny_mimo,
+    "nextn": write_tiny_nextn,
+    "three of mimo": partial(write_tiny_mimo, stages=3),
+    "three": partial(write_tiny_nextn, stages=3),
+}
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -48,6 +55,7 @@ def test_a_head_is_a_head(folder: Path, first: int) -> None:
     assert same_drafts(folder, first)
 
 
+@pytest.mark.parametrize("folder", ["mimo", "nextn"], indirect=True)
 @pytest.mark.parametrize("change", ["feature_first", "first_is_blank"])
 def test_the_comparison_notices_the_other_dialects_order(
     folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
@@ -59,6 +67,21 @@ def test_the_comparison_notices_the_other_dialects_order(
         return replace(dialect, **{change: not getattr(dialect, change)})
 
     monkeypatch.setattr(fused_mtp, "dialect_of", other)
+    assert not same_drafts(folder, FIRST["narrow"])
+
+
+@pytest.mark.parametrize("folder", ["three"], indirect=True)
+@pytest.mark.parametrize("wrong", ["unseen", "before", "keep"])
+def test_the_comparison_notices_wrong_stages(
+    folder: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power check: rows that are none, seen; each row fed with its own state; none left to the next step."""
+    if wrong == "unseen":
+        monkeypatch.setattr(fused_mtp.FusedMtpLayer, "_bounded", lambda self, rows: rows)
+    elif wrong == "before":
+        monkeypatch.setattr(fused_mtp.newest, "before", lambda gave, *rest: gave)
+    else:
+        monkeypatch.setattr(fused_mtp.newest, "keep", lambda *all: None)
     assert not same_drafts(folder, FIRST["narrow"])
 
 
@@ -78,12 +101,23 @@ def same_drafts(folder: Path, first: int) -> bool:
         tapped = torch.randn(len(tokens), rig.config.hidden_size)
         features = tap.features(tapped)
         assert close(features, plain.capture.features(tapped))
-        expected = plain.forward(features, spans, tokens.tolist())
+        expected, under = plain.drafted(features, spans, tokens.tolist())
         rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
         found, below = head.forward(features, rows.tokens, rows, twin.pool)
-        assert below is found and head.token_map is plain.head.token_map is None
-        same += [close(found, expected), same_rows_written(twin.pool, plain.pool)]
+        assert (below is found) == (plain.config.stages == 1)
+        assert head.token_map is plain.head.token_map is None
+        same += [close(found, expected), close(below, under), same_rows_written(twin.pool, plain.pool)]
         same.append(close(head.logits(found[:5]), plain.head.logits(expected[:5])))
+        # Below the newest row of each sequence, deeper than there are layers.
+        slots, ends = [slot for slot, _ in (*rounds, *chunks)], list(accumulate(s.count for s in spans))
+        under, below = (gave[[end - 1 for end in ends]] for gave in (under, below))
+        for depth in range(1, 5):
+            following = [replace(s, start=s.start + s.count + depth - 1, count=1) for s in spans]
+            expected, under = plain.drafted(under, following, [depth] * len(spans), depth)
+            rows = twin.rows(list(zip(slots, following, strict=True)), [])
+            rows = replace(with_tokens(rows, [depth] * len(spans)), depth=depth)
+            found, below = head.forward(below, rows.tokens, rows, twin.pool)
+            same.append(close(found, expected))
     return all(same)
 
 

@@ -335,3 +335,37 @@ def test_chunks_by_a_layers_rule(rule: Scores, firsts: list[int] | None) -> None
     ]
     assert (got - torch.stack(expected)).abs().max() < 1e-5
     assert (got - plain).abs().max() > 0.05, "the rule changes nothing"
+
+
+def before_first(seen: list[int], first: int) -> list[int]:
+    """The rows of a path that its last one sees, where its own may be before a slot's first row."""
+    return [row for row in seen if row >= first] or seen[-1:]
+
+
+def test_rows_before_the_first_one_see_themselves() -> None:
+    """Which others do not see: of a chain, and of chunks that begin before it, in it and after it."""
+    firsts, ends = [2, 0, 3, 6, 40], [4, 100, 20, 8, 64]
+    scene = Scene(4, 2, 32, ends)
+    scene.kv = replace(scene.kv, firsts=int32(*firsts))
+    queries = Queries(*positions(ends, [3, 0, 4, 2, 1], 4), 4)
+    q = scene.queries(20)
+    got = decode(scene, q, queries, Tiling(rows=16, keys=32, parts=2, warps=4, stages=2))
+    paths = [(slot, ends[slot] - 4 + j) for slot in (3, 0, 4, 2, 1) for j in range(4)]
+    assert (got - expected_before(scene, q, paths, firsts)).abs().max() < 1e-5
+
+    chunks = [(3, 0, 8), (2, 0, 20), (4, 0, 50), (1, 0, 3)]
+    tiling = ChunkTiling(64, 32, warps=4, stages=2)
+    q = scene.queries(sum(count for _, _, count in chunks))
+    got = attend_chunks(q, scene.kv, cut(scene, chunks, tile_rows(4, 2, tiling.rows)), tiling)
+    paths = [(slot, start + i) for slot, start, count in chunks for i in range(count)]
+    assert (got - expected_before(scene, q, paths, firsts)).abs().max() < 1e-5
+
+
+def expected_before(
+    scene: Scene, q: torch.Tensor, paths: list[tuple[int, int]], firsts: list[int]
+) -> torch.Tensor:
+    """Of queries at a slot's row each."""
+    seen = [before_first(list(range(own + 1)), firsts[slot]) for slot, own in paths]
+    return torch.stack(
+        [scene.expected(row, slot, rows) for row, (slot, _), rows in zip(q, paths, seen, strict=True)]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -312,3 +313,33 @@ def test_parts_weigh_as_much_as_their_exponentials(
     parted = Parted(random(3, 4, 2, LATENT), random(3, 4, 2) * 3, int32(3, 3), 2)
     expected = (weigh(parted)[..., None] * parted.parts).sum(0)
     assert ((added(parted) - expected).abs().max() < 1e-5) == same
+
+
+def test_rows_before_the_first_one_see_themselves() -> None:
+    """Which others do not see: of a chain, and of chunks that begin before it, in it and after it."""
+    firsts, ends = [2, 0, 3, 6, 40], [4, 100, 20, 8, 64]
+    scene = Scene(4, ends)
+    scene.kv = replace(scene.kv, firsts=int32(*firsts))
+    queries = Queries(*positions(ends, [3, 0, 4, 2, 1], 4), 4)
+    q = scene.queries(20)
+    paths = [(slot, ends[slot] - 4 + j) for slot in (3, 0, 4, 2, 1) for j in range(4)]
+    got = decode(scene, q, queries, Tiling(16, 32, 2, warps=4, stages=2))
+    assert (got - expected_before(scene, q, paths, firsts)).abs().max() < 1e-5
+
+    q = scene.queries(28)
+    tiles = int32(3, 0, 0, 8, 2, 8, 0, 8, 2, 16, 8, 8, 2, 24, 16, 4).view(4, 4)
+    assert latent_tile_rows(4) >= 8
+    got = attend_latent_chunks(q, scene.kv, tiles, LATENT)
+    paths = [*((3, i) for i in range(8)), *((2, i) for i in range(20))]
+    assert (got.view(28, 4, LATENT) - expected_before(scene, q, paths, firsts)).abs().max() < 1e-5
+
+
+def expected_before(
+    scene: Scene, q: torch.Tensor, paths: list[tuple[int, int]], firsts: list[int]
+) -> torch.Tensor:
+    """Of queries at a slot's row each, which see their own row wherever it is."""
+    rows = []
+    for row, (slot, own) in zip(q, paths, strict=True):
+        seen = [place for place in range(own + 1) if place >= firsts[slot]] or [own]
+        rows.append(scene.expected(row, slot, seen))
+    return torch.stack(rows)

@@ -94,8 +94,10 @@ class Stream(GenerationStream):
         self._delivery.use_lanes(lanes)
 
     async def cancel(self, choice: int | None = None) -> None:
-        assert choice is not None
-        self._delivery.close(choice)
+        if choice is None:
+            self._delivery.end()
+        else:
+            self._delivery.close(choice)
 
     def fail(self, error: EyasError) -> None:
         self._delivery.end(error)

@@ -65,10 +65,13 @@ def test_an_mtp_head_changes_no_token(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("drafts", [DRAFTS["chain"], DRAFTS["tree"]], ids=["chain", "tree"])
-def test_a_device_drafts_as_the_plain_engine_does(tmp_path: Path, drafts: SpeculationConfig) -> None:
+def test_a_device_drafts_as_the_plain_engine_does(
+    tmp_path: Path, drafts: SpeculationConfig, stages: int
+) -> None:
     """Tokens, and where the rounds end. Of few random models this one's head is right the most often."""
-    model = write_tiny_mimo(tmp_path / "model", seed=5, **(SIZES | {"layers": 1}))
+    model = write_tiny_mimo(tmp_path / "model", seed=5, stages=stages, **(SIZES | {"layers": 1}))
     small = {"num_pages": 32, "chunk_tokens": 16, "max_running": 4, "context_length": 128}
     plain = replace(config_of(model, tmp_path), speculation=drafts, **small)
     expected, _ = answers(plain, requests()[:2])

@@ -169,6 +169,17 @@ def test_an_mtp_heads_kernels_are_found_and_compile(tmp_path: Path, cache: Path)
     assert len(list(cache.rglob("_join.cubin"))) == found["_join"]
 
 
+def test_so_are_those_of_several_mtp_layers(tmp_path: Path, cache: Path) -> None:
+    """Those that look for the row before among them, and attention that leaves rows out."""
+    spec, kernels = SPECULATION["chain"]
+    model, own = str(write_tiny_mimo(tmp_path / "model", stages=3)), {"_before", "_keep"}
+    wanted = [*own, "_attend", "_attend_chunks"]
+    found = _told(RECORD.replace("SPEC", str(spec)), json.dumps([model, model, wanted, {}]))
+    assert set(found) == kernels | own
+    for name in wanted:
+        assert len(list(cache.rglob(f"{name}.cubin"))) == found[name]
+
+
 def test_a_batch_without_a_graph_has_its_kernels(tmp_path: Path, cache: Path) -> None:
     spec, kernels = SPECULATION["plain"]
     every = _recorded(tmp_path, spec)

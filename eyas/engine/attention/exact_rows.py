@@ -27,7 +27,7 @@ class ExactAttention:
     """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages]."""
 
     def __init__(self, tables: torch.Tensor, heads: int, shape: PoolShape, most: Most, *, pdl: bool) -> None:
-        self._tables = tables
+        self.tables = tables
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         kv = PagedKv(sample, tables)
         shared = Cut.most_shared(most.batch, most.width, heads // kv.kv_heads, kv.kv_heads)
@@ -36,7 +36,7 @@ class ExactAttention:
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
-        kv, out = PagedKv(layer, self._tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
+        kv, out = PagedKv(layer, self.tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
         first = sum(group.rows for group in rows.groups)
         rounds = partial(self._rounds, q, kv, rows, out)
         if rows.tiles is None:

@@ -40,7 +40,7 @@ class PagedLatents:
         pdl: bool,
         prompts: ExpandedPrompts | None = None,
     ) -> None:
-        self._tables = tables
+        self.tables = tables
         self._latent = shape.format.latent
         self._pdl = pdl
         self._prompts = prompts
@@ -66,7 +66,7 @@ class PagedLatents:
         self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, heads: LatentHeads, out: torch.Tensor
     ) -> None:
         """The first rows of the forward, [n, ..]: over latents."""
-        kv, first = PagedKv(layer, self._tables, heads, rows.firsts), 0
+        kv, first = PagedKv(layer, self.tables, heads, rows.firsts), 0
         absorbed = absorb(q, heads.keys, heads.turned(slice(0, q.shape[0])), self._pdl)
         for group in rows.groups:
             own = slice(first, first + group.rows)

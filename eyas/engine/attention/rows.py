@@ -48,7 +48,7 @@ class PagedAttention:
         pdl: bool,
         prompts: PromptAttention | None = None,
     ) -> None:
-        self._tables = tables
+        self.tables = tables
         self._prompts = prompts
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         self._launch = Launch.on(PagedKv(sample, tables), heads, most.batch, most.width, pdl)
@@ -56,7 +56,7 @@ class PagedAttention:
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim], by `scores` -> [m, heads * dim]."""
-        kv, out = PagedKv(layer, self._tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
+        kv, out = PagedKv(layer, self.tables, scores, rows.firsts), empty_padded(*q.shape, like=q)
         if not rows.groups:
             self._chunks(q, kv, rows, out)
         elif rows.tiles is None:

@@ -38,6 +38,7 @@ class Rows:
     row, its logical row, number of rows). `planned`: the prompts' attention was last planned for these
     chunk rows. `singles`: sequences with one row each, whose rows follow those of `rounds`. `firsts` int32
     [slots]: each slot's first row that may be seen, what lies below it being anything (None: all rows may).
+    `depth`: how far a draft head's rows stand below the certain ones; 0: they are certain.
     """
 
     tokens: torch.Tensor
@@ -48,6 +49,7 @@ class Rows:
     planned: bool = False
     singles: DecodeRows | None = None
     firsts: torch.Tensor | None = None
+    depth: int = 0
 
     @property
     def groups(self) -> list[DecodeRows]:

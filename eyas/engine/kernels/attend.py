@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.attend_tiles import Tiling, most_parts, tiling_of
 from eyas.engine.kernels.launching import call_ahead
 from eyas.engine.kernels.paged import PagedKv, pages_of
-from eyas.engine.kernels.scores import lowest_row, tanh
+from eyas.engine.kernels.scores import first_row, lowest_row, tanh
 
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
@@ -219,7 +219,7 @@ def _attend(
         gdc_launch_dependents()
         _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout)
         gdc_wait()
-    table, start, low, first, last, used = _part_of(tables, table_stride, slots, starts, firsts, layout)
+    table, start, low, edge, first, last, used = _part_of(tables, table_stride, slots, starts, firsts, layout)
     if part >= used:
         return
     head = tl.program_id(0) // layout.tiles
@@ -237,7 +237,7 @@ def _attend(
         sees = masks + tl.where(real, query, 0)  # an address: no register has room for all words
     at = head * layout.dim + dim
     acc, lse = _over_part(
-        q_tile, sees[:, None], keys + at, values + at, table, start, low, first, last, scale, layout
+        q_tile, sees[:, None], keys + at, values + at, table, start, low, edge, first, last, scale, layout
     )
     place = query * layout.heads + column  # of a query head, in out and in each part
     if used == 1:
@@ -259,8 +259,8 @@ def _attend(
 
 @triton.jit
 def _part_of(tables, table_stride, slots, starts, firsts, layout: tl.constexpr):
-    """The sequence's page table and start, its first row that a query sees, the program's rows
-    first .. last - 1, and the number of parts.
+    """The sequence's page table and start, the first rows that a query sees and that others see, the
+    program's rows first .. last - 1, and the number of parts.
 
     Parts beyond that have nothing to do, and no program waits for them.
     """
@@ -269,12 +269,12 @@ def _part_of(tables, table_stride, slots, starts, firsts, layout: tl.constexpr):
     start = tl.minimum(tl.maximum(start, 0), table_stride * layout.page_size - layout.extent)
     slot = tl.load(slots + tl.program_id(2), volatile=True)
     end = start + layout.extent
-    low = lowest_row(firsts, slot, start, layout.window)
+    low, edge = lowest_row(firsts, slot, start, layout.window), first_row(firsts, slot)
     begin = low // layout.keys * layout.keys
     length = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(1)), layout.keys) * layout.keys
     first = begin + tl.program_id(1) * length
     table = tables + slot.to(tl.int64) * table_stride
-    return table, start, low, first, tl.minimum(first + length, end), tl.cdiv(end - begin, length)
+    return table, start, low, edge, first, tl.minimum(first + length, end), tl.cdiv(end - begin, length)
 
 
 @triton.jit
@@ -285,7 +285,7 @@ def _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout:
     """
     LINE: tl.constexpr = 128 // (keys.dtype.element_ty.primitive_bitwidth // 8)
     LINES: tl.constexpr = (layout.dim + LINE - 1) // LINE
-    table, _, _, first, last, _ = _part_of(tables, table_stride, slots, starts, firsts, layout)
+    table, _, _, _, first, last, _ = _part_of(tables, table_stride, slots, starts, firsts, layout)
     row = first + tl.arange(0, layout.keys)
     line = tl.program_id(0) // layout.tiles * layout.dim + tl.arange(0, LINES)[None, :] * LINE
     at = pages_of(table, row, last, layout.page_size) * layout.page_stride
@@ -295,19 +295,19 @@ def _prefetch(keys, values, tables, table_stride, slots, starts, firsts, layout:
 
 
 @triton.jit
-def _over_part(q_tile, sees, keys, values, table, start, low, first, last, scale, layout: tl.constexpr):
+def _over_part(q_tile, sees, keys, values, table, start, low, edge, first, last, scale, layout: tl.constexpr):
     """Softmax over rows first .. last - 1 in blocks -> result float32 [tile, dim], base 2 lse [tile].
 
     keys and values point at [1, dim] of the pool's first row; sees [tile, 1] is a query's own row after
     `start`, or its mask, or the address of the first of its mask's words; low is the first row that any of
-    them sees.
+    them sees; of a chain, rows before `edge` are seen by themselves alone.
     """
     peak = tl.full([layout.tile], _UNSEEN, tl.float32)
     total = tl.full([layout.tile], 0.0, tl.float32)
     acc = tl.full([layout.tile, layout.dim], 0.0, tl.float32)
-    lowest = low
+    lowest = tl.minimum(edge, start + sees) if layout.words == 0 else low
     if layout.window > 0:
-        lowest = start + _depth(sees, layout) - layout.window + 1
+        lowest = tl.maximum(lowest, start + _depth(sees, layout) - layout.window + 1)
     row = first + tl.arange(0, layout.keys)
     pages = pages_of(table, row, last, layout.page_size)
     for block in range(first, last, layout.keys):

@@ -23,7 +23,7 @@ from eyas.engine.kernels.attend import Queries
 from eyas.engine.kernels.attend_tiles import Tiling
 from eyas.engine.kernels.latent_tiles import latent_chunk_tiling, latent_tiling_of, least_part
 from eyas.engine.kernels.paged import PagedKv, pages_of
-from eyas.engine.kernels.scores import lowest_row
+from eyas.engine.kernels.scores import first_row, lowest_row
 
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
@@ -211,8 +211,9 @@ def _attend(
     first = begin + part * length
     last = tl.minimum(first + length, end)
     table = tables + slot.to(tl.int64) * table_stride
+    edge = first_row(firsts, slot)
     acc, lse = _over_rows(
-        q, place, real, sees[:, None], pool, table, start, low, first, last, scale,
+        q, place, real, sees[:, None], pool, table, start, low, edge, first, last, scale,
         tl.num_programs(2) * layout.width, layout,
     )  # fmt: skip
     place += part.to(tl.int64) * tl.num_programs(2) * layout.rows
@@ -238,9 +239,9 @@ def _attend_chunks(
     real = query < count
     place = (tl.load(tile + 1) + query).to(tl.int64) * layout.heads + row % layout.heads
     table = tables + slot.to(tl.int64) * table_stride
-    first = low // layout.keys * layout.keys
+    first, edge = low // layout.keys * layout.keys, first_row(firsts, slot)
     acc, _ = _over_rows(
-        q, place, real, query[:, None], pool, table, start, low, first, start + count, scale, 0, layout
+        q, place, real, query[:, None], pool, table, start, low, edge, first, start + count, scale, 0, layout
     )
     column = tl.arange(0, layout.latent)
     out_at = out + place[:, None] * layout.latent + column[None, :]
@@ -249,13 +250,13 @@ def _attend_chunks(
 
 @triton.jit
 def _over_rows(
-    q, place, real, sees, pool, table, start, low, first, last, scale, queries, layout: tl.constexpr
+    q, place, real, sees, pool, table, start, low, edge, first, last, scale, queries, layout: tl.constexpr
 ):
     """Softmax over rows first .. last - 1 in blocks -> result float32 [tile, latent], base 2 lse [tile].
 
     place int64 [tile]: the rows of q, of which the `real` ones are there; sees [tile, 1]: a query's own row
     after `start`, or its mask, or the address of the first of its mask's words, which lie `queries` apart;
-    low: the first row that any of them sees.
+    low: the first row that any of them sees; of a chain, rows before `edge` are seen by themselves alone.
     """
     latent, rotated = tl.arange(0, layout.latent)[None, :], tl.arange(0, layout.rotated)[None, :]
     q_at = q + place[:, None] * layout.row
@@ -280,6 +281,8 @@ def _over_rows(
         scores = tl.dot(q_rotated, tl.trans(k_rotated), scores, input_precision="ieee") * scale
         if layout.bounded:
             seen = _seen(row[None, :] - start, sees, queries, layout) & inside[None, :]
+            if layout.words == 0:
+                seen = seen & ((row >= edge)[None, :] | (row[None, :] == start + sees))
             scores = tl.where(seen, scores, _UNSEEN)
         elif block + layout.keys > start:
             seen = _seen(row[None, :] - start, sees, queries, layout) & inside[None, :]

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.paged import PagedKv, keys_at_a_time, pages_of
-from eyas.engine.kernels.scores import lowest_row, tanh
+from eyas.engine.kernels.scores import first_row, lowest_row, tanh
 
 _UNSEEN = tl.constexpr(-1.0e30)
 
@@ -147,17 +147,18 @@ def _attend_chunks(
     place = (tl.load(tile + 1) + query).to(tl.int64)
     q_tile = tl.load(q + (place * q_stride + column * layout.dim)[:, None] + dim, mask=real, other=0.0)
     at = head * layout.dim + dim
-    low = lowest_row(firsts, slot, start, layout.window)
+    low, edge = lowest_row(firsts, slot, start, layout.window), first_row(firsts, slot)
     acc = _over_rows(
-        q_tile, start + query, keys + at, values + at, table, low, start, start + count, scale, layout
+        q_tile, start + query, keys + at, values + at, table, low, edge, start, start + count, scale, layout
     )
     out_at = (place * layout.heads + column)[:, None] * layout.dim + dim
     tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def _over_rows(q_tile, own, keys, values, table, low, start, end, scale, layout: tl.constexpr):
+def _over_rows(q_tile, own, keys, values, table, low, edge, start, end, scale, layout: tl.constexpr):
     """Softmax over the rows from `low` up to `own` [tile], none of them beyond `end` -> float32 [tile, dim].
+    Rows before `edge` are seen by themselves alone.
 
     Blocks below `start` are seen whole and need no mask, but for those in which a window begins. keys and
     values point at [1, dim] of the pool's first row.
@@ -174,20 +175,22 @@ def _over_rows(q_tile, own, keys, values, table, low, start, end, scale, layout:
             entered = tl.maximum(low, end - layout.window)
         entered = tl.minimum(tl.cdiv(entered, layout.keys) * layout.keys, whole)
         peak, total, acc = _blocks(
-            q_tile, own, keys, values, table, low, first, entered, end, scale, peak, total, acc, True, layout
-        )
+            q_tile, own, keys, values, table, low, edge, first, entered, end, scale, peak, total, acc, True,
+            layout,
+        )  # fmt: skip
     peak, total, acc = _blocks(
-        q_tile, own, keys, values, table, low, entered, whole, end, scale, peak, total, acc, False, layout
-    )
+        q_tile, own, keys, values, table, low, edge, entered, whole, end, scale, peak, total, acc, False,
+        layout,
+    )  # fmt: skip
     peak, total, acc = _blocks(
-        q_tile, own, keys, values, table, low, whole, end, end, scale, peak, total, acc, True, layout
+        q_tile, own, keys, values, table, low, edge, whole, end, end, scale, peak, total, acc, True, layout
     )
     return acc / total[:, None]
 
 
 @triton.jit
 def _blocks(
-    q_tile, own, keys, values, table, low, first, last, end, scale, peak, total, acc,
+    q_tile, own, keys, values, table, low, edge, first, last, end, scale, peak, total, acc,
     MASKED: tl.constexpr, layout: tl.constexpr,
 ):  # fmt: skip
     """Rows first .. last - 1, in whole blocks, added to the softmax so far."""
@@ -215,6 +218,8 @@ def _blocks(
             seen = row[None, :] <= own[:, None]
             if layout.narrow:
                 seen = seen & inside[None, :]
+            if layout.bounded:
+                seen = seen & ((row >= edge)[None, :] | (row[None, :] == own[:, None]))
             if layout.window > 0:
                 seen = seen & (row[None, :] > own[:, None] - layout.window)
             scores = tl.where(seen, scores, _UNSEEN)

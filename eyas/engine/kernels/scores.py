@@ -45,6 +45,15 @@ class Scores:
 
 
 @triton.jit
+def first_row(firsts, slot):
+    """A slot's first row that other rows see; a query whose own row is before that sees itself alone."""
+    first = 0
+    if firsts is not None:
+        first = tl.load(firsts + slot)
+    return first
+
+
+@triton.jit
 def lowest_row(firsts, slot, start, WINDOW: tl.constexpr):
     """The first row that the query at row `start` sees, and none after it sees an earlier one.
 
@@ -54,7 +63,7 @@ def lowest_row(firsts, slot, start, WINDOW: tl.constexpr):
     if WINDOW > 0:
         low = tl.maximum(start - WINDOW + 1, 0)
     if firsts is not None:
-        low = tl.maximum(low, tl.minimum(tl.load(firsts + slot), start))
+        low = tl.maximum(low, tl.minimum(first_row(firsts, slot), start))
     return low
 
 

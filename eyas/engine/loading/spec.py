@@ -58,7 +58,7 @@ class EngineSpec:
         check_experts(target, config.dp_attention)
         _check_kv_dtype(target, config)
         if head is not None:
-            _check_stages(head, config)
+            _check_stages(head, config.tensor_parallel_size)
         heads = [] if head is None else [(head.decoder, head.outputs)]
         for decoder, outputs in [(target, target.vocab_size), *heads]:
             share = config_of_rank(decoder, config.tensor_parallel_size)
@@ -212,14 +212,14 @@ class EngineSpec:
         return f"{arithmetic} on sm_{major}{minor}"
 
 
-def _check_stages(head: DraftConfig, config: EngineConfig) -> None:
-    """Raises ConfigError for a head of several stages where it has no implementation."""
-    if head.stages > 1 and config.attention_backend != "torch":
-        raise ConfigError(
-            f"draft head {head.folder} has {head.stages} MTP layers, which have no implementation for a GPU "
-            "(--attention-backend torch serves them slowly)",
-            param="draft",
-        )
+def _check_stages(head: DraftConfig, ranks: int) -> None:
+    """Raises ConfigError for a head of several stages that ranks would share: what its pages keep for the
+    next row is whole on each, and cannot be divided on the way between workers as heads are.
+    """
+    if head.stages > 1 and ranks > 1:
+        flag = "tensor-parallel-size"
+        text = f"draft head {head.folder} has {head.stages} MTP layers, which ranks cannot share"
+        raise ConfigError(f"--{flag}: {text}", param=flag)
 
 
 def _check_kv_dtype(target: ModelConfig, config: EngineConfig) -> None:

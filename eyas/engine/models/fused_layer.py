@@ -120,7 +120,7 @@ class FusedLayer:
         if not self._normed or self._attention.in_fp8[0]:
             scales = torch.ones_like(scales)
         if self._normed and self._attention.in_fp8[0]:  # rows are rounded once they are normalised
-            x = normed_rows(x, self._eps, self.gain, step)
+            x = normed_rows(x, self._attention.norm, step).plain
         attended = self._attention.exact_wide(x, scales, layer, step)
         added = step.exact_product(attended, out)
         if (bias := self._attention.out_bias) is not None:

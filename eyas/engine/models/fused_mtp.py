@@ -1,14 +1,19 @@
-"""MTP heads on a GPU: the equations of `eyas.engine.models.mtp`, whose results are its test."""
+"""MTP heads on a GPU: the equations of `eyas.engine.models.mtp`, whose results are its test.
+
+There it says how several layers' rows lie.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kernels import newest, skinny
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels import skinny
 from eyas.engine.kernels.join import join
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
@@ -20,45 +25,52 @@ from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.mtp import dialect_of
 
 
-class FusedMtpDraft:
-    """The `DraftModel`, wherever drafts are made."""
+class FusedMtpLayer:
+    """One of the head's layers, over the pool's layer of the same number. Every rank joins whole rows."""
 
-    token_map: torch.Tensor | None = None
-
-    def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
-        """`ends`: the target's. Every rank joins whole rows."""
-        decoder, prefix = config.decoder, config.prefixes[0].removesuffix(".")
-        dialect = dialect_of(prefix)
-        hidden = decoder.hidden_size
+    def __init__(
+        self, config: DraftConfig, stage: int, weights: Weights, ends: FusedEnds, context: LayerContext
+    ) -> None:
+        decoder, prefix = config.decoder, config.prefixes[stage].removesuffix(".")
+        hidden, dialect = decoder.hidden_size, dialect_of(prefix)
 
         def gain(name: str) -> torch.Tensor:
             return load_gain(decoder, weights, f"{prefix}.{name}.weight", hidden)
 
         self._eps = decoder.norm_eps
-        self._context = context
-        self._embedding, self._lm_head = ends.embedding, ends.lm_head
+        self._stage, self._context, self._embedding = stage, context, ends.embedding
         self._first_is_blank = dialect.first_is_blank
         halves = weights.take(f"{prefix}.{dialect.join}.weight", (hidden, 2 * hidden)).split(hidden, dim=1)
         if dialect.feature_first:  # the kernel puts tokens first
             halves = halves[::-1]
         gains = torch.cat([gain(dialect.token_norm), gain(dialect.feature_norm)])
         self._join = torch.cat(halves, dim=1).mul_(gains)
-        spec = decoder.layers[0]
+        spec = decoder.layers[stage]
         self._layer = FusedLayer(decoder, spec, weights, prefix, gain(spec.norms.before_attention))
         self._gain = gain(dialect.final_norm)
+        self._unseen = spec.attention.unseen
 
-    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> Drafted:
-        """features [m, hidden] joined with tokens int32 [m]; rows are [m, hidden], after the head's norm."""
-        step, pdl = Forward(rows, self._context), self._context.launch.pdl
-        blank = rows.positions if self._first_is_blank else None
+    def __call__(
+        self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool
+    ) -> torch.Tensor:
+        """features [m, hidden] joined with tokens int32 [m] -> [m, hidden], after the layer's norm."""
+        pdl = self._context.launch.pdl
+        blank = None
+        if self._first_is_blank:
+            blank = rows.positions - self._stage if self._stage else rows.positions
         joined = join(tokens, self._embedding, features, self._eps, pdl, blank)
+        step = Forward(self._bounded(rows), self._context)
         run = self._narrow if rows.count <= self._layer.narrow_rows else self._wide
-        x = row_kernels.norm(run(joined, pool, step), self._eps, self._gain, pdl=pdl)
-        return Drafted(x, x)
+        return row_kernels.norm(run(joined, pool, step), self._eps, self._gain, pdl=pdl)
 
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """`Drafted.rows`, all or some [n, hidden] -> float32 [n, vocab]."""
-        return head_product(rows, self._lm_head, self._context)
+    def _bounded(self, rows: Rows) -> Rows:
+        """Rows that are none in this layer are not seen."""
+        if not self._unseen:
+            return rows
+        firsts = rows.firsts
+        if firsts is None:
+            firsts = torch.zeros_like(self._context.attention.tables[:, 0])
+        return replace(rows, firsts=firsts + self._unseen)
 
     def _narrow(self, joined: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         source, launch = skinny.Source(joined), self._context.launch
@@ -67,13 +79,73 @@ class FusedMtpDraft:
         x = skinny.empty_padded(joined.shape[0], self._join.shape[0], like=joined)
         skinny.linear(source, self._join, x, launch, sums=sums)
         residual = NarrowRows(x, sums)
-        return self._layer.narrow(source_of(residual, self._eps), residual, pool.layer(0), step).x
+        own = pool.layer(self._stage)
+        return self._layer.narrow(source_of(residual, self._eps), residual, own, step).x
 
     def _wide(self, joined: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         pdl = self._context.launch.pdl
         x = torch.mm(joined, self._join.t())
         normed = row_kernels.normed(x, self._layer.norm, pdl)
-        return self._layer.wide(normed, x, pool.layer(0), step).settled(self._eps, pdl)
+        return self._layer.wide(normed, x, pool.layer(self._stage), step).settled(self._eps, pdl)
+
+
+class FusedMtpDraft:
+    """The `DraftModel`, wherever drafts are made. A row's features are those that its layers gave, side by
+    side.
+    """
+
+    token_map: torch.Tensor | None = None
+
+    def __init__(self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext) -> None:
+        """`ends`: the target's."""
+        stages = range(config.stages)
+        self._layers = [FusedMtpLayer(config, stage, weights, ends, context) for stage in stages]
+        self._context, self._lm_head = context, ends.lm_head
+
+    def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> Drafted:
+        """features [m, hidden] joined with tokens int32 [m]: through all layers.
+
+        Below certain rows, features [m, layers * hidden]: through the layers that draft so deep or deeper.
+        Rows are [m, hidden], after the last norm of the first layer that they went through.
+        """
+        last = len(self._layers) - 1
+        if not last:
+            x = self._layers[0](features, tokens, rows, pool)
+            return Drafted(x, x)
+        first = min(rows.depth, last)
+        made = self._below if rows.depth else self._certain
+        gave = made(features, tokens, rows, pool)
+        return Drafted(gave[:, first].contiguous(), gave.flatten(1))
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """`Drafted.rows`, all or some [n, hidden] -> float32 [n, vocab]."""
+        return head_product(rows, self._lm_head, self._context)
+
+    def _certain(
+        self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool
+    ) -> torch.Tensor:
+        """What each layer gave, [m, layers, hidden]; for all but the last its pages' newest rows' is kept."""
+        pdl, stages = self._context.launch.pdl, len(self._layers) - 1
+        source = newest.sources(rows, self._context.attention.tables, pool.page_size)
+        kept = pool.behind(stages + 1, stages, features.shape[1])
+        x = self._layers[0](features, tokens, rows, pool)
+        gave = [x]
+        for stage, layer in enumerate(self._layers[1:]):
+            x = layer(newest.before(x, source, kept, stage, pdl), tokens, rows, pool)
+            gave.append(x)
+        both = torch.stack(gave, 1)
+        newest.keep(both[:, :stages].contiguous(), rows.kv_rows, kept, pool.page_size, pdl)
+        return both
+
+    def _below(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> torch.Tensor:
+        """The same, anything for the layers that were left out."""
+        gave = list(features.unflatten(1, (len(self._layers), -1)).unbind(1))
+        last = len(self._layers) - 1
+        first = min(rows.depth, last)
+        fed = gave[-1:] if rows.depth > last else gave[first - 1 :]
+        for stage, entering in zip(range(first, last + 1), fed, strict=False):
+            gave[stage] = self._layers[stage](entering.contiguous(), tokens, rows, pool)
+        return torch.stack(gave, 1)
 
 
 def load_tap(config: DraftConfig, _: Weights, final_norm: FinalNorm, __: LayerContext) -> LastHiddenTap:

@@ -26,7 +26,9 @@ from eyas.engine.parallel.group import ProcessGroup
 
 
 class RowAttention(Protocol):
-    """Attention of a forward's rows over one layer of the pool."""
+    """Attention of a forward's rows over one layer of the pool. `tables`: of pages, int32 [slots, pages]."""
+
+    tables: torch.Tensor
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
         """q [m, heads, dim] over [pages, 2, page_size, kv_heads, dim] -> [m, heads * dim]."""

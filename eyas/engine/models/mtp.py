@@ -160,7 +160,7 @@ class MtpLayer:
     ) -> torch.Tensor:
         """features [R, hidden], embedded [R', hidden] of R rows padded to R' -> [R, hidden]."""
         if self._dialect.first_is_blank:
-            embedded = embedded.masked_fill((pad_rows(positions) == self._stage)[:, None], 0.0)
+            embedded = embedded.masked_fill((pad_rows(positions) <= self._stage)[:, None], 0.0)
         halves = [self._token_norm(embedded), self._feature_norm(pad_rows(features))]
         if self._dialect.feature_first:
             halves.reverse()

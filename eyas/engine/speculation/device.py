@@ -244,7 +244,7 @@ class DeviceProposer:
         for step in range(steps):
             chains.propose(batch, self._head.logits(last.rows), step, self._head.token_map, rows)
             if step + 1 < steps:
-                last = self.run(last.features, rows, DecodeRows(batch.slots, rows.starts))
+                last = self.run(last.features, rows, DecodeRows(batch.slots, rows.starts), step + 1)
 
     def _tree(self, last: Drafted, batch: round_kernels.Batch, spec: SpeculationConfig) -> None:
         """EAGLE-2: every level runs the k best nodes of each sequence."""
@@ -261,12 +261,15 @@ class DeviceProposer:
             trees.grow(batch, growth, level, best, ids, below)
             if below is not None:
                 sees = DecodeRows(batch.slots, below.rows.starts, k, growth.visible[level], (level + 1) * k)
-                last = self.run(last.features.index_select(0, below.sources), below.rows, sees)
+                features = last.features.index_select(0, below.sources)
+                last = self.run(features, below.rows, sees, level + 1)
         trees.select(batch, growth)
 
-    def run(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows) -> Drafted:
-        """Rows without prompts: what the head makes of them."""
-        forward = Rows(rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=self._firsts)
+    def run(
+        self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows, depth: int = 0
+    ) -> Drafted:
+        """Rows without prompts, so far below the certain ones: what the head makes of them."""
+        forward = Rows(rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=self._firsts, depth=depth)
         return self._head.forward(features, rows.tokens, forward, self.pool)
 
 

@@ -33,7 +33,10 @@ class RoundTimes:
         """A round of `batch` sequences took so long.
 
         The first of a batch says what all its depths have in common, a depth's first ones most about itself.
+        No time at all, which a coarse clock may tell, says nothing.
         """
+        if seconds <= 0.0:
+            return
         bucket = _bucket(batch)
         here = self._here(bucket)
         expected = here.setdefault(steps, self._seconds(bucket, steps) if here else seconds)
