@@ -1,6 +1,7 @@
 """What a gateway costs: CPU time per request and per streamed token, memory per stream.
 
     python -m eyas.bench.gateway_cost [--streams N] [--step-ms MS] [--gateway-workers N] [--workers N]
+                                      [--route completions|chat|generate]
 
 Real gateway processes serve streams that paced workers (`eyas.bench.paced_worker`) feed: every step brings
 each stream a token. The client counts events and reads the processes' CPU clocks while all streams are open.
@@ -39,6 +40,13 @@ from eyas.worker.ports import free_ports
 
 REQUESTS, CONCURRENCY = 400, 8  # of one token each: what a request costs
 ENDLESS = 1_000_000  # tokens of a stream that is closed before its end
+PROMPT = [5, 6, 7, 8]
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": PROMPT, "max_tokens": ENDLESS}),
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": ENDLESS}),
+    "generate": ("/generate", {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": ENDLESS}}),
+}
+"""By name: what the streams ask, and where."""
 OPENING = 64  # streams that are being opened at a time
 OPEN_S = 120.0
 STOP_S = 5.0
@@ -53,6 +61,7 @@ class GatewayLoad:
     processes: int = 1  # of the gateway
     workers: int = 1
     seconds: int = 4
+    route: str = "completions"  # in ROUTES
 
 
 async def measure_gateway(load: GatewayLoad | None = None) -> dict[str, Any]:
@@ -70,7 +79,7 @@ async def measure_gateway(load: GatewayLoad | None = None) -> dict[str, Any]:
         await _requests(target)
         request_s = (processes.cpu_s() - before) / REQUESTS
         memory = processes.memory()
-        streams = await running.enter_async_context(_opened(server, load.streams))
+        streams = await running.enter_async_context(_opened(server, load))
         await asyncio.sleep(1.0)
         counts, before, began = [stream.events for stream in streams], processes.cpu_s(), time.perf_counter()
         await asyncio.sleep(load.seconds)
@@ -79,7 +88,7 @@ async def measure_gateway(load: GatewayLoad | None = None) -> dict[str, Any]:
         if ended := sum(stream.ended for stream in streams):
             raise EyasError(f"{ended} of {load.streams} streams ended")
         return {
-            "case": f"gateway, {load.streams} streams, {load.processes} processes",
+            "case": f"gateway, {load.route}, {load.streams} streams, {load.processes} processes",
             "tokens_per_s": round(sum(got) / seconds),
             "cpu_us_per_token": round(1e6 * cpu_s / sum(got), 2),
             "cpu_us_per_request": round(1e6 * request_s, 1),
@@ -165,29 +174,31 @@ class _Stream(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def _opened(server: Server, count: int) -> AsyncIterator[list[_Stream]]:
+async def _opened(server: Server, load: GatewayLoad) -> AsyncIterator[list[_Stream]]:
     """Streams that have all begun. Raises DeadlineExceeded if they have not within OPEN_S."""
     streams: list[_Stream] = []
     try:
         try:
             async with asyncio.timeout(OPEN_S):
-                await _open(server, count, streams)
+                await _open(server, load, streams)
         except TimeoutError as error:
             begun = sum(stream.events > 0 for stream in streams)
-            raise DeadlineExceeded(f"{begun} of {count} streams began within {OPEN_S:g} s") from error
+            raise DeadlineExceeded(f"{begun} of {load.streams} streams began within {OPEN_S:g} s") from error
         yield streams
     finally:
         for stream in streams:
             stream.transport.abort()
 
 
-async def _open(server: Server, count: int, streams: list[_Stream]) -> None:
-    asked = {"model": GatewayConfig.served_model, "prompt": [5, 6, 7, 8], "max_tokens": ENDLESS}
-    body = json.dumps(asked | {"stream": True, "timeout": 600}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+async def _open(server: Server, load: GatewayLoad, streams: list[_Stream]) -> None:
+    path, asked = ROUTES[load.route]
+    if load.route != "generate":
+        asked = asked | {"model": GatewayConfig.served_model, "timeout": 600}
+    body = json.dumps(asked | {"stream": True}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     loop, address = asyncio.get_running_loop(), urlsplit(server.url)
     host, port = address.hostname or "", address.port or 80
-    for _ in range(count):
+    for _ in range(load.streams):
         while sum(_waits(stream) for stream in streams[-2 * OPENING :]) >= OPENING:
             await asyncio.sleep(0.005)
         _, stream = await loop.create_connection(lambda: _Stream(head.encode() + body), host, port)
@@ -211,8 +222,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--gateway-workers", type=positive, default=usual.processes, metavar="N", help=f"({usual.processes})")
     add("--workers", type=positive, default=usual.workers, metavar="N", help=f"({usual.workers})")
     add("--seconds", type=positive, default=usual.seconds, metavar="S", help=f"({usual.seconds})")
+    add("--route", choices=ROUTES, default=usual.route, help=f"what the streams ask ({usual.route})")
     args = parser.parse_args(argv)
-    load = GatewayLoad(args.streams, args.step_ms, args.gateway_workers, args.workers, args.seconds)
+    load = GatewayLoad(
+        args.streams, args.step_ms, args.gateway_workers, args.workers, args.seconds, args.route
+    )
     print(json.dumps(uvloop.run(measure_gateway(load))))
     return 0
 

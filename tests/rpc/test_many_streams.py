@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eyas.bench.gateway_cost import GatewayLoad, measure_gateway
+from eyas.bench.gateway_cost import ROUTES, GatewayLoad, measure_gateway
 from eyas.worker.descriptors import raise_limit
 
 STREAMS = 10_000
@@ -25,8 +25,9 @@ async def test_ten_thousand_streams_go_on_side_by_side() -> None:
 
 
 @pytest.mark.slow
-async def test_a_few_streams_cost_what_is_told_of_them() -> None:
-    figures = await measure_gateway(GatewayLoad(streams=16, step_ms=20, seconds=1))
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_few_streams_cost_what_is_told_of_them(route: str) -> None:
+    figures = await measure_gateway(GatewayLoad(streams=16, step_ms=20, seconds=1, route=route))
     least, most = figures["events_least_most"]
     assert 10 < least <= most < 70 and figures["tokens_per_s"] > 16 * 10
     assert 0.0 < figures["cpu_us_per_token"] < 5000.0 and 0.0 < figures["cpu_us_per_request"] < 50_000.0
