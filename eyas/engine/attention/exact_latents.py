@@ -28,7 +28,7 @@ class ExactLatents:
     """Of `heads` query heads, over the sequences of `tables` int32 [slots, most pages]."""
 
     def __init__(self, tables: torch.Tensor, heads: int, shape: PoolShape, most: Most, *, pdl: bool) -> None:
-        self._tables, self._latent, self._pdl = tables, shape.format.latent, pdl
+        self.tables, self._latent, self._pdl = tables, shape.format.latent, pdl
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
         kv, queries = PagedKv(sample, tables), most.batch * most.width
         self._launch = ExactLaunch.on(kv, heads, queries, pdl, shared=MOST_SHARED)
@@ -36,7 +36,7 @@ class ExactLatents:
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
         """As `PagedLatents`."""
         assert isinstance(scores, LatentHeads)
-        kv, first = PagedKv(layer, self._tables, scores, rows.firsts), 0
+        kv, first = PagedKv(layer, self.tables, scores, rows.firsts), 0
         absorbed = absorb(q, scores.keys, scores.rotation, self._pdl, exact=True)
         mixed = absorbed.new_zeros(*absorbed.shape[:2], self._latent)
         for group in rows.groups:
