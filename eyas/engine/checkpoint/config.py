@@ -309,8 +309,8 @@ class DraftConfig:
     of its kind's file. `target_hidden_size`: the width of the captured streams (None: the head's own).
     `dummy_tensors`: of the tensors that only some heads have, those that a dummy head of these sizes needs.
     `prefixes`: the names of its tensors begin with one of them, in a folder that may hold the target's too.
-    `stages`: if it is above 1, each of so many layers drafts one token further than the one before, and makes
-    that of what the row before gave there; the last one drafts all that are deeper.
+    `stages`: above 1 it is the number of its layers. Each drafts one token further than the layer before,
+    of what the row before gave there; the last one drafts all that are deeper.
     `draft_vocab_size`: rows of its output head, which is the target's unless `own_outputs`. `token_ids`: of
     the target's head it takes the rows of these ids alone (empty: all).
     """
@@ -334,7 +334,7 @@ class DraftConfig:
         return len(self.token_ids) or self.draft_vocab_size
 
     def pool_format(self, page_size: int, ranks: int = 1) -> KvFormat:
-        """Of one rank's part of the head's own pool, in pages of so many rows.
+        """Of one rank's part of the head's own pool; a page has `page_size` rows.
 
         Behind its layers a page has room for what the newest row in it gave at each stage but the last.
         """

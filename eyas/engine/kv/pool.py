@@ -157,7 +157,7 @@ class KvPool:
         return self.tensor[:, index]
 
     def behind(self, layers: int, *sizes: int) -> torch.Tensor:
-        """View [pages, *sizes] of what lies behind so many layers of each page."""
+        """View [pages, *sizes] of what lies behind the first `layers` layers of each page."""
         first = self.pages.shape[1] // self.shape.layers * layers
         kept = self.pages[: self.shape.pages, first : first + math.prod(sizes)]
         found: torch.Tensor = kept.unflatten(1, sizes)

@@ -240,6 +240,6 @@ def _prefixes(names: Iterable[str]) -> list[str]:
 
 
 def _stages(layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
-    """Of so many MTP layers, each like `layer`."""
+    """Of `count` MTP layers, each like `layer`."""
     each = (dataclasses.replace(layer.attention, unseen=stage) for stage in range(count))
     return tuple(dataclasses.replace(layer, attention=attention) for attention in each)

@@ -80,6 +80,6 @@ class Acceptance:
 
 
 def _faded(counts: Floats, new: Floats, rounds: float) -> Floats:
-    """`counts` of about so many rounds, with those that are `new`: float64 [2, most] each."""
+    """`counts` of about `rounds` rounds, with those that are `new`: float64 [2, most] each."""
     faded: Floats = counts * (1.0 - np.minimum(new[1] / rounds, 1.0)) + new
     return faded

@@ -117,7 +117,7 @@ class AdaptiveDepth:
         return self.depths[self._now]
 
     def keep(self, size: int) -> bool:
-        """May the batch's next round, of so many sequences, be as deep as was chosen last? It then is."""
+        """May the next round, of `size` sequences, be as deep as was chosen last? It then is."""
         kept = not size or (self._left > 0 and size == self._size)
         self._left -= kept
         return kept
@@ -170,7 +170,7 @@ class AdaptiveDepth:
             self._acceptance.seen(batch.slots, batch.occupancies, accepted, offered)
 
     def took(self, batch: int, depth: int, seconds: float, gave: int, *, alike: bool) -> None:
-        """A round of nothing but `batch` sequences took so long, and gave so many tokens.
+        """A round of nothing but `batch` sequences took `seconds`, and gave `gave` tokens.
 
         `alike`: as deep as the one before it, so that it had the drafts, and the work, of its depth. Trials,
         and what follows them, are paid for as they went: one that went well has cost little, and what held a

@@ -26,11 +26,11 @@ class RoundTimes:
         self._seen: Counter[tuple[int, int]] = Counter()  # rounds that were learnt from; steps -1: all
 
     def measured(self, batch: int, steps: int, seconds: float) -> None:
-        """A round of `batch` sequences takes so long, as was found before anything ran."""
+        """A round of `batch` sequences takes `seconds`, as was found before anything ran."""
         self._known.setdefault(_bucket(batch), {})[steps] = seconds
 
     def learn(self, batch: int, steps: int, seconds: float) -> None:
-        """A round of `batch` sequences took so long.
+        """A round of `batch` sequences took `seconds`.
 
         The first of a batch says what all its depths have in common, a depth's first ones most about itself.
         No time at all, which a coarse clock may tell, says nothing.
