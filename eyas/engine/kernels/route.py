@@ -105,7 +105,7 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
     counts = torch.empty(chunks, experts, dtype=torch.int32, device=device)
     sizes = {"EXPERTS": experts, "SLOTS": triton.next_power_of_2(experts), "CHUNK": chunk, "PDL": pdl}
     sizes["COLUMN"] = min(chunk, _COLUMN)
-    # For the registers: a program holds each of so many choices beside every expert.
+    # For the registers: a program holds COLUMN choices beside every expert.
     warps = min(max(sizes["SLOTS"] * sizes["COLUMN"] // _PAIRS, 4), 16)
     if chunks > 1:
         _count[(chunks,)](chosen, counts, count, **sizes, num_warps=warps, launch_pdl=pdl)
