@@ -72,7 +72,7 @@ class Questions:
         return replace(second, answers=answers, seconds=first.seconds + second.seconds)
 
     def verdicts(self, answers: Tokens) -> dict[str, str]:
-        """By request, what is wrong with its answer, of those that have one."""
+        """What is wrong with each answer, by its request."""
         asked = (one for one in self.asked if one.request.id in answers)
         return {one.request.id: one.verdict(answers[one.request.id]) for one in asked}
 

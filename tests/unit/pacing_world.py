@@ -97,7 +97,7 @@ class Engine:
         self._flying: tuple[Batch, int, np.ndarray, np.ndarray, float, bool] | None = None
 
     def batch(self, size: int) -> None:
-        """From now on so many new sequences decode."""
+        """From now on `size` new sequences decode."""
         self._occupancies = np.arange(self._newest, self._newest + size)
         self._newest += size
         self._waiting = np.zeros(size, np.int64)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.latent_attend import Parted
 from eyas.engine.kernels.latent_tiles import MOST_PARTS
+from eyas.engine.kernels.launching import after_previous
 from eyas.engine.kernels.skinny import Rotation, empty_padded
 
 _FEW = 16  # rows of a program, where there are no more or parts are added up
@@ -146,16 +146,12 @@ def _absorb(
         inside = depth < PLAIN
         at = factor + (head * PLAIN + depth)[:, None] * LATENT + column[None, :]
         weight = tl.load(at, mask=inside[:, None], other=0.0)
-        if PDL:
-            gdc_launch_dependents()
-            gdc_wait()
+        after_previous(PDL)
         x = tl.load(of_head + depth[None, :], mask=real & inside[None, :], other=0.0)
         y = tl.dot(x, weight, input_precision="ieee")
         tl.store(to + column[None, :], y.to(out.dtype.element_ty), mask=real)
     else:
-        if PDL:
-            gdc_launch_dependents()
-            gdc_wait()
+        after_previous(PDL)
         half = tl.arange(0, HALF)[None, :]
         low = tl.load(of_head + PLAIN + half, mask=real, other=0.0).to(tl.float32)
         high = tl.load(of_head + PLAIN + HALF + half, mask=real, other=0.0).to(tl.float32)
@@ -189,9 +185,7 @@ def _values(
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     weights = factor + (head * VALUE + column).to(tl.int64)[None, :] * LATENT
     place = row.to(tl.int64) * HEADS + head
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    after_previous(PDL)
     if lses is not None:
         depth = tl.arange(0, LATENT)
         x = _added_up(mixed, lses, counts, row, place, m, width, HEADS, ROWS, LATENT)
@@ -232,9 +226,7 @@ def _values_of_row(
     depth = tl.arange(0, LATENT)
     weight_at = factor + (head * VALUE + column)[:, None] * LATENT + depth[None, :]
     weight = tl.load(weight_at, mask=(column < VALUE)[:, None], other=0.0)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    after_previous(PDL)
     count = tl.load(counts + row // width)
     place, size = row.to(tl.int64) * HEADS + head, m.to(tl.int64) * HEADS
     each = tl.arange(0, MOST)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels.blocks import LARGEST, SIDE, Fp8Rows, mode_of, room_for, rounded_row
+from eyas.engine.kernels.launching import after_previous
 from eyas.engine.kernels.skinny import KvRows, Rotation, empty_padded
 
 
@@ -91,9 +91,7 @@ def _write(
     PDL: tl.constexpr,
 ):
     """Grid (m, 2): what is kept of a row, and its queries."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     start = x + row * (QUERIES + LATENT + 2 * HALF)
     if tl.program_id(1) == 0:
