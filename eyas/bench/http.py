@@ -81,9 +81,10 @@ class Server(ServerAddress):
         address = urlsplit(self.url)
         host, port = address.hostname or "", address.port or (443 if self.secure else 80)
         loop = asyncio.get_running_loop()
-        connecting = loop.create_connection(lambda: answer, host, port, ssl=self.tls)
         try:
-            transport, _ = await asyncio.wait_for(connecting, CONNECT_S)
+            # Not `wait_for`: Python 3.11's loses a Ctrl-C that comes as the connection does.
+            async with asyncio.timeout(CONNECT_S):
+                transport, _ = await loop.create_connection(lambda: answer, host, port, ssl=self.tls)
         except OSError as error:
             if error.errno == errno.EMFILE:
                 raise Unavailable(f"no connection to {self.url}: {error}") from error
