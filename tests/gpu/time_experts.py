@@ -29,6 +29,7 @@ from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding, widened
 from eyas.engine.kernels import combine, route
 from eyas.engine.kernels.blocks import Fp8Weight, quantise, rounding_of
+from eyas.engine.kernels.group import Grouped
 from eyas.engine.kernels.grouped import Gate, Products, Rows, Weight
 from eyas.engine.kernels.skinny import Launch
 from eyas.engine.kernels.warm import Warmup
@@ -112,15 +113,15 @@ class Layer:
     def choose(self, logits: torch.Tensor) -> route.Chosen:
         return route.choose(logits, self.case.spec, self.correction, pdl=self._pdl)
 
-    def group(self, experts: torch.Tensor) -> route.Grouped:
+    def group(self, experts: torch.Tensor) -> Grouped:
         return self.products.group(experts, (self.gate_up, self.down))
 
-    def first(self, x: torch.Tensor, order: route.Grouped) -> torch.Tensor:
+    def first(self, x: torch.Tensor, order: Grouped) -> torch.Tensor:
         made = self.passed(x, order, Gate())
         assert isinstance(made, torch.Tensor)
         return made
 
-    def passed(self, x: torch.Tensor, order: route.Grouped, gate: Gate | None = None) -> Rows:
+    def passed(self, x: torch.Tensor, order: Grouped, gate: Gate | None = None) -> Rows:
         """As `first`; rounded for `down`, where the tile can do that, if no gate is given."""
         gate = gate or Gate(rounding=rounding_of(self.down))
         return self.products.gate_up(x, self.gate_up, order, self.case.spec.per_row, gate)
@@ -222,7 +223,7 @@ def plain_choice(layer: Layer, logits: torch.Tensor) -> tuple[torch.Tensor, torc
     return experts, weights * spec.scale
 
 
-def poisoned(layer: Layer, inner: torch.Tensor, order: route.Grouped) -> torch.Tensor:
+def poisoned(layer: Layer, inner: torch.Tensor, order: Grouped) -> torch.Tensor:
     """`down`, in memory that was full of NaN."""
     torch.full((inner.shape[0], layer.case.hidden), float("nan"), dtype=inner.dtype, device=inner.device)
     return layer.products.down(inner, layer.down, order)
@@ -254,8 +255,8 @@ def check_layer(layer: Layer, rows: int) -> dict[str, Any]:
     first, second = plain_products(layer, x, chosen.experts, inner)
     mixed = layer.combine(made, chosen)
     total = torch.einsum("rkh,rk->rh", made.float().unflatten(0, (rows, -1)), chosen.weights)
-    shifted = route.Grouped(order.order.roll(1), order.blocks, order.rows)
-    dropped = route.Grouped(order.order, order.blocks.clone(), order.rows)
+    shifted = Grouped(order.order.roll(1), order.blocks, order.rows)
+    dropped = Grouped(order.order, order.blocks.clone(), order.rows)
     dropped.blocks[2 * order.most] -= 1  # one choice that no block has
     errors = {
         "router": worst(logits[:, : spec.experts], exact),

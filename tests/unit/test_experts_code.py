@@ -13,8 +13,9 @@ from triton.backends.nvidia.compiler import get_ptxas
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.quantized import RowScales
-from eyas.engine.kernels import combine, route
+from eyas.engine.kernels import combine, route, single
 from eyas.engine.kernels.blocks import Fp8Weight, quantise, rounding_of
+from eyas.engine.kernels.group import group
 from eyas.engine.kernels.grouped import Gate, Products, Weight
 from eyas.engine.kernels.rows import Norm, normed
 from eyas.engine.kernels.skinny import Launch
@@ -59,13 +60,13 @@ def routed() -> None:
         logits = empty(rows, spec.experts, dtype=torch.float32)
         for uniform in (False, True):
             chosen = route.choose(logits, spec, correction, shared=uniform, uniform=uniform, pdl=True)
-        route.group(chosen.experts, spec.experts + 1, 64, pdl=True)
+        group(chosen.experts, spec.experts + 1, 64, pdl=True)
         made = empty(chosen.experts.numel(), HIDDEN)
         combine.combine(made, chosen.weights, empty(rows, HIDDEN), pdl=True)
         if rows < 128:
             combine.combine_add(made, chosen.weights, None, empty(rows, HIDDEN), pdl=True)
     for count in (64, 4096):
-        route.group(empty(count, dtype=torch.int32), V3.experts + 1, 64, pdl=True)
+        group(empty(count, dtype=torch.int32), V3.experts + 1, 64, pdl=True)
 
 
 def bf16() -> None:
@@ -86,15 +87,31 @@ def products(rows: RowScales) -> None:
     shared = Products(Launch.on("meta", pdl=True))
     gate_up = weight_of(V3.experts, 2 * V3.width, HIDDEN, rows=rows)
     down = weight_of(V3.experts, HIDDEN, V3.width, rows=rows)
-    for count in (1, 4096):
+    for count in (2, 4096):
         experts = empty(count, V3.per_row, dtype=torch.int32)
         order, gate = shared.group(experts, (gate_up, down)), Gate(rounding=rounding_of(down))
         how = Norm(1e-6, empty(HIDDEN), rounding_of(gate_up))
         read = normed(empty(count, HIDDEN), how, pdl=True).read_by(gate_up)
         inner = shared.gate_up(read, gate_up, order, V3.per_row, gate)
-        assert isinstance(inner, torch.Tensor) == (count > 1 or rows != "block")
+        assert isinstance(inner, torch.Tensor) == (count > 2 or rows != "block")
         shared.down(inner, down, order)
         shared.dense(empty(count, HIDDEN), weight_of(2112, HIDDEN, rows=rows))
+
+
+def one_row() -> None:
+    """Of every type that experts have, and few rows of a router."""
+    for rows in RowScales.__args__:
+        gate_up = weight_of(V3.experts + 1, 2 * V3.width, HIDDEN, rows=rows)
+        down = weight_of(V3.experts + 1, HIDDEN, V3.width, rows=rows)
+        chosen = route.Chosen(empty(9, dtype=torch.int32), empty(9, dtype=torch.float32))
+        x = empty(1, HIDDEN)
+        read = quantise(x, gate_up.rounding, pdl=True) if isinstance(gate_up, Fp8Weight) else x
+        inner = single.gated(read, gate_up, chosen.experts, pdl=True)
+        if single.rounds(down):
+            single.back(inner, down, chosen, pdl=True)
+            single.back_add(inner, down, chosen, x, pdl=True)
+        single.dense(read, weight_of(2112, HIDDEN, rows=rows), pdl=True)
+    single.dense(empty(8, HIDDEN), empty(V3.experts, HIDDEN), True, torch.float32)
 
 
 def spills(code: Path) -> bool:
@@ -105,7 +122,10 @@ def spills(code: Path) -> bool:
     return " 0 bytes spill stores" not in said
 
 
-@pytest.mark.parametrize(("recipe", "kernels"), [("routed", 13), ("bf16", 10), ("fp8", 12), ("channels", 13)])
+KERNELS = {"routed": 12, "bf16": 10, "fp8": 12, "channels": 13, "one_row": 14}
+
+
+@pytest.mark.parametrize(("recipe", "kernels"), KERNELS.items())
 def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what the warm-up sets is undone
@@ -114,8 +134,8 @@ def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch:
     found = [path.read_text() for path in tmp_path.rglob("*.ptx")]
     assert len(found) == kernels
     assert not any(map(spills, tmp_path.rglob("*.ptx")))
-    if recipe != "routed":
+    if recipe not in ("routed", "one_row"):
         products = [code for code in found if "_product" in code]
         assert all("wgmma" in code and ("e4m3" in code) == (recipe != "bf16") for code in products)
         assert all(".local" not in code for code in products)
-        assert sum("prefetch.global.L2" in code for code in products) == 2  # of one row: `down`, and dense
+        assert sum("prefetch.global.L2" in code for code in products) == 2  # of few rows: `down`, and dense

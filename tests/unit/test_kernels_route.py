@@ -8,6 +8,7 @@ import torch
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.weights import CPU, Part, Shape, Weights
 from eyas.engine.kernels import route
+from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.layers.experts import Router
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -105,27 +106,30 @@ def test_forced_routing_is_uniform_and_takes_no_expert_twice() -> None:
     assert all(len(set(row)) == router.per_row for row in found.tolist())
 
 
-@pytest.mark.parametrize(("rows", "experts", "per_row"), [(1, 8, 2), (5, 128, 8), (75, 8, 8), (83, 300, 8)])
+@pytest.mark.parametrize(
+    ("rows", "experts", "per_row"),
+    [(1, 8, 2), (5, 128, 8), (16, 9, 8), (17, 257, 9), (75, 8, 8), (83, 300, 8)],
+)
 @pytest.mark.parametrize("block", [16, 64])
 def test_choices_are_sorted_by_expert_and_cut_into_blocks(
     rows: int, experts: int, per_row: int, block: int
 ) -> None:
     chosen = logits_of(rows, experts).topk(per_row).indices.int()
     chosen[rows // 2, 0] = -1  # one that is left out
-    found = route.group(chosen.to(DEVICE), experts, block)
+    found = group(chosen.to(DEVICE), experts, block)
     assert_grouped(found, chosen, experts)
     with pytest.raises(AssertionError):
         spoilt = found.order.clone()
         spoilt[:2] = spoilt[:2].flip(0)
-        assert_grouped(route.Grouped(spoilt, found.blocks, block), chosen, experts)
+        assert_grouped(Grouped(spoilt, found.blocks, block), chosen, experts)
 
 
 def test_all_rows_of_one_expert_fill_blocks() -> None:
     chosen = torch.full((600, 1), 3, dtype=torch.int32)
-    assert_grouped(route.group(chosen.to(DEVICE), 8, 128), chosen, 8)
+    assert_grouped(group(chosen.to(DEVICE), 8, 128), chosen, 8)
 
 
-def assert_grouped(found: route.Grouped, chosen: torch.Tensor, experts: int) -> None:
+def assert_grouped(found: Grouped, chosen: torch.Tensor, experts: int) -> None:
     """Every choice once, by expert and then by choice; no block is of two experts, none is too long."""
     flat = chosen.flatten()
     expected = flat.long().masked_fill(flat < 0, experts).sort(stable=True).indices[: int((flat >= 0).sum())]

@@ -10,10 +10,10 @@ from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import grouped as grouped_kernels
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, Normed, quantise
+from eyas.engine.kernels.group import group
 from eyas.engine.kernels.grouped import Gate, Products, shape_of
 from eyas.engine.kernels.grouped_tiles import Tile, key_of
 from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
-from eyas.engine.kernels.route import group
 from eyas.engine.kernels.skinny import KvRows, Launch, Rotation
 from eyas.engine.layers.rotary import tables
 

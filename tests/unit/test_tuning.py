@@ -15,6 +15,7 @@ from eyas.common import gpus
 from eyas.common.errors import ConfigError
 from eyas.engine.kernels import grouped_tiles
 from eyas.engine.kernels.grouped_tiles import Shape, Tile, key_of, read_table, read_times, write_table
+from tests.gpu.answer_latent import write_rank
 from tests.unit.families import write_family
 
 R8 = gated_pair(256, 256, 7168, 1)
@@ -45,6 +46,13 @@ def test_products_are_those_of_a_ranks_share(tmp_path: Path) -> None:
     (job,) = jobs_of(str(tmp_path), 2, "moe")
     assert job == Job((Shape(4, 96, 48, True, 2), Shape(4, 48, 48, False, 2)), 2)
     assert jobs_of(str(tmp_path), 1, "gemm") == ()
+
+
+def test_latent_attention_has_three_products_and_a_shared_expert_none_of_its_own(tmp_path: Path) -> None:
+    write_rank(tmp_path, 4)
+    latent = [Shape(1, n, k, False, 1) for n, k in ((2112, 7168), (3072, 1536), (7168, 2048))]
+    found = [job.shapes[0] for job in jobs_of(str(tmp_path), 1, "gemm")]
+    assert found == [*latent, *gated_pair(1, 2304, 7168, 1)]
 
 
 def test_every_candidate_fits() -> None:

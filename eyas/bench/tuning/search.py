@@ -15,8 +15,9 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from eyas.bench.kernels.timing import graph_us, host_us
-from eyas.engine.checkpoint.config import ExpertsSpec, LayerSpec
+from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
 from eyas.engine.kernels.blocks import SIDE, Fp8Weight, rounding_of
+from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped import Gate, Products, Rows, Weight, shape_of
 from eyas.engine.kernels.grouped_tiles import (
     Key,
@@ -27,7 +28,6 @@ from eyas.engine.kernels.grouped_tiles import (
     most_blocks,
     tile_for,
 )
-from eyas.engine.kernels.route import Grouped, group
 from eyas.engine.kernels.skinny import Launch
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
@@ -88,15 +88,28 @@ def gated_pair(experts: int, width: int, hidden: int, itemsize: int) -> tuple[Sh
 
 
 def dense_shapes(layer: LayerSpec, hidden: int) -> Iterator[Shape]:
-    """Of a layer's dense products in FP8 blocks."""
+    """Of a layer's dense products in FP8 blocks; a shared expert like the others is one of those."""
     attention, spec = layer.attention, layer.feed_forward
-    if not attention.latent:
+    if isinstance(attention, LatentSpec):
+        yield from _latent_shapes(attention, hidden)
+    else:
         heads, kv, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
         yield Shape(1, (heads + 2 * kv) * dim, hidden, False, 1)
         yield Shape(1, hidden, heads * dim, False, 1)
-    width = spec.shared_width if isinstance(spec, ExpertsSpec) else spec.width
+    width = spec.width
+    if isinstance(spec, ExpertsSpec):
+        width = 0 if spec.shared_width == spec.width else spec.shared_width
     if width:
         yield from gated_pair(1, width, hidden, 1)
+
+
+def _latent_shapes(spec: LatentSpec, hidden: int) -> Iterator[Shape]:
+    """What the input is multiplied by first, the queries' second factor, and the way back."""
+    queries = spec.num_heads * (spec.plain_dim + spec.rotated_dim)
+    yield Shape(1, (spec.query_rank or queries) + spec.head_dim, hidden, False, 1)
+    if spec.query_rank:
+        yield Shape(1, queries, spec.query_rank, False, 1)
+    yield Shape(1, hidden, spec.num_heads * spec.value_dim, False, 1)
 
 
 def search(jobs: tuple[Job, ...], device: str, deadline: float) -> Iterator[tuple[Key, Found]]:

@@ -5,7 +5,7 @@ transposed, weight rows on the matrix unit's long side, so that few rows waste n
 tensor memory accelerator. FP8: 128 of k are multiplied at a time, and what they give is added in float32,
 since Hopper's accumulators keep 14 bits; before that it is scaled, but for scales of weight rows, which wait
 for the sum. Of a tile whose k is split the last program to arrive adds the parts up, in order. It knows
-`route.Grouped`, tiles and weights, and neither routers nor models.
+`group.Grouped`, tiles and weights, and neither routers nor models.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels import single
 from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, quantise, quantised, room_for, rounding_of
+from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped_tiles import (
     Shape,
     Table,
@@ -32,7 +34,6 @@ from eyas.engine.kernels.grouped_tiles import (
     tile_for,
 )
 from eyas.engine.kernels.launching import call_ahead
-from eyas.engine.kernels.route import Grouped, group
 from eyas.engine.kernels.skinny import Launch
 
 Weight = torch.Tensor | Fp8Weight
@@ -41,6 +42,8 @@ Weight = torch.Tensor | Fp8Weight
 Rows = torch.Tensor | Fp8Rows
 """[m, k]; what is not rounded to FP8 yet is, where the weight is in FP8."""
 
+SHORT = tl.constexpr(2)
+"""Steps of k, up to which a tile has no loop of its own."""
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -85,13 +88,22 @@ class Products:
 
     def dense(self, x: Rows, weight: Weight) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T -> [m, n]."""
+        if self.has_one_row(x, weight):
+            return single.dense(self.read(x, weight), weight, self.launch.pdl)
         made = self._start(x, weight, Walk(), self._dense_tile(x, weight, None), None)
         assert isinstance(made, torch.Tensor)
         return made
 
     def dense_gated(self, x: Rows, weight: Weight, gate: Gate) -> Rows:
         """x [m, k], weight [2 width, k] -> act(gate) * up, [m, width]; rounded, if that is done at once."""
+        if self.has_one_row(x, weight):
+            return single.gated(self.read(x, weight), weight, None, gate.gelu, self.launch.pdl)
         return self._start(x, weight, Walk(), self._dense_tile(x, weight, gate), gate)
+
+    def has_one_row(self, x: Rows, *weights: Weight, together: int = 1) -> bool:
+        """Whether `single` takes the products of x with these weights, of `together` experts at once."""
+        held = all(single.holds(weight, together) for weight in weights)
+        return single.count_of(x) == 1 and not self.launch.exact and held
 
     def group(self, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> Grouped:
         """The order of experts int32 [m, per_row] for `gate_up` and `down` with these weights."""
@@ -116,8 +128,7 @@ class Products:
         return made
 
     def _dense_tile(self, x: Rows, weight: Weight, gate: Gate | None) -> Tile:
-        rows = len(x.stored if isinstance(x, Fp8Rows) else x)
-        return self._tile_for(shape_of(weight, gate), rows)
+        return self._tile_for(shape_of(weight, gate), single.count_of(x))
 
     def _tile(self, weight: Weight, grouped: Grouped, gate: Gate | None) -> Tile:
         """Its rows are those of the blocks."""
@@ -130,7 +141,7 @@ class Products:
     def _start(self, x: Rows, weight: Weight, walk: Walk, tile: Tile, gate: Gate | None) -> Rows:
         shape, launch, pdl = shape_of(weight, gate), self.launch, self.launch.pdl
         grouped, rounding = walk.grouped, rounding_of(weight)
-        choices = len(x.stored if isinstance(x, Fp8Rows) else x)
+        choices = single.count_of(x)
         if grouped is not None:
             choices = grouped.order.shape[0]
         read = self.read(x, weight)
@@ -349,33 +360,57 @@ def _stretch(
     width: tl.constexpr = (K + 127) // 128
     if BLOCKS:
         scales += (expert * ((N + 127) // 128) + first // 128) * width
+    whole = None
     if CHANNELS:
         whole = tl.load(x_scales + source)
     row = expert * N + first
     a = tl.zeros((COLUMNS, ROWS), tl.float32)
     b = tl.zeros((COLUMNS, ROWS), tl.float32)
-    for at in range(start, start + part, DEPTH):
-        column = at + tl.arange(0, DEPTH)
-        if K % DEPTH == 0:
-            values = tl.load(x + source[:, None] * K + column[None, :])
-        else:
-            values = tl.load(x + source[:, None] * K + column[None, :], mask=column[None, :] < K, other=0.0)
-        if BLOCKS:
-            each = tl.load(x_scales + source * width + at // 128)
-            scale = tl.load(scales + at // 128)
-            a += tl.dot(weights.load([row, at]), values.T) * (each * scale)[None, :]
-            if GATED:
-                scale = tl.load(scales + OUTPUTS // 128 * width + at // 128)
-                b += tl.dot(weights.load([row + OUTPUTS, at]), values.T) * (each * scale)[None, :]
-        elif CHANNELS:
-            # Scaled here and not at the end: a bare sum would stay in the accumulators.
-            a += tl.dot(weights.load([row, at]), values.T) * whole[None, :]
-            if GATED:
-                b += tl.dot(weights.load([row + OUTPUTS, at]), values.T) * whole[None, :]
-        else:
-            a = tl.dot(weights.load([row, at]), values.T, a, input_precision="ieee")
-            if GATED:
-                b = tl.dot(weights.load([row + OUTPUTS, at]), values.T, b, input_precision="ieee")
+    if part <= SHORT * DEPTH:
+        # Without a loop of its own the loop over tiles is the innermost: the next one's loads are under way.
+        for step in tl.static_range((part + DEPTH - 1) // DEPTH):
+            a, b = _step(
+                a, b, x, x_scales, weights, scales, source, row, start + step * DEPTH, whole,
+                K, OUTPUTS, DEPTH, GATED, BLOCKS, CHANNELS,
+            )  # fmt: skip
+    else:
+        for at in range(start, start + part, DEPTH):
+            a, b = _step(
+                a, b, x, x_scales, weights, scales, source, row, at, whole,
+                K, OUTPUTS, DEPTH, GATED, BLOCKS, CHANNELS,
+            )  # fmt: skip
+    return a, b
+
+
+@triton.jit
+def _step(
+    a, b, x, x_scales, weights, scales, source, row, at, whole,
+    K: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The sums with DEPTH more of k. `whole`: scales of whole rows."""
+    width: tl.constexpr = (K + 127) // 128
+    column = at + tl.arange(0, DEPTH)
+    if K % DEPTH == 0:
+        values = tl.load(x + source[:, None] * K + column[None, :])
+    else:
+        values = tl.load(x + source[:, None] * K + column[None, :], mask=column[None, :] < K, other=0.0)
+    if BLOCKS:
+        each = tl.load(x_scales + source * width + at // 128)
+        scale = tl.load(scales + at // 128)
+        a += tl.dot(weights.load([row, at]), values.T) * (each * scale)[None, :]
+        if GATED:
+            scale = tl.load(scales + OUTPUTS // 128 * width + at // 128)
+            b += tl.dot(weights.load([row + OUTPUTS, at]), values.T) * (each * scale)[None, :]
+    elif CHANNELS:
+        # Scaled here and not at the end: a bare sum would stay in the accumulators.
+        a += tl.dot(weights.load([row, at]), values.T) * whole[None, :]
+        if GATED:
+            b += tl.dot(weights.load([row + OUTPUTS, at]), values.T) * whole[None, :]
+    else:
+        a = tl.dot(weights.load([row, at]), values.T, a, input_precision="ieee")
+        if GATED:
+            b = tl.dot(weights.load([row + OUTPUTS, at]), values.T, b, input_precision="ieee")
     return a, b
 
 

@@ -198,21 +198,35 @@ def programs(tile: Tile, shape: Shape) -> int:
 
 
 def _rule(shape: Shape, choices: int, rows: int = 0) -> Tile:
-    """Few rows: weights are read once, by enough programs. Many: square tiles."""
+    """Few rows: weights are read once, by enough programs. Many: square tiles, as long as they are enough."""
     touched = min(choices, shape.experts)
     each = -(-choices // touched)
     rows = rows or (16 if each <= 16 else 32 if each <= 32 else 64 if each <= 96 else 128)
     if rows == 128:
-        columns = 64 if shape.gated or shape.k <= _SHORT else 128
-        return Tile(rows, columns, 64, 8 if shape.k > _SHORT else 4, stages=4)
+        square = 128 if not shape.gated and shape.k > _SHORT else 64
+        columns = square if _count(shape, choices, rows, square) >= _ENOUGH else 64
+        split = _split(_count(shape, choices, rows, columns))
+        return Tile(rows, columns, 64, 8 if shape.k > _SHORT else 4, stages=4, split=split)
     columns, depth = 64, 64 if shape.gated and shape.itemsize > 1 else 128
     if shape.gated and shape.itemsize == 1 and rows <= 32:
         columns = 128  # all that shares a scale of what the gate passes: the program rounds it
-    programs = most_blocks(choices, shape.experts, rows) * -(-shape.outputs // columns)
+    programs = _count(shape, choices, rows, columns)
     if programs > _BESIDE * _PROGRAMS and not shape.gated and rows <= 32:
         columns, programs = 128, programs // 2
         depth = 128 // shape.itemsize  # so that two stand beside each other
+    split = _split(programs)
+    beside = programs * split > _PROGRAMS and shape.gated and columns == 128
+    return Tile(rows, columns, depth, 4, stages=3 if beside and split > 1 else 5, split=split)
+
+
+def _count(shape: Shape, choices: int, rows: int, columns: int) -> int:
+    """How many tiles there are."""
+    return most_blocks(choices, shape.experts, rows) * -(-shape.outputs // columns)
+
+
+def _split(programs: int) -> int:
+    """Into how many parts k is cut, for enough programs."""
     split = 1
     while split < 8 and programs * split < _ENOUGH:
         split *= 2
-    return Tile(rows, columns, depth, 4, stages=5, split=split)
+    return split

@@ -1,10 +1,7 @@
-"""Which experts each row takes, and in which order a grouped product walks the rows of all experts.
+"""Which experts each row takes: `eyas.engine.layers.experts.Router` after its product, in float32.
 
-`choose` is `eyas.engine.layers.experts.Router` after its product, in float32: scores, groups, the best, of
-equals the first, and their weights. `group` then sorts the choices by expert, on the device and by launches
-of fixed shapes, and cuts each expert's choices into blocks of rows. A choice is row * per_row + rank. No sum
-is taken by an atomic, and the order is one: by expert, then by choice. This file knows numbers of experts and
-rows; it refuses to know what an expert computes.
+Scores, groups, the best, of equals the first, and their weights. No sum is taken by an atomic. It knows
+numbers of experts and rows; it refuses to know what an expert computes.
 """
 
 from __future__ import annotations
@@ -16,14 +13,12 @@ import triton
 import triton.language as tl
 
 from eyas.engine.checkpoint.config import ExpertsSpec
-from eyas.engine.kernels.grouped_tiles import most_blocks
 from eyas.engine.kernels.launching import after_previous
 
 TINY = tl.constexpr(1e-20)
+LAST = tl.constexpr(0xFFFF)  # no expert has a larger number
+CLOSED = tl.constexpr(-(2**62))
 MOST = tl.constexpr(1e30)  # of a logit, either way: differences stay numbers
-_CHUNK, _LEAST = 256, 32  # choices that one program of `group` puts in their places, at most and at least
-_COLUMN = 64  # of those, how many are compared at a time
-_PAIRS = 4096  # of a choice and an expert, that a warp holds
 
 
 @dataclass(frozen=True)
@@ -32,24 +27,6 @@ class Chosen:
 
     experts: torch.Tensor
     weights: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Grouped:
-    """Choices in the order of their experts, int32 [choices], cut into blocks of at most `rows` choices.
-
-    `blocks` int32 [3 * most + 1]: of each block its expert, then its first place in the order, then the place
-    behind its last; and how many blocks there are. `most` follows from sizes alone.
-    """
-
-    order: torch.Tensor
-    blocks: torch.Tensor
-    rows: int
-
-    @property
-    def most(self) -> int:
-        """As many blocks as there may be."""
-        return (self.blocks.shape[0] - 1) // 3
 
 
 def choose(
@@ -91,35 +68,6 @@ def choose(
     return Chosen(experts, weights)
 
 
-def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> Grouped:
-    """chosen int32 [m, per_row], of `experts` experts, in blocks of `rows` choices.
-
-    A choice of no expert (-1) is left out: no block has it, and the order ends before its end.
-    """
-    count, device = chosen.numel(), chosen.device
-    order = torch.empty(count, dtype=torch.int32, device=device)
-    most = most_blocks(count, experts, rows)
-    blocks = torch.empty(3 * most + 1, dtype=torch.int32, device=device)
-    chunk = min(_CHUNK, max(_LEAST, triton.next_power_of_2(count)))
-    chunks = triton.cdiv(count, chunk)
-    counts = torch.empty(chunks, experts, dtype=torch.int32, device=device)
-    sizes = {"EXPERTS": experts, "SLOTS": triton.next_power_of_2(experts), "CHUNK": chunk, "PDL": pdl}
-    sizes["COLUMN"] = min(chunk, _COLUMN)
-    # For the registers: a program holds COLUMN choices beside every expert.
-    warps = min(max(sizes["SLOTS"] * sizes["COLUMN"] // _PAIRS, 4), 16)
-    if chunks > 1:
-        _count[(chunks,)](chosen, counts, count, **sizes, num_warps=warps, launch_pdl=pdl)
-    _place[(chunks,)](
-        *(chosen, counts, order, blocks, count, most, chunks),
-        **sizes,
-        ROWS=rows,
-        ALONE=chunks == 1,
-        num_warps=warps if chunk <= _COLUMN else max(warps, 8),
-        launch_pdl=pdl,
-    )
-    return Grouped(order, blocks, rows)
-
-
 @triton.jit
 def _choose(
     logits, stride, correction, experts, weights,
@@ -153,15 +101,19 @@ def _choose(
     offset = 0
     if UNIFORM:
         offset = _by_chance(tl.sum(tl.sum(tl.where(expert == 0, logit, 0.0), 1), 0), row) % EXPERTS
+    SLOTS: tl.constexpr = ROWS * SIDE
+    ids = tl.reshape(tl.where(there, expert, EXPERTS), (SLOTS,))
+    scores = tl.reshape(scores, (SLOTS,))
+    left = tl.reshape(tl.where(open_, _ranked(wanted, expert), CLOSED), (SLOTS,))
     rank = tl.arange(0, 32)
     taken_weights = tl.zeros((32,), tl.float32)
     total = 0.0
     for k in tl.static_range(PER_ROW):
-        best = _first_best(wanted, open_, expert, EXPERTS)
+        best = tl.minimum(-(tl.max(left) & LAST).to(tl.int32) + LAST, EXPERTS - 1)
         if UNIFORM:
             best = (offset + k * EXPERTS // PER_ROW) % EXPERTS
-        open_ = open_ & (expert != best)
-        score = tl.sum(tl.sum(tl.where((expert == best) & there, scores, 0.0), 1), 0)
+        left = tl.where(ids == best, CLOSED, left)
+        score = tl.sum(tl.where(ids == best, scores, 0.0))
         total += score
         taken_weights = tl.where(rank == k, score, taken_weights)
         tl.store(experts + row * TAKEN + k, best)
@@ -175,11 +127,14 @@ def _choose(
 
 
 @triton.jit
-def _first_best(values, open_, index, NONE: tl.constexpr):
-    """The lowest index of the largest of the `open_` values; none is larger than -inf if all are that."""
-    best = tl.max(tl.max(tl.where(open_, values, float("-inf")), 1), 0)
-    found = tl.min(tl.min(tl.where(open_ & (values == best), index, NONE), 1), 0)
-    return tl.minimum(found, NONE - 1)
+def _ranked(wanted, expert):
+    """Numbers int64 in the order of what is wanted, float32: one maximum finds the best, and who it is.
+
+    Of equals the first expert's is larger; all are larger than CLOSED.
+    """
+    bits = (wanted + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0, its equal
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    return (ordered << 32) - expert.to(tl.int64) + LAST
 
 
 @triton.jit
@@ -212,80 +167,3 @@ def _by_chance(logit, row):
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
     return ((x ^ (x >> 16)) >> 1).to(tl.int32)
-
-
-@triton.jit(do_not_specialize=["count"])
-def _count(
-    chosen, counts, count,
-    EXPERTS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, COLUMN: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """How often each expert is chosen in one chunk."""
-    after_previous(PDL)
-    expert = tl.arange(0, SLOTS)
-    found = _count_chunk(chosen, tl.program_id(0), count, SLOTS, CHUNK, COLUMN)
-    tl.store(counts + tl.program_id(0) * EXPERTS + expert, found, mask=expert < EXPERTS)
-
-
-@triton.jit(do_not_specialize=["count", "most", "chunks"])
-def _place(
-    chosen, counts, order, blocks, count, most, chunks,
-    EXPERTS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, COLUMN: tl.constexpr,
-    PDL: tl.constexpr,
-    ROWS: tl.constexpr, ALONE: tl.constexpr,
-):  # fmt: skip
-    """Puts the choices of one chunk in their places; the first program cuts the order into blocks."""
-    after_previous(PDL)
-    chunk = tl.program_id(0)
-    expert = tl.arange(0, SLOTS)
-    if ALONE:
-        total = _count_chunk(chosen, 0, count, SLOTS, CHUNK, COLUMN)
-        before = tl.zeros((SLOTS,), tl.int32)
-    else:
-        total, before = tl.zeros((SLOTS,), tl.int32), tl.zeros((SLOTS,), tl.int32)
-        for other in range(chunks):
-            found = tl.load(counts + other * EXPERTS + expert, mask=expert < EXPERTS, other=0)
-            total += found
-            before += tl.where(other < chunk, found, 0)
-    first = tl.cumsum(total, 0) - total
-    own = first + before
-    for at in tl.static_range(0, CHUNK, COLUMN):
-        choice = chunk * CHUNK + at + tl.arange(0, COLUMN)
-        mine = tl.load(chosen + choice, mask=choice < count, other=-1)
-        rank = tl.zeros((COLUMN,), tl.int32)
-        for behind in tl.static_range(0, at + 1, COLUMN):
-            other = chunk * CHUNK + behind + tl.arange(0, COLUMN)
-            theirs = tl.load(chosen + other, mask=other < count, other=-2)
-            same = (theirs[None, :] == mine[:, None]) & (other[None, :] < choice[:, None])
-            rank += tl.sum(same.to(tl.int32), 1)
-        begins = tl.sum(tl.where(mine[:, None] == expert[None, :], own[None, :], 0), 1)
-        tl.store(order + begins + rank, choice, mask=mine >= 0)
-    if chunk == 0:
-        of_expert = (total + ROWS - 1) // ROWS
-        first_block = tl.cumsum(of_expert, 0) - of_expert
-        _cut(blocks, expert, total, first, first_block, of_expert, most, ROWS)
-
-
-@triton.jit
-def _count_chunk(chosen, chunk, count, SLOTS: tl.constexpr, CHUNK: tl.constexpr, COLUMN: tl.constexpr):
-    """int32 [SLOTS]."""
-    expert = tl.arange(0, SLOTS)
-    found = tl.zeros((SLOTS,), tl.int32)
-    for at in tl.static_range(0, CHUNK, COLUMN):
-        choice = chunk * CHUNK + at + tl.arange(0, COLUMN)
-        theirs = tl.load(chosen + choice, mask=choice < count, other=-1)
-        found += tl.sum((theirs[None, :] == expert[:, None]).to(tl.int32), 1)
-    return found
-
-
-@triton.jit
-def _cut(blocks, expert, total, first, first_block, of_expert, most, ROWS: tl.constexpr):
-    """Every block by its expert, as many rounds as the fullest has blocks; and their number."""
-    for nth in range(tl.max(of_expert, 0)):
-        at = blocks + first_block + nth
-        here = nth < of_expert
-        begins = first + nth * ROWS
-        tl.store(at, expert, mask=here)
-        tl.store(at + most, begins, mask=here)
-        tl.store(at + 2 * most, tl.minimum(begins + ROWS, first + total), mask=here)
-    tl.store(blocks + 3 * most, tl.sum(of_expert, 0))

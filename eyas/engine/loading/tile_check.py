@@ -14,8 +14,9 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import Rounding, scales_of
-from eyas.engine.kernels import route, skinny
+from eyas.engine.kernels import skinny
 from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.kernels.group import group
 from eyas.engine.kernels.grouped import Gate, Products, Rows, Weight
 from eyas.engine.kernels.grouped_tiles import Shape, Table, Tile, exact_tile_for, key_of
 from eyas.engine.loading.fold_check import operands, same
@@ -119,7 +120,7 @@ def _made(product: Asked, tile: Tile, x: torch.Tensor, weight: Weight, launch: s
         return products.dense(x, weight) if gate is None else _plain(products.dense_gated(x, weight, gate))
     products = Products(launch, {key_of(replace(shape, experts=EXPERTS), ROWS): tile})
     chosen = torch.arange(ROWS, dtype=torch.int32, device=x.device)[:, None] % EXPERTS
-    grouped = route.group(chosen, EXPERTS, tile.rows, launch.pdl)
+    grouped = group(chosen, EXPERTS, tile.rows, launch.pdl)
     if gate is not None:
         return _plain(products.gate_up(x, weight, grouped, 1, gate))
     return products.down(x, weight, grouped)

@@ -12,7 +12,7 @@ import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels import combine, route
+from eyas.engine.kernels import combine, route, single
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Weight, Normed, rounding_of
 from eyas.engine.kernels.grouped import Gate, Weight
@@ -67,30 +67,58 @@ class FusedExperts:
         normed = normed_rows(residual.x, self.norm, step)
         if step.context.group.ranks > 1:
             return add_over_ranks(self.wide(normed, step), residual, step)
-        made = self._made(normed, step)
+        chosen = self._chosen(normed, step)
+        if self._has_one_row(normed, step):
+            inner = self._inner_of_one_row(normed, chosen, step)
+            return NarrowRows(*single.back_add(inner, self._down, chosen, residual.x, launch.pdl))
+        made = self._made(normed, chosen, step)
         return NarrowRows(*combine.combine_add(*made, residual.x, launch.pdl, launch.exact))
 
     def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
-        launch = step.context.launch
-        return combine.combine(*self._made(normed, step), launch.pdl, launch.exact)
+        launch, chosen = step.context.launch, self._chosen(normed, step)
+        if self._has_one_row(normed, step):
+            inner = self._inner_of_one_row(normed, chosen, step)
+            return single.back(inner, self._down, chosen, launch.pdl)
+        return combine.combine(*self._made(normed, chosen, step), launch.pdl, launch.exact)
 
     def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
         """As `narrow`, of any number of rows."""
         normed = normed_rows(residual.x, self.norm, step)
         return residual.plus(self.wide(normed, step), None, self.norm.eps, step)
 
-    def _made(self, normed: Normed, step: Forward) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def _chosen(self, normed: Normed, step: Forward) -> route.Chosen:
+        """What each row takes."""
+        context, rows = step.context, normed.plain
+        if single.takes(rows, self._router) and not context.launch.exact:
+            logits = single.dense(rows, self._router, context.launch.pdl, torch.float32)
+        else:
+            logits = rows.new_empty(rows.shape[0], self._router.shape[0], dtype=torch.float32)
+            product_float32(rows, self._router, logits, replace(context.launch, tiles=self._router_tiles))
+        uniform, pdl = context.uniform_experts, context.launch.pdl
+        return route.choose(
+            logits, self._spec, self._correction, shared=self._joined, uniform=uniform, pdl=pdl
+        )
+
+    def _has_one_row(self, normed: Normed, step: Forward) -> bool:
+        """Whether weights can wait for the row; a shared expert must then be one of the others."""
+        products, read = step.context.products, normed.read_by(self._gate_up)
+        whole = products.has_one_row(read, self._gate_up)
+        whole = whole and products.has_one_row(read, self._down, together=self._per_row)
+        return whole and self._shared is None and single.rounds(self._down)
+
+    def _inner_of_one_row(self, normed: Normed, chosen: route.Chosen, step: Forward) -> torch.Tensor:
+        """What the gates of its experts pass, [experts of a row, width]."""
+        read = step.context.products.read(normed.read_by(self._gate_up), self._gate_up)
+        return single.gated(read, self._gate_up, chosen.experts, self._gate.gelu, step.context.launch.pdl)
+
+    def _made(
+        self, normed: Normed, chosen: route.Chosen, step: Forward
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """What each row's experts make of it [m * those of a row, hidden], and their weights; what the shared
         one does, if it is not among them.
         """
-        context, products, rows = step.context, step.context.products, normed.plain
-        logits = rows.new_empty(rows.shape[0], self._router.shape[0], dtype=torch.float32)
-        product_float32(rows, self._router, logits, replace(context.launch, tiles=self._router_tiles))
-        uniform, pdl = context.uniform_experts, context.launch.pdl
-        chosen = route.choose(
-            logits, self._spec, self._correction, shared=self._joined, uniform=uniform, pdl=pdl
-        )
+        products = step.context.products
         order = products.group(chosen.experts, (self._gate_up, self._down))
         read = normed.read_by(self._gate_up)
         inner = products.gate_up(read, self._gate_up, order, self._per_row, self._gate)

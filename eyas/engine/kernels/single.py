@@ -1,0 +1,299 @@
+"""Products of one row, or of a few: weights wait in registers until the row is there.
+
+A product of one row takes as long as its weights take to come. So each program asks for all of its weight
+rows at once, before it waits for the kernel that makes the row, and multiplies them in float32 when the row
+has come: no matrix unit, and no sum over several programs. `gated` takes one row to the experts that
+it chose, and `back` adds up what they make. It knows rows and weights as `grouped` does, whose results are
+its test; it refuses to know models. What it computes follows no number of rows, but is no `exact` arithmetic.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from eyas.engine.kernels.activation import steepness
+from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, quantised
+from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.route import Chosen
+from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
+from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
+
+Weight = torch.Tensor | Fp8Weight
+Rows = torch.Tensor | Fp8Rows
+
+_WARPS = 4
+_HELD = 32 * 1024  # bytes of weights that a program's registers hold
+_ROWS = 8
+_PROGRAMS = 264  # fewer have fewer rows each: two for every SM of a Hopper GPU
+
+
+def holds(weight: Weight, together: int = 1) -> bool:
+    """Whether a program can hold a row of the weight [.., n, k], of `together` experts at once; and of those
+    whose halves a gate joins, two.
+    """
+    block = triton.next_power_of_2(weight.shape[-1]) * triton.next_power_of_2(together)
+    return 2 * block * _itemsize(weight) <= _HELD
+
+
+def takes(x: torch.Tensor, weight: Weight) -> bool:
+    """Whether rows x [m, k] are few enough to meet the weight one after the other."""
+    return len(x) <= _ROWS and holds(weight)
+
+
+def rounds(weight: Weight) -> bool:
+    """Whether `back` knows how rows are rounded that meet the weight."""
+    return not isinstance(weight, Fp8Weight) or weight.rounding.rows == "block"
+
+
+def count_of(x: Rows) -> int:
+    """How many rows there are."""
+    return len(x.stored if isinstance(x, Fp8Rows) else x)
+
+
+def dense(x: Rows, weight: Weight, pdl: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """x [m, k] . weight [n, k]^T -> [m, n], in float32 and rounded once to `dtype` (None: x's). Few rows."""
+    like = x.scales if isinstance(x, Fp8Rows) else x
+    out = like.new_empty(count_of(x), weight.shape[0], dtype=dtype or x.dtype)
+    _start(x, weight, out, None, (False, False), pdl)
+    return out
+
+
+def gated(
+    x: Rows, weight: Weight, chosen: torch.Tensor | None, gelu: bool = False, pdl: bool = False
+) -> torch.Tensor:
+    """One row x [1, k]; weight [2 width, k], or with `chosen` int32 [choices] [experts, 2 width, k].
+
+    -> act(gate) * up, [choices, width], or [1, width].
+    """
+    like = x.scales if isinstance(x, Fp8Rows) else x
+    rows = 1 if chosen is None else chosen.numel()
+    out = like.new_empty(rows, weight.shape[-2] // 2, dtype=x.dtype)
+    _start(x, weight, out, chosen, (True, gelu), pdl)
+    return out
+
+
+def back(inner: torch.Tensor, weight: Weight, chosen: Chosen, pdl: bool = False) -> torch.Tensor:
+    """inner [choices, width], weight [experts, hidden, width] -> [1, hidden]: what one row's experts make of
+    it, added up by weight in float32. What meets weights in FP8 is rounded here, in blocks of 128.
+
+    The kernel before the one that makes `inner` must have made `chosen`, or one before that.
+    """
+    return _start_back(inner, weight, chosen, None, None, pdl)
+
+
+def back_add(
+    inner: torch.Tensor, weight: Weight, chosen: Chosen, residual: torch.Tensor, pdl: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `back`, added to `residual` [1, hidden] and rounded once.
+
+    Returns the row and its sums of squares, float32 [parts, 128], for `skinny.Source`.
+    """
+    parts = triton.cdiv(weight.shape[-2], _rows_of_back(inner, weight))
+    sums = torch.empty(parts, MAX_ROWS, dtype=torch.float32, device=inner.device)
+    return _start_back(inner, weight, chosen, residual, sums, pdl), sums
+
+
+def _rows_of_back(inner: torch.Tensor, weight: Weight) -> int:
+    """How many columns of the result a program makes."""
+    block, choices = max(triton.next_power_of_2(inner.shape[1]), SIDE), triton.next_power_of_2(len(inner))
+    return _rows_held(block * choices * _itemsize(weight), weight.shape[-2])
+
+
+def _start_back(
+    inner: torch.Tensor,
+    weight: Weight,
+    chosen: Chosen,
+    residual: torch.Tensor | None,
+    sums: torch.Tensor | None,
+    pdl: bool,
+) -> torch.Tensor:
+    (count, width), hidden, rows = inner.shape, weight.shape[-2], _rows_of_back(inner, weight)
+    stored, scales = _parts(weight)
+    out = empty_padded(1, hidden, like=inner)
+    _back[(triton.cdiv(hidden, rows),)](
+        *(inner, stored, scales, chosen.experts, chosen.weights, residual, out, sums),
+        N=hidden,
+        K=width,
+        ROWS=rows,
+        BLOCK=max(triton.next_power_of_2(width), SIDE),
+        COUNT=count,
+        CHOICES=triton.next_power_of_2(count),
+        POWERS=isinstance(weight, Fp8Weight) and weight.rounding.powers,
+        PDL=pdl,
+        num_warps=_WARPS,
+        launch_pdl=pdl,
+    )
+    return out
+
+
+def _start(
+    x: Rows,
+    weight: Weight,
+    out: torch.Tensor,
+    chosen: torch.Tensor | None,
+    gate: tuple[bool, bool],
+    pdl: bool,
+) -> None:
+    stored, scales = _parts(weight)
+    rows, row_scales = (x.stored, x.scales) if isinstance(x, Fp8Rows) else (x, None)
+    is_gated, gelu = gate
+    n, k = weight.shape[-2:]
+    outputs, block = n // 2 if is_gated else n, max(triton.next_power_of_2(k), SIDE)
+    choices = 1 if chosen is None else chosen.numel()
+    held = _rows_held(block * _itemsize(weight) * (2 if is_gated else 1), outputs * choices)
+    _forth[(triton.cdiv(outputs, held), choices)](
+        *(rows, row_scales, stored, scales, out, chosen, rows.shape[0]),
+        N=n,
+        K=k,
+        OUTPUTS=outputs,
+        ROWS=held,
+        BLOCK=block,
+        GATED=is_gated,
+        GELU=gelu,
+        CHANNELS=isinstance(weight, Fp8Weight) and weight.rounding.rows != "block",
+        SINGLE=rows.shape[0] == 1,
+        PDL=pdl,
+        num_warps=_WARPS,
+        launch_pdl=pdl,
+    )
+
+
+def _parts(weight: Weight) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return (weight.stored, weight.scales) if isinstance(weight, Fp8Weight) else (weight, None)
+
+
+def _itemsize(weight: Weight) -> int:
+    return 1 if isinstance(weight, Fp8Weight) else weight.element_size()
+
+
+def _rows_held(each: int, wanted: int) -> int:
+    """Weight rows of a program, where one of them has `each` bytes and `wanted` are to be read."""
+    rows = max(_HELD // each, 1)
+    while rows > 1 and triton.cdiv(wanted, rows) < _PROGRAMS:
+        rows //= 2
+    return min(rows, SIDE)
+
+
+@triton.jit(do_not_specialize=["m"])
+def _forth(
+    x, x_scales, weights, scales, out, chosen, m,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, CHANNELS: tl.constexpr, SINGLE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles of the result's columns, choices)."""
+    first, choice = tl.program_id(0) * ROWS, tl.program_id(1)
+    expert = 0
+    if chosen is not None:
+        if PDL:
+            gdc_wait()
+            gdc_launch_dependents()  # not before: then what follows may read the choices at once
+        expert = tl.load(chosen + choice)
+    row, column = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    there = row < OUTPUTS
+    inside = (there & (expert >= 0))[:, None] & (column < K)[None, :]
+    at = weights + (tl.maximum(expert, 0) * N + row).to(tl.int64)[:, None] * K + column[None, :]
+    a = tl.load(at, mask=inside, other=0.0)
+    b = tl.load(at + OUTPUTS * K, mask=inside, other=0.0) if GATED else a
+    by_row_a, by_row_b, by_column_a, by_column_b = 1.0, 1.0, 1.0, 1.0
+    if CHANNELS:
+        by_row_a = tl.load(scales + expert * N + row, mask=there, other=0.0)
+        if GATED:
+            by_row_b = tl.load(scales + expert * N + row + OUTPUTS, mask=there, other=0.0)
+    elif scales is not None:
+        blocks = scales + (tl.maximum(expert, 0) * ((N + 127) // 128) + first // 128) * ((K + 127) // 128)
+        by_column_a = _spread(blocks, K, BLOCK)
+        if GATED:
+            by_column_b = _spread(blocks + OUTPUTS // 128 * ((K + 127) // 128), K, BLOCK)
+    if chosen is None:
+        after_previous(PDL)
+    if SINGLE:
+        values = _row(x, x_scales, 0, K, BLOCK, CHANNELS)
+        _finish(
+            values, a, b, by_row_a, by_row_b, by_column_a, by_column_b,
+            out + choice * OUTPUTS + row, there, GATED, GELU,
+        )  # fmt: skip
+    else:
+        for each in range(m):
+            values = _row(x, x_scales, each, K, BLOCK, CHANNELS)
+            _finish(
+                values, a, b, by_row_a, by_row_b, by_column_a, by_column_b,
+                out + each * OUTPUTS + row, there, GATED, GELU,
+            )  # fmt: skip
+
+
+@triton.jit
+def _finish(
+    values, a, b, by_row_a, by_row_b, by_column_a, by_column_b, to, there,
+    GATED: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    y = tl.sum(a.to(tl.float32) * (values * by_column_a)[None, :], 1) * by_row_a
+    if GATED:
+        up = tl.sum(b.to(tl.float32) * (values * by_column_b)[None, :], 1) * by_row_b
+        y = y * up / (1.0 + tl.exp(-steepness(y, GELU)))
+    tl.store(to, y.to(to.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _row(x, x_scales, row, K: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr):
+    """What a row stands for, float32 [BLOCK]."""
+    column = tl.arange(0, BLOCK)
+    values = tl.load(x + row * K + column, mask=column < K, other=0.0).to(tl.float32)
+    if CHANNELS:
+        values *= tl.load(x_scales + row)
+    elif x_scales is not None:
+        values *= _spread(x_scales + row * ((K + 127) // 128), K, BLOCK)
+    return values
+
+
+@triton.jit
+def _spread(scales, K: tl.constexpr, BLOCK: tl.constexpr):
+    """A scale for each 128 of K, as one for each of BLOCK."""
+    each = tl.arange(0, BLOCK // 128)
+    found = tl.load(scales + each, mask=each < (K + 127) // 128, other=0.0)
+    return tl.reshape(tl.broadcast_to(found[:, None], (BLOCK // 128, 128)), (BLOCK,))
+
+
+@triton.jit
+def _back(
+    inner, weights, scales, chosen, shares, residual, out, sums,
+    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr,
+    CHOICES: tl.constexpr, POWERS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Some columns of the result, of all choices."""
+    if PDL:
+        gdc_launch_dependents()
+    first = tl.program_id(0) * ROWS
+    choice, row, column = tl.arange(0, CHOICES), first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    expert = tl.load(chosen + choice, mask=choice < COUNT, other=-1, cache_modifier=".cg")
+    taken, expert = expert >= 0, tl.maximum(expert, 0)
+    there = (taken[:, None, None] & (row < N)[None, :, None]) & (column < K)[None, None, :]
+    at = weights + (expert[:, None] * N + row[None, :]).to(tl.int64)[:, :, None] * K + column[None, None, :]
+    held = tl.load(at, mask=there, other=0.0)
+    share = tl.load(shares + choice, mask=taken, other=0.0, cache_modifier=".cg")
+    factor = share[:, None]
+    if scales is not None:
+        WIDTH: tl.constexpr = (K + 127) // 128
+        each = tl.arange(0, BLOCK // 128)
+        of_block = scales + (expert * ((N + 127) // 128) + first // 128)[:, None] * WIDTH + each[None, :]
+        factor = factor * tl.load(of_block, mask=taken[:, None] & (each < WIDTH)[None, :], other=0.0)
+    if PDL:
+        gdc_wait()
+    inside = taken[:, None] & (column < K)[None, :]
+    values = tl.load(inner + choice[:, None] * K + column[None, :], mask=inside, other=0.0)
+    if scales is not None:
+        rounded, own = quantised(tl.reshape(values, (CHOICES * (BLOCK // 128), 128)), POWERS)
+        factor = tl.reshape(factor, (CHOICES * (BLOCK // 128),)) * own
+        wide = tl.reshape(rounded.to(tl.float32) * factor[:, None], (CHOICES, BLOCK))
+    else:
+        wide = values.to(tl.float32) * factor
+    y = tl.sum(tl.sum(held.to(tl.float32) * wide[:, None, :], 2), 0)
+    if residual is not None:
+        y += tl.load(residual + row, mask=row < N, other=0.0).to(tl.float32)
+    made = y.to(out.dtype.element_ty)
+    tl.store(out + row, made, mask=row < N)
+    if sums is not None:
+        left = tl.where(row < N, made.to(tl.float32), 0.0)
+        tl.store(sums + tl.program_id(0) * SUMS_WIDTH, tl.sum(left * left))

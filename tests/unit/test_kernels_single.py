@@ -1,0 +1,121 @@
+"""Products of one row whose weights wait for it, against plain torch; planted faults are caught."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eyas.engine.kernels import single
+from eyas.engine.kernels.blocks import Fp8Weight, quantise
+from eyas.engine.kernels.route import Chosen
+from eyas.engine.kernels.single import Rows, Weight
+from tests.unit.test_kernels_grouped import DEVICE, PDL, act, in_kind, meant, random, rounded
+
+EXPERTS, HIDDEN, WIDTH = 6, 384, 256
+KINDS = ["float32", "blocks", "powers", "token", "tensor"]
+TAKEN = (4, 0, -1, 3, 5)
+
+
+def read(x: torch.Tensor, weight: Weight) -> Rows:
+    return quantise(x.to(DEVICE), weight.rounding) if isinstance(weight, Fp8Weight) else x.to(DEVICE)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, most: float = 2e-6) -> None:
+    error = (found.double().cpu() - expected).norm() / expected.norm()
+    assert error < most, error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "k"), [(272, 384), (48, 1536), (2112, 192)])
+def test_a_dense_product(n: int, k: int, kind: str) -> None:
+    x, weight = random(1, k, seed=n), in_kind(random(n, k, seed=1) / k**0.5, kind)
+    expected = rounded(x, weight) @ meant(weight).t()
+    found = single.dense(read(x, weight), weight, PDL)
+    close(found, expected)
+    with pytest.raises(AssertionError):
+        close(found.roll(1, 1), expected)
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_few_rows_meet_a_weight_one_after_the_other(rows: int) -> None:
+    x, weight = random(rows, HIDDEN), random(32, HIDDEN, seed=1)
+    assert single.takes(x, weight) and not single.takes(random(9, HIDDEN), weight)
+    found = single.dense(x.to(DEVICE), weight.to(DEVICE), PDL, torch.float32)
+    close(found, x.double() @ weight.double().t())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gelu", [False, True])
+def test_a_gated_product(kind: str, gelu: bool) -> None:
+    x, weight = random(1, HIDDEN), in_kind(random(2 * WIDTH, HIDDEN, seed=1) / HIDDEN**0.5, kind)
+    expected = act(rounded(x, weight) @ meant(weight).t(), gelu)
+    close(single.gated(read(x, weight), weight, None, gelu, PDL), expected)
+
+
+def layer(kind: str) -> tuple[torch.Tensor, Weight, Weight, Chosen]:
+    """A row, its experts' weights, and which of them it chose; one choice is of none."""
+    gate_up = in_kind(random(EXPERTS, 2 * WIDTH, HIDDEN, seed=1) / HIDDEN**0.5, kind)
+    down = in_kind(random(EXPERTS, HIDDEN, WIDTH, seed=2) / WIDTH**0.5, kind)
+    chosen = torch.tensor([TAKEN], dtype=torch.int32), random(1, len(TAKEN), seed=3).abs()
+    return random(1, HIDDEN), gate_up, down, Chosen(*(part.to(DEVICE) for part in chosen))
+
+
+def inner_of(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Of every choice, float64; zeros of none."""
+    row, each = rounded(x, weight), meant(weight)
+    passed = [act(row @ each[e].t()) if e >= 0 else torch.zeros(1, WIDTH).double() for e in TAKEN]
+    return torch.cat(passed)
+
+
+def back_of(inner: torch.Tensor, weight: Weight, shares: torch.Tensor) -> torch.Tensor:
+    """[1, hidden], float64."""
+    rows, each = rounded(inner, weight), meant(weight)
+    made = [rows[i] @ each[e].t() * float(shares[0, i]) for i, e in enumerate(TAKEN) if e >= 0]
+    return torch.stack(made).sum(0, keepdim=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_meets_its_experts(kind: str) -> None:
+    x, weight, _, chosen = layer(kind)
+    expected = inner_of(x, weight)
+    found = single.gated(read(x, weight), weight, chosen.experts, pdl=PDL)
+    taken = torch.tensor(TAKEN) >= 0
+    close(found.cpu()[taken], expected[taken])
+    with pytest.raises(AssertionError):  # a neighbour's expert
+        close(found.cpu()[taken].roll(1, 0), expected[taken])
+
+
+@pytest.mark.parametrize("kind", ["float32", "blocks", "powers"])
+@pytest.mark.parametrize("fault", ["", "shares", "experts", "weight"])
+def test_the_way_back_adds_experts_up(kind: str, fault: str) -> None:
+    _, _, weight, chosen = layer(kind)
+    assert single.rounds(weight)
+    inner = random(len(TAKEN), WIDTH, seed=5)
+    expected = back_of(inner, weight, chosen.weights.cpu())
+    if fault == "shares":
+        chosen = replace(chosen, weights=chosen.weights.roll(1, 1))
+    if fault == "experts":
+        chosen = replace(chosen, experts=chosen.experts.roll(1, 1))
+    if fault == "weight":
+        part = weight.scales if isinstance(weight, Fp8Weight) else weight
+        part[TAKEN[0], -1] *= 2  # of the last rows of one expert
+    found = single.back(inner.to(DEVICE), weight, chosen, PDL)
+    error = (found.double().cpu() - expected).norm() / expected.norm()
+    assert error > 1e-3 if fault else error < 2e-6
+
+
+def test_the_way_back_adds_the_residual_and_leaves_sums() -> None:
+    _, _, weight, chosen = layer("blocks")
+    inner, residual = random(len(TAKEN), WIDTH, seed=5), random(1, HIDDEN, seed=6)
+    found, sums = single.back_add(inner.to(DEVICE), weight, chosen, residual.to(DEVICE), PDL)
+    expected = back_of(inner, weight, chosen.weights.cpu()) + residual
+    close(found, expected)
+    torch.testing.assert_close(sums[:, 0].sum().cpu(), found.square().sum().cpu())
+
+
+def test_rows_that_no_program_holds_are_told() -> None:
+    assert single.holds(random(1, 4096)) and not single.holds(random(1, 4096), together=2)
+    assert single.holds(in_kind(random(128, 8192), "blocks"))
+    assert not single.rounds(in_kind(random(4, 128), "token"))
