@@ -115,7 +115,7 @@ class WideRows(ProductRows):
 
     def _settled(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
         rows = self._residual[index]
-        scales = exact_wide.settle(rows, EPS, exact_wide.product(x, self._weight, launch))
+        scales = exact_wide.settle(rows, EPS, exact_wide.shares(x, self._weight, launch))
         wide = exact_wide.product(x, self._weight, launch, dtype=torch.float32)
         return torch.cat((wide, rows.float(), scales[:, None]), dim=1)
 

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 OTHERS = (("attention", 4), ("ruled", 4), ("wide", 7), ("ranks", 4), ("latents", 6))
 DEPTHS = (64, 128, 256)
-LINEAR = Product("linear", 4096, 4096)
+LINEAR = Product("linear", 4096, 8192)
 MATRIX = re.compile(r"wgmma\.mma_async[^{]*\{([^}]*)\}, (%rd\d+), (%rd\d+)")
 MOVED = re.compile(r"(?:add\.s64|or\.b64)\s+(%rd\d+), (%rd\d+), (-?\d+);")
 STEP = 2  # of a descriptor, in units of 16 bytes: 16 numbers of 16 bits
