@@ -28,7 +28,7 @@ class ChunkCut:
 
     rows: int = TILE
     warps: int = 8
-    stages: int = 2
+    stages: int = 3
     parts: Parts = Parts()
 
 
