@@ -1,6 +1,6 @@
-"""How the exact kernels could be cut, each way beside the fast kernel: `python -m tests.gpu.exact_variants --out FILE`.
+"""How the exact kernels could be cut: `python -m tests.gpu.exact_variants --out FILE`.
 
-In about 70 s: attention of rounds and of prompts by several cuts; what many rows pass between their products;
+Each way beside the fast kernel, in about 70 s: attention of rounds and of prompts by several cuts; what many rows pass between their products;
 products `o` and `down` of many rows by one fold of k and by two, and whether other calls of cuBLAS give the
 same bits; the narrow products with `o` in one fold and in two. FILE gets one JSON object a line; every one is
 printed as well. All times are microseconds.
@@ -32,7 +32,7 @@ from eyas.engine.kernels.exact_prefill import ChunkCut, attend_chunks_exactly
 from eyas.engine.kernels.prefill import attend_chunks, tile_rows
 from eyas.engine.kernels.skinny_tiles import Tile
 from tests.gpu.attend_bench import Case, Pool, Prompt, queries_of
-from tests.gpu.skinny_bench import DIM, EPS, HEADS, HIDDEN, INNER, KV_HEADS, LAYER, LAYERS, Chain, weights
+from tests.gpu.skinny_bench import DIM, EPS, HEADS, HIDDEN, INNER, KV_HEADS, LAYER, Chain, weights
 
 DEVICE = "cuda"
 UNSPLIT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
@@ -47,7 +47,9 @@ ROUNDS = (
     Case("chain 4, bs32 x 256", (256,) * 32, 4),
 )
 SHARED = tuple(Cut(16, shares, 4) for shares in (1, 2, 3, 4, 8, 16))
-STAGED = tuple(Cut(16, shares, warps, stages) for shares in (2, 4) for warps, stages in ((2, 2), (2, 3), (4, 3)))
+STAGED = tuple(
+    Cut(16, shares, warps, stages) for shares in (2, 4) for warps, stages in ((2, 2), (2, 3), (4, 3))
+)
 PROMPTS = (
     Prompt("8 of 1024", ((0, 1024),) * 8),
     Prompt("2048 after 6144", ((6144, 2048),)),
@@ -56,7 +58,10 @@ PROMPTS = (
 CHUNKS = (ChunkCut(), ChunkCut(stages=2), ChunkCut(64, 4, 2), ChunkCut(64, 4, 3), ChunkCut(64, 8, 3))
 WIDE = (256, 1024, 2048, 4096)
 NARROW = (1, 8, 32, 64, 128)
-O_TILES = (Tile(64, 128, 8, 4), Tile(64, 128, 4, 4), Tile(64, 64, 8, 6), Tile(64, 256, 4, 3), Tile(64, 256, 8, 2))
+O_TILES = tuple(
+    Tile(64, depth, warps, stages)
+    for depth, warps, stages in ((128, 8, 4), (128, 4, 4), (64, 8, 6), (256, 4, 3), (256, 8, 2))
+)
 Record = dict[str, Any]
 Call = Callable[..., object]
 
@@ -122,9 +127,7 @@ def tiles_of(prompt: Prompt) -> torch.Tensor:
     """The longest first, as the engine orders them."""
     most, found, begins = tile_rows(HEADS, KV_HEADS), [], 0
     for slot, (prefix, count) in enumerate(prompt.chunks):
-        found += [
-            (slot, begins + at, prefix + at, min(most, count - at)) for at in range(0, count, most)
-        ]
+        found += [(slot, begins + at, prefix + at, min(most, count - at)) for at in range(0, count, most)]
         begins += count
     found.sort(key=lambda tile: -tile[2])
     return torch.tensor(found, dtype=torch.int32, device=DEVICE)
@@ -209,7 +212,8 @@ def row_kernels(m: int) -> dict[str, tuple[Call, Call]]:
     angles = torch.rand(m, DIM // 2, device=DEVICE)
     rotation = skinny.Rotation(angles, angles, places)
     pool = normal(-(-m // 16), 2, 2, 16, KV_HEADS, DIM)
-    kv, heads, after = skinny.KvRows(pool[:, 1], places), rows.Heads(HEADS, KV_HEADS, DIM), exact_wide.AfterQkv(pdl=True)
+    kv, heads = skinny.KvRows(pool[:, 1], places), rows.Heads(HEADS, KV_HEADS, DIM)
+    after = exact_wide.AfterQkv(pdl=True)
     return {
         "rope_write": (
             lambda: rows.rope_write(raw, heads, q, rotation, kv, True),
@@ -229,7 +233,7 @@ def narrow() -> Iterator[Record]:
     layers = {product.name: weights(product) for product in LAYER}
     launches = {exact: skinny.Launch.on(DEVICE, pdl=True, exact=exact) for exact in (False, True)}
     as_it_is = skinny_tiles.stretches_of
-    rules = {"exact, o in one fold": partial(o_in, 1, as_it_is), "exact, o in two": partial(o_in, 2, as_it_is)}
+    rules = {f"exact, o in {name}": partial(o_in, i, as_it_is) for i, name in ((1, "one fold"), (2, "two"))}
     for m in NARROW:
         chain = Chain(layers, m)
         us = graph_us([partial(chain.fused, launches[False])], replays=7)

@@ -192,8 +192,9 @@ def _attend_shared(
     all_heads = tl.num_programs(2) * layout.width * layout.heads
     acc, peak, total = nothing(layout.tile, layout.dim)
     acc, peak, total = over_columns(
-        acc, peak, total, q_tile, own, own, keys + at, values + at, table, start, low, first, last, end, scale,
-        share > 0, accs, peaks, totals, place - part_at(low, layout) * all_heads, all_heads, real, layout,
+        acc, peak, total, q_tile, own, own, keys + at, values + at, table, start, low, first, last, end,
+        scale, share > 0, accs, peaks, totals, place - part_at(low, layout) * all_heads, all_heads, real,
+        layout,
     )  # fmt: skip
     if layout.tree:
         if share == 0:
@@ -297,7 +298,7 @@ def from_left(accs, peaks, totals, place, real, low, end, layout: tl.constexpr):
 def _four(
     acc, peak, total, accs, peaks, totals, place, all_heads, real, part, stop, layout: tl.constexpr
 ):  # fmt: skip
-    """The softmax so far with the next four parts, or those below `stop`: all are read before one is merged."""
+    """The softmax so far with the next four parts, or those below `stop`: all are read, then merged."""
     a = left(accs, peaks, totals, place + part * all_heads, real, layout)
     b = left(accs, peaks, totals, place + (part + 1) * all_heads, real & (part + 1 < stop), layout)
     c = left(accs, peaks, totals, place + (part + 2) * all_heads, real & (part + 2 < stop), layout)

@@ -23,6 +23,7 @@ from eyas.engine.kernels.exact_parts import (
     UNSEEN,
     Parts,
     add_block,
+    leave,
     merged,
     none_of_part,
     nothing,

@@ -26,7 +26,7 @@ from eyas.engine.kernels.exact_attend import (
     write,
 )
 from eyas.engine.kernels.exact_blocks import depth_of, over_columns
-from eyas.engine.kernels.exact_parts import BLOCK, part_begin, part_at
+from eyas.engine.kernels.exact_parts import BLOCK, part_at, part_begin
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.scores import lowest_row
 

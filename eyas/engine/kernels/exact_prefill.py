@@ -14,7 +14,7 @@ import triton.language as tl
 
 from eyas.engine.kernels.exact_attend import write
 from eyas.engine.kernels.exact_blocks import Layout, over_columns
-from eyas.engine.kernels.exact_parts import BLOCK, Parts, nothing, part_at, part_begin
+from eyas.engine.kernels.exact_parts import BLOCK, Parts, nothing
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import TILE
 from eyas.engine.kernels.scores import lowest_row
@@ -100,7 +100,7 @@ def _attend_chunks(
     own, end = start + query, start + count
     at = head * layout.dim + dim
     low = lowest_row(None, slot, start, layout.window)
-    first = tl.maximum(part_begin(part_at(low, layout), layout), low // BLOCK * BLOCK)
+    first = low // BLOCK * BLOCK
     acc, peak, total = nothing(layout.tile, layout.dim)
     acc, peak, total = over_columns(
         acc, peak, total, q_tile, own, own, keys + at, values + at, table, start, low, first, end, end, scale,

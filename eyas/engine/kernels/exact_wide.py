@@ -56,8 +56,8 @@ def product(
 
 
 def shares(x: torch.Tensor, weight: torch.Tensor, launch: Launch) -> torch.Tensor:
-    """Of a linear product x [m, k] . weight [n, k]^T each stretch of k: float32 [stretches, m, n], for `total`
-    or `settle` to add up. Where there is one: the product [m, n], rounded to x's type.
+    """Each stretch of k of a linear product x [m, k] . weight [n, k]^T: float32 [stretches, m, n], for
+    `total` or `settle` to add up. Where there is one: the product [m, n], rounded to x's type.
     """
     m, (n, k) = x.shape[0], weight.shape
     count = stretches_of(Shape("linear", m, n, k, n))
@@ -84,8 +84,8 @@ def matmul(
     dtype: torch.dtype,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x . weight^T, added up in float32 from the beginning of k to its end, rounded once to `dtype`; in `out`,
-    if it is given.
+    """x . weight^T, added up in float32 from the beginning of k to its end, rounded once to `dtype`; in
+    `out`, if it is given.
     """
     if not launch.cublas or x.shape[0] <= MAX_ROWS:  # of few rows no one has asked cuBLAS
         return fold_matmul(x, weight, dtype, launch.compile_only, out)

@@ -117,8 +117,8 @@ def exact_tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile
 def stretches_of(shape: Shape) -> int:
     """Into how many equal stretches the exact arithmetic cuts k: by the weight alone, never by the rows.
 
-    Each stretch is added up from its beginning to its end, then they are, in order. A product of many rows pays
-    for each stretch by a pass over its results, one of few rows gains programs. So where k is longer than n
+    Each stretch is added up from its beginning to its end, then they are, in order. A product of many rows
+    pays for each by a pass over its results; one of few rows gains programs. So where k is longer than n
     there are as many as the tallest narrow product wants (with one, reading x into half of the SMs would bind
     it), else as many as the products of the fewest rows want.
     """

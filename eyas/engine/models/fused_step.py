@@ -106,7 +106,7 @@ class Forward:
         return self.context.products.dense(x, weight)
 
     def exact_shares(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
-        """The same of a linear product, for those who add up stretches of k: as `exact_wide.shares` gives it."""
+        """The same of a linear product, as `exact_wide.shares` gives it: for those who add up stretches."""
         if isinstance(weight, torch.Tensor):
             return exact_wide.shares(x, weight, self.context.launch)
         return self.context.products.dense(x, weight)
