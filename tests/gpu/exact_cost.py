@@ -6,8 +6,8 @@ Each arithmetic, without drafts and with EAGLE-3 chains of 3 that are accepted b
 in a process of its own; all kernels are compiled before. Times of a token: one request and 32 at once (bs1,
 bs32), and, without drafts, prompts of 1,024 tokens that keep coming beside 32 answers (s1k); prompts of 7,900
 tokens, four at once, in tokens a second (s8k). Everything is asked twice, and the second time counts. FILE
-gets a line of JSON whenever something is known, the ratios last. `--prompts`: what attends fast prompts; exact
-ones always have a Triton kernel.
+gets a line of JSON whenever something is known, the ratios last. `--prompts`: what attends fast prompts;
+exact ones always have a Triton kernel.
 """
 
 from __future__ import annotations
