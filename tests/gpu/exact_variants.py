@@ -2,8 +2,8 @@
 
 Each way beside the fast kernel, in about 70 s: attention of rounds and of prompts by several cuts; what many
 rows pass between their products; products `o` and `down` of many rows by one fold of k and by two, and
-whether other calls of cuBLAS give the same bits; the narrow products with `o` in one fold and in two. FILE gets one
-JSON object a line; every one is printed as well. All times are microseconds.
+whether other calls of cuBLAS give the same bits; the narrow products with `o` in one fold and in two. FILE
+gets one JSON object a line; every one is printed as well. All times are microseconds.
 """
 
 from __future__ import annotations
