@@ -54,6 +54,7 @@ NO_TIME = "there was no time"
 START_S = 150.0  # for a start, its kernels and its end, at most
 USUAL_START_S = 35.0
 POWER_S = 90.0
+END_S = 12.0  # for the answers that are still being made
 Line = dict[str, Any]
 
 
@@ -200,8 +201,10 @@ class Run:
         say(self.out, line | {"preemptions": engine.preemptions - preempted})
 
 
-def run_part(bed: Bed, part: Part, out: Path, seconds: float) -> None:
-    """In this process, which ends with it. The time for asking begins when the engine is there."""
+def run_part(bed: Bed, part: Part, out: Path, seconds: float, latest: float) -> None:
+    """In this process, which ends with it. The time for asking begins when the engine is there, and ends at
+    `latest`, by the clock of all processes.
+    """
     began = time.monotonic()
     logging.basicConfig(level=logging.INFO)
     config = config_of(bed, part.way)
@@ -211,7 +214,7 @@ def run_part(bed: Bed, part: Part, out: Path, seconds: float) -> None:
     engine = Engine(config)
     ready = {"part": part.name, "kernels s": round(compiled_s, 1)}
     say(out, ready | {"ready s": round(time.monotonic() - began, 1)})
-    run = Run(bed, part, Ledger.read(path), out, time.monotonic() + seconds)
+    run = Run(bed, part, Ledger.read(path), out, min(time.monotonic() + seconds, latest))
     try:
         run.all(engine)
     finally:
@@ -269,7 +272,8 @@ def run_all(bed: Bed, args: argparse.Namespace) -> Iterator[str]:
         seconds = max(LEAST_S, for_asking * part.share / sum(part.share for part in parts[i:]))
         following = parts[i + 1 : i + 2]
         ahead = [subprocess.Popen(command(bed, args, next.name, "--compile")) for next in following]
-        own = command(bed, args, part.name, "--seconds", f"{seconds:.0f}")
+        times = ("--seconds", f"{seconds:.0f}", "--latest", f"{ends_at - END_S:.0f}")
+        own = command(bed, args, part.name, *times)
         try:
             subprocess.run(own, check=True, timeout=min(left, seconds + START_S))
         except subprocess.SubprocessError as error:
@@ -340,6 +344,7 @@ def main() -> int:
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--kind", choices=KINDS, default="dense", help="of model (%(default)s)")
     parser.add_argument("--part", help="one alone, in this process")
+    parser.add_argument("--latest", type=float, default=float("inf"), help="of the part's questions")
     parser.add_argument("--folder", type=Path)
     names = [*(part.name for part in PARTS), POWER]
     parser.add_argument("--only", choices=names, nargs="+", default=names, help="these parts (all)")
@@ -355,7 +360,7 @@ def main() -> int:
             if args.compile:
                 Start.of(config_of(bed, part.way)).wait_for_kernels()
                 return 0
-            run_part(bed, part, args.out, args.seconds)
+            run_part(bed, part, args.out, args.seconds, args.latest)
         except BaseException:
             say(args.out, {"part": args.part, "failed": traceback.format_exc()})
             os._exit(1)
