@@ -19,6 +19,7 @@ from eyas.engine.kernels.exact_parts import Parts
 from eyas.engine.kernels.exact_paths import attend_exactly
 from eyas.engine.kernels.exact_prefill import ChunkCut, attend_chunks_exactly
 from eyas.engine.kernels.paged import PagedKv
+from eyas.engine.kernels.prefill import tile_rows
 from eyas.engine.kernels.scores import Scores
 
 PAGE = 16
@@ -111,10 +112,12 @@ class Exact:
         return self._kept(asked, self._attend(kv, queries, asked))
 
     def chunks(self, chunks: Sequence[tuple[Path, int]], rows: int = 0) -> Bits:
-        """The tokens of each path from its number on, which is where the chunk begins."""
+        """The tokens of each path from its number on, which is where the chunk begins. `rows`: of a program,
+        of which a tile then has several.
+        """
         kv, tokens = self._tokens.laid([path for path, _ in chunks]), self._tokens
         cut = ChunkCut(parts=self._parts) if rows == 0 else ChunkCut(rows, 4, 2, self._parts)
-        most = cut.rows // (tokens.heads // kv.kv_heads)
+        most = tile_rows(tokens.heads, kv.kv_heads)
         tiles, asked = [], []
         for slot, (path, start) in enumerate(chunks):
             for at in range(start, len(path), most):

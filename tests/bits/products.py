@@ -47,8 +47,8 @@ class ProductRows:
         self._x = (self._normal(skinny.MAX_ROWS, k).float() * torch.exp2(sizes.to(device))).to(dtype)
         self._weight = (self._normal(n, k).float() * k**-0.5).to(dtype)
         self._residual = self._normal(skinny.MAX_ROWS, n)
-        parts = k // skinny.sum_group(k)
-        self._sums = self._x.float().square().view(skinny.MAX_ROWS, parts, -1).sum(2).t().contiguous()
+        groups = self._x.float().square().view(skinny.MAX_ROWS, -1, skinny.sum_group(k))
+        self._sums = halved(groups).t().contiguous()  # torch's own sums have another order on a GPU
         self._bias, self._gains = self._normal(n), self._normal(2, product.dim)
         angles = torch.rand(_LENGTH, product.dim // 2, generator=self._random).to(device) * 6.28
         self._cos, self._sin = angles.cos(), angles.sin()
@@ -115,7 +115,7 @@ class WideRows(ProductRows):
 
     def _settled(self, x: torch.Tensor, index: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
         rows = self._residual[index]
-        scales = exact_wide.settle(rows, EPS, exact_wide.product(x, self._weight, launch))
+        scales = exact_wide.settle(rows, EPS, exact_wide.shares(x, self._weight, launch))
         wide = exact_wide.product(x, self._weight, launch, dtype=torch.float32)
         return torch.cat((wide, rows.float(), scales[:, None]), dim=1)
 

@@ -1,12 +1,14 @@
 """Exact arithmetic by whole engines of the 8B shape: how many requests say another token in other company?
 
-    python -m tests.gpu.exact_campaign --out FILE [--seconds N] [--kind experts]
+    python -m tests.gpu.exact_campaign --out FILE [--seconds N] [--kind experts] [--only "chain 3" ...]
 
 Greedy and seeded requests alone, by 8, by 32, and up to 128 with arrivals, in a pool that is too small for
 all; without drafts, with chains of 3 and with trees of 32, half of which draft what was said before, so that
-drafts are accepted; and second turns, whose first answers come back as cached pages. The target is 0. Then
-the power of it, on fewer layers: `fast` must differ, and so must each choice of today that is put back into
-`exact`. FILE gets a line of JSON whenever something is known, the verdict last. `--power` is that part alone.
+drafts are accepted; answers that move: another worker began them, and this one goes on from their prompt and
+first tokens; long prompts all at once, so that some are preempted; and second turns, whose first answers come
+back as cached pages. The target is 0. Then the power of it, on fewer layers: `fast` must differ, and so must
+each choice of today that is put back into `exact`. FILE gets a line of JSON whenever something is known, the
+verdict last. `--only` takes some parts: "plain", "chain 3", "tree 32", "power".
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import contextlib
 import json
 import logging
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -31,7 +34,7 @@ import msgspec
 
 from eyas.bench.files import append_line
 from eyas.common.config import EngineConfig
-from eyas.common.types import GenerationRequest
+from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import PagedAttention
 from eyas.engine.kernels import skinny
@@ -41,32 +44,41 @@ from eyas.engine.loading.startup import Start
 from eyas.engine.models.fused import FusedDecoder
 from tests.gpu.exact_rig import KINDS, ONE_WAY, Bed, Engine, Ledger, Way, asked
 
-REQUESTS, ALONE, TURNS = 512, 32, 24
-PAGES, RUNNING = 3600, 128
+REQUESTS, ALONE, TURNS = 512, 24, 24
+PAGES, RUNNING = 1800, 128
+LONG = range(120, 601)  # prompts that fill the pool when all come at once
 FEW_LAYERS = 8  # of the models that hazards run on: they start sooner
 TOLD = 5  # differences of a company that are written out
 LEAST_S = 15.0
 NO_TIME = "there was no time"
-START_S = 150.0  # for a start, its kernels and its end
+START_S = 150.0  # for a start, its kernels and its end, at most
+USUAL_START_S = 35.0
+POWER_S = 90.0
+END_S = 12.0  # for the answers that are still being made
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One engine in a process of its own, and for how much of the whole time it is asked."""
+    """One engine in a process of its own, and its share of the time for asking."""
 
     way: Way
     share: float
 
     @property
     def name(self) -> str:
-        return str(self.way)
+        return self.way.drafts
+
+    @property
+    def most(self) -> int:
+        """Requests that run at once: trees of more make steps of thousands of rows."""
+        return 32 if self.way.drafts == "tree 32" else RUNNING
 
 
 PARTS = (
-    Part(Way("exact"), 0.16),
-    Part(Way("exact", "chain 3"), 0.14),
-    Part(Way("exact", "tree 32"), 0.1),
+    Part(Way("exact"), 0.4),
+    Part(Way("exact", "chain 3"), 0.4),
+    Part(Way("exact", "tree 32"), 0.2),
 )
 POWER = "power"  # the name of all hazards' part
 CONTROL = "nothing put back"  # where the same few requests must not differ
@@ -118,19 +130,20 @@ class Run:
 
     def all(self, engine: Engine) -> None:
         """Until there is no time: the companies of all parts first, then large ones again and again."""
-        if self.part.way.drafts == "plain":
-            self._ask(engine, "alone", self.requests[:ALONE], 1)
-            self._turns(engine, "second turns from cached answers")
-        else:
-            self._turns(engine, "second turns")
-            self._ask(engine, "alone", self._predicting(self.requests[:ALONE]), 1)
+        plain, most = self.part.way.drafts == "plain", self.part.most
+        self._ask(engine, "alone", self._predicting(self.requests[:ALONE]), 1)
+        self._turns(engine, "second turns from cached answers" if plain else "second turns")
         self._ask(engine, "by 8", self.requests[: 2 * ALONE], 8)
         self._ask(engine, "by 32", self._predicting(self.requests[:256]), 32)
+        self._moved(engine, self.requests[:128])
+        long = [request for request in self.requests if len(request.prompt_ids) in LONG]
+        self._ask(engine, "long ones at once", long, len(long))
         rounds = 0
         while time.monotonic() < self.ends_at:
             again = self.requests[::-1] if rounds % 2 else self.requests
             asked_now = self._predicting(again) if rounds % 2 else again
-            self._ask(engine, f"up to {RUNNING}, round {rounds}", asked_now, RUNNING + 16, gap_s=0.004)
+            self._ask(engine, f"up to {most}, round {rounds}", asked_now, most + 16, gap_s=0.002)
+            self._moved(engine, again[rounds % 4 :: 4])
             rounds += 1
 
     def few(self, engine: Engine) -> None:
@@ -148,6 +161,15 @@ class Run:
             for i, request in enumerate(requests)
         ]
 
+    def _moved(self, engine: Engine, requests: Sequence[GenerationRequest]) -> None:
+        """As the gateway moves them when a worker is lost: with the tokens that their clients have."""
+        moved = []
+        for request in requests:
+            if said := self.ledger.tokens(request):
+                has = said[: random.Random(len(said) + int(request.id)).randint(1, len(said) - 1)]
+                moved.append(msgspec.structs.replace(request, choices=(Choice(0, has),), begun=True))
+        self._ask(engine, "moved", moved, self.part.most)
+
     def _turns(self, engine: Engine, company: str) -> None:
         """What follows the first answers; whether their pages are cached depends on what ran before."""
         found = []
@@ -157,30 +179,32 @@ class Run:
                 found.append(
                     msgspec.structs.replace(request, id=f"{request.id}, second turn", prompt_ids=prompt)
                 )
-        self._ask(engine, company, found, 1)
+        self._ask(engine, company, found, 8)
 
     def _ask(
         self, engine: Engine, company: str, requests: Sequence[GenerationRequest], at_once: int, gap_s=0.0
     ) -> None:
         began, before = time.monotonic(), (self.ledger.compared, self.ledger.differing)
-        count, accepted, told = 0, 0, []
+        count, accepted, told, preempted = 0, 0, [], engine.preemptions
         for request, result in engine.flow(requests, at_once, self.ends_at, gap_s):
             count += 1
             accepted += sum(entry.accepted for entry in result.entries)
             name = f"{self.part.name}, {company}"
-            difference = self.ledger.add(name, request.id, result)
+            moved = len(request.choices[0].output_ids)
+            difference = self.ledger.add(name, request.id, result, moved)
             if difference is not None and len(told) < TOLD:
-                told.append(difference | {"prompt": len(request.prompt_ids)})
+                told.append(difference | {"prompt": len(request.prompt_ids), "moved": moved})
         line = {"part": self.part.name, "company": company, "requests": count}
         line["compared"] = self.ledger.compared - before[0]
         line["differing"] = self.ledger.differing - before[1]
         line |= {"first": told, "accepted drafts": accepted, "s": round(time.monotonic() - began, 1)}
-        load = engine.worker.load
-        say(self.out, line | {"preemptions": load.preemptions if load else 0})
+        say(self.out, line | {"preemptions": engine.preemptions - preempted})
 
 
-def run_part(bed: Bed, part: Part, out: Path, seconds: float) -> None:
-    """In this process, which ends with it. The time for asking begins when the engine is there."""
+def run_part(bed: Bed, part: Part, out: Path, seconds: float, latest: float) -> None:
+    """In this process, which ends with it. The time for asking begins when the engine is there, and ends at
+    `latest`, by the clock of all processes.
+    """
     began = time.monotonic()
     logging.basicConfig(level=logging.INFO)
     config = config_of(bed, part.way)
@@ -190,7 +214,7 @@ def run_part(bed: Bed, part: Part, out: Path, seconds: float) -> None:
     engine = Engine(config)
     ready = {"part": part.name, "kernels s": round(compiled_s, 1)}
     say(out, ready | {"ready s": round(time.monotonic() - began, 1)})
-    run = Run(bed, part, Ledger.read(path), out, time.monotonic() + seconds)
+    run = Run(bed, part, Ledger.read(path), out, min(time.monotonic() + seconds, latest))
     try:
         run.all(engine)
     finally:
@@ -238,17 +262,20 @@ def run_all(bed: Bed, args: argparse.Namespace) -> Iterator[str]:
     yields the failures.
     """
     ends_at = time.monotonic() + args.seconds
-    parts = () if args.power else PARTS
+    parts = [part for part in PARTS if part.name in args.only]
     for i, part in enumerate(parts):
         left = ends_at - time.monotonic()
         if left < LEAST_S:
             yield f"{part.name}: {NO_TIME}"
             continue
+        for_asking = left - len(parts[i:]) * USUAL_START_S - POWER_S * (POWER in args.only)
+        seconds = max(LEAST_S, for_asking * part.share / sum(part.share for part in parts[i:]))
         following = parts[i + 1 : i + 2]
         ahead = [subprocess.Popen(command(bed, args, next.name, "--compile")) for next in following]
-        own = command(bed, args, part.name, "--seconds", f"{part.share * args.seconds:.0f}")
+        times = ("--seconds", f"{seconds:.0f}", "--latest", f"{ends_at - END_S:.0f}")
+        own = command(bed, args, part.name, *times)
         try:
-            subprocess.run(own, check=True, timeout=min(left, part.share * args.seconds + START_S))
+            subprocess.run(own, check=True, timeout=min(left, seconds + START_S))
         except subprocess.SubprocessError as error:
             yield f"{part.name}: {error}"
         for process in ahead:
@@ -257,7 +284,9 @@ def run_all(bed: Bed, args: argparse.Namespace) -> Iterator[str]:
             process.kill()
     left = ends_at - time.monotonic()
     try:
-        if left < LEAST_S:
+        if POWER not in args.only:
+            pass
+        elif left < LEAST_S:
             yield f"{POWER}: {NO_TIME}"
         else:
             subprocess.run(command(bed, args, POWER), check=True, timeout=left)
@@ -281,23 +310,26 @@ def command(bed: Bed, args: argparse.Namespace, part: str, *flags: str) -> list[
     return [str(word) for word in words]
 
 
-def verdict(out: Path, failures: list[str], power_alone: bool, hazards: Sequence[str]) -> Line:
-    """Of all lines: exact ones differ nowhere, and every hazard somewhere."""
+def verdict(out: Path, failures: list[str], only: Sequence[str], hazards: Sequence[str]) -> Line:
+    """Of all lines: exact ones differ nowhere, and every hazard somewhere. `only`: the parts that were asked
+    for.
+    """
     counted: dict[str, list[int]] = {}
     for line in map(json.loads, out.read_text().splitlines()):
         if "compared" in line:
             found = counted.setdefault(line["part"], [0, 0])
             found[0] += line["compared"]
             found[1] += line["differing"]
-    exact = [counted.get(part.name, [0, 0]) for part in PARTS]
+    exact = [counted.get(part.name, [0, 0]) for part in PARTS if part.name in only]
     compared, differing = (sum(pair[i] for pair in exact) for i in (0, 1))
+    hazards = hazards if POWER in only else ()
     ran = [name for name in hazards if name in counted]
     missed = [name for name in ran if name != CONTROL and not counted[name][1]]
     differing += counted.get(CONTROL, [0, 0])[1]
     compared += counted.get(CONTROL, [0, 0])[0]
     late = [text for text in failures if text.endswith(NO_TIME)]
     good = not differing and not missed and len(late) == len(failures)
-    good = good and (power_alone or all(pair[0] for pair in exact))
+    good = good and all(pair[0] for pair in exact)
     whole = not late and len(ran) == len(hazards)
     summary = {"exact": f"{differing} of {compared} answers differ", "compared and differing": counted}
     summary |= {"power: noticed nothing in": missed, "failures": failures}
@@ -312,8 +344,10 @@ def main() -> int:
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--kind", choices=KINDS, default="dense", help="of model (%(default)s)")
     parser.add_argument("--part", help="one alone, in this process")
+    parser.add_argument("--latest", type=float, default=float("inf"), help="of the part's questions")
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--power", action="store_true", help="only what must be noticed (about 90 s)")
+    names = [*(part.name for part in PARTS), POWER]
+    parser.add_argument("--only", choices=names, nargs="+", default=names, help="these parts (all)")
     parser.add_argument("--compile", action="store_true", help="only the part's kernels")
     args = parser.parse_args()
     if args.part is not None:
@@ -326,13 +360,15 @@ def main() -> int:
             if args.compile:
                 Start.of(config_of(bed, part.way)).wait_for_kernels()
                 return 0
-            run_part(bed, part, args.out, args.seconds)
+            run_part(bed, part, args.out, args.seconds, args.latest)
         except BaseException:
             say(args.out, {"part": args.part, "failed": traceback.format_exc()})
             os._exit(1)
     with tempfile.TemporaryDirectory() as folder:
-        failures = list(run_all(Bed(args.device, args.shape, Path(folder), args.kind), args))
-        found = verdict(args.out, failures, args.power, hazards_of(args.kind))
+        bed = Bed(args.device, args.shape, Path(folder), args.kind)
+        bed.written()
+        failures = list(run_all(bed, args))
+        found = verdict(args.out, failures, args.only, hazards_of(args.kind))
     say(args.out, found)
     return int(found["verdict"] == "FAIL")
 

@@ -3,10 +3,11 @@
     python -m tests.gpu.exact_cost --out FILE [--seconds N] [--prompts triton|flashinfer]
 
 Each arithmetic, without drafts and with EAGLE-3 chains of 3 that are accepted by chance (3.0 tokens a round),
-in a process of its own. Times of a token: one request and 32 at once (bs1, bs32), and prompts of 1,024 tokens
-that keep coming beside 32 answers (s1k); prompts of 7,900 tokens, four at once, in tokens a second (s8k).
-Everything is asked twice, and the second time counts. FILE gets a line of JSON whenever something is known,
-the ratios last. `--prompts`: what attends fast prompts; exact ones always have a Triton kernel.
+in a process of its own; all kernels are compiled before. Times of a token: one request and 32 at once (bs1,
+bs32), and, without drafts, prompts of 1,024 tokens that keep coming beside 32 answers (s1k); prompts of 7,900
+tokens, four at once, in tokens a second (s8k). Everything is asked twice, and the second time counts. FILE
+gets a line of JSON whenever something is known, the ratios last. `--prompts`: what attends fast prompts;
+exact ones always have a Triton kernel.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Load:
     at_once: int
     gap_s: float = 0.0
     per_second: bool = False  # tokens, prompts' too; else milliseconds a token
+    drafted: bool = False  # also with chains
 
     @property
     def unit(self) -> str:
@@ -64,8 +66,8 @@ class Load:
 
 
 LOADS = (
-    Load("bs1", 128, 256, 1, 1),
-    Load("bs32", 128, 256, 32, 32),
+    Load("bs1", 128, 256, 1, 1, drafted=True),
+    Load("bs32", 128, 256, 32, 32, drafted=True),
     Load("s1k", 1024, 128, 96, 32, gap_s=0.03),
     Load("s8k", 7900, 64, 12, 4, per_second=True),
 )
@@ -90,7 +92,7 @@ class Timed(Engine):
     def measured(self, load: Load, seed: int) -> float:
         """The figure of a load, in its unit."""
         dice = random.Random(seed)
-        params = SamplingParams(temperature=0.0, max_tokens=load.answer, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, seed=seed, max_tokens=load.answer, ignore_eos=True)
         vocabulary = self.worker.ready.vocab_size
         requests = [
             GenerationRequest(
@@ -109,18 +111,21 @@ class Timed(Engine):
         return 1e3 * statistics.median(spans) / (load.answer - 1)
 
 
+def config_of(bed: Bed, way: Way, prompts: str) -> EngineConfig:
+    options = {} if bed.device == "cpu" else {"prefill_attention_backend": prompts}
+    return bed.config(way, num_pages=PAGES, max_running=RUNNING, **options)
+
+
 def measure(bed: Bed, way: Way, prompts: str, out: Path) -> None:
     """One engine, in this process."""
     began = time.monotonic()
     logging.basicConfig(level=logging.INFO)
-    prompts = prompts if way.arithmetic == "fast" else "triton"
-    options = {} if bed.device == "cpu" else {"prefill_attention_backend": prompts}
-    config = bed.config(way, num_pages=PAGES, max_running=RUNNING, **options)
+    config = config_of(bed, way, prompts)
     Start.of(config).wait_for_kernels()
     engine = Timed(config)
     say(out, {"way": str(way), "prompts": prompts, "ready s": round(time.monotonic() - began, 1)})
     for load in LOADS:
-        if load.prompt + load.answer > bed.context:
+        if load.prompt + load.answer > bed.context or (way.drafts != "plain" and not load.drafted):
             continue
         first, figure = (round(engine.measured(load, seed), 4) for seed in (1, 2))
         say(out, {"way": str(way), "load": load.name, load.unit: figure, "the first time": first})
@@ -147,6 +152,12 @@ def ratios(out: Path) -> Iterator[dict[str, Any]]:
                 yield {"load": load.name, "drafts": drafts, **told, "time over fast": round(ratio, 4)}
 
 
+def command(args: argparse.Namespace, way: Way, folder: str) -> list[str]:
+    words = [sys.executable, "-m", "tests.gpu.exact_cost", "--way", str(way), "--folder", folder]
+    words += ["--out", str(args.out), "--prompts", args.prompts]
+    return [*words, "--device", args.device, "--shape", args.shape]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
@@ -156,26 +167,32 @@ def main() -> int:
     parser.add_argument("--prompts", choices=["triton", "flashinfer"], default="triton")
     parser.add_argument("--way", help="one alone, in this process")
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--compile", action="store_true", help="only the way's kernels")
     args = parser.parse_args()
     if args.way is not None:
-        bed = Bed(args.device, args.shape, args.folder)
+        bed, way = Bed(args.device, args.shape, args.folder), next(w for w in WAYS if str(w) == args.way)
+        prompts = args.prompts if way.arithmetic == "fast" else "triton"
         try:
-            measure(bed, next(way for way in WAYS if str(way) == args.way), args.prompts, args.out)
+            if args.compile:
+                Start.of(config_of(bed, way, prompts)).wait_for_kernels()
+                return 0
+            measure(bed, way, prompts, args.out)
         except BaseException:
             say(args.out, {"way": args.way, "failed": traceback.format_exc()})
             os._exit(1)
     failed, ends_at = False, time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
-        for way in WAYS:
-            command = [sys.executable, "-m", "tests.gpu.exact_cost", "--way", str(way), "--folder", folder]
-            command += ["--out", str(args.out), "--prompts", args.prompts]
-            command += ["--device", args.device, "--shape", args.shape]
+        Bed(args.device, args.shape, Path(folder)).written()
+        commands = {str(way): command(args, way, folder) for way in WAYS}
+        ahead = [subprocess.Popen([*words, "--compile"]) for words in commands.values()]
+        failed = any([process.wait(LIMIT_S) for process in ahead])
+        for name, words in commands.items():
             try:
                 left = max(ends_at - time.monotonic(), 1.0)
-                subprocess.run(command, check=True, timeout=min(left, LIMIT_S))
+                subprocess.run(words, check=True, timeout=min(left, LIMIT_S))
             except subprocess.SubprocessError as error:
                 failed = True
-                say(args.out, {"way": str(way), "failed": str(error)})
+                say(args.out, {"way": name, "failed": str(error)})
     for line in ratios(args.out):
         say(args.out, line)
     return int(failed)

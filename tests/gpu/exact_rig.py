@@ -78,7 +78,7 @@ KINDS: dict[str, dict[str, Any]] = {
 """What the model's config.json says beside its sizes."""
 ONE_WAY = ("fp8", "latents")
 """Kinds whose layers have one way for any number of rows, with grouped products."""
-LENGTHS = ((8, 5, 120), (8, 120, 900), (3, 900, 2300), (1, 2300, 5000))  # weight, shortest, longest prompt
+LENGTHS = ((40, 5, 120), (8, 120, 600), (2, 600, 2300), (1, 2300, 5000))  # weight, shortest, longest prompt
 ANSWER = (24, 72)
 LOOK_S = 0.02
 
@@ -107,17 +107,22 @@ class Bed:
     folder: Path
     kind: str = "dense"
 
-    def config(self, way: Way, **options: Any) -> EngineConfig:
-        """Of one engine, in its process alone."""
+    def written(self, layers: int = 0) -> tuple[Path, Path]:
+        """The folders of the model and of its head. Processes that run at the same time find them written."""
         shape = SHAPES[self.shape]
-        if way.layers:
-            shape = replace(shape, layers=way.layers)
+        if layers:
+            shape = replace(shape, layers=layers)
         model, head = (self.folder / f"{name}-{shape.layers}" for name in ("model", "head"))
         if not (model / "tokenizer_config.json").exists():
             write_model(shape, model)
             told = json.loads((model / "config.json").read_text()) | KINDS[self.kind]
             (model / "config.json").write_text(json.dumps(told))
             write_head(shape, head)
+        return model, head
+
+    def config(self, way: Way, **options: Any) -> EngineConfig:
+        """Of one engine, in its process alone."""
+        model, head = self.written(way.layers)
         drafts = DRAFTS[way.drafts]
         if drafts is not None:
             drafts = replace(drafts, synthetic_rates=(way.rate,) * drafts.steps if way.rate else ())
@@ -182,14 +187,18 @@ class Ledger:
         _, said = self.said.get(request.id, ("", []))
         return tuple(int(token) for token in said[: request.params.max_tokens])
 
-    def add(self, company: str, key: str, result: Result) -> dict[str, Any] | None:
-        """The first difference, if there is one: behind the answer's tokens stand its log-probabilities."""
+    def add(self, company: str, key: str, result: Result, moved: int = 0) -> dict[str, Any] | None:
+        """The first difference, if there is one: behind the answer's tokens stand its log-probabilities. An
+        answer that was `moved` has none of as many first tokens.
+        """
         values = [one.logprob for entry in result.entries for one in entry.logprobs]
         tokens: list[float] = [*result.tokens[0], *values]
         if key not in self.said:
             self.said[key] = (company, tokens)
             return None
         other, known = self.said[key]
+        count = len(result.tokens[0])
+        known = [*known[:count], *known[count + moved :]]
         self.compared += 1
         if tokens == known:
             return None
@@ -208,6 +217,11 @@ class Engine(Loopback):
         self._turn = 0
         while self.worker.ready is None:
             time.sleep(LOOK_S)
+
+    @property
+    def preemptions(self) -> int:
+        """Since its start."""
+        return self.worker.load.preemptions if self.worker.load else 0
 
     def flow(
         self, requests: Iterable[GenerationRequest], at_once: int, ends_at: float, gap_s: float = 0.0

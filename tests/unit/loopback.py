@@ -140,7 +140,8 @@ class Loopback:
                 self.by_role["decode"].send(DraftDown(worker=config.worker))
 
     def submit(self, request: GenerationRequest, *, split: bool) -> Result:
-        result = self.results[request.id] = Result(len(request.choices))
+        begun = {choice.index: list(choice.output_ids) for choice in request.choices if choice.output_ids}
+        result = self.results[request.id] = Result(len(request.choices), begun)
         decode, prefill = self.by_role["decode"], self.by_role.get("prefill")
         decode.send(Submit(request, attempt=1, attach=split))
         if split:

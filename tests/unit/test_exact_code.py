@@ -31,9 +31,9 @@ from tests.bits.products import Product, cut_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-OTHERS = (("attention", 4), ("ruled", 4), ("wide", 7), ("ranks", 4), ("latents", 6))
+OTHERS = (("attention", 4), ("ruled", 4), ("wide", 8), ("ranks", 4), ("latents", 6))
 DEPTHS = (64, 128, 256)
-LINEAR = Product("linear", 4096, 4096)
+LINEAR, DEEP = Product("linear", 4096, 4096), Product("linear", 4096, 8192)
 MATRIX = re.compile(r"wgmma\.mma_async[^{]*\{([^}]*)\}, (%rd\d+), (%rd\d+)")
 MOVED = re.compile(r"(?:add\.s64|or\.b64)\s+(%rd\d+), (%rd\d+), (-?\d+);")
 STEP = 2  # of a descriptor, in units of 16 bytes: 16 numbers of 16 bits
@@ -45,11 +45,11 @@ def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def products() -> None:
     """A product by steps of every depth, by one program for both halves of k and by two."""
-    x, weight, out = empty(16, LINEAR.k), empty(LINEAR.n, LINEAR.k), empty(16, LINEAR.n)
+    x, weight, out = empty(16, DEEP.k), empty(DEEP.n, DEEP.k), empty(16, DEEP.n)
     shared = skinny.Launch.on("meta", pdl=True, exact=True)
     for depth in DEPTHS:
         for split in (1, 2):
-            launch = cut_by(shared, LINEAR, [Tile(64, depth, 4, 3, split)] * 4)
+            launch = cut_by(shared, DEEP, [Tile(64, depth, 4, 3, split)] * 4)
             source = skinny.Source(x)
             sums = empty(skinny.linear_parts(source, weight, launch), 128, dtype=torch.float32)
             skinny.linear(source, weight, out, launch, out, sums)
@@ -61,6 +61,7 @@ def wide() -> None:
     positions, pool = empty(200, dtype=torch.int32), empty(4, 2, 16, 8, 128)
     exact_wide.settle(x, 1e-5)
     exact_wide.settle(x, 1e-5, x)
+    exact_wide.settle(x, 1e-5, empty(2, *x.shape, dtype=torch.float32), pdl=True)
     exact_wide.settle(x, 1e-5, x, empty(LINEAR.k))
     for gelu in (False, True):
         exact_wide.act_mul(empty(200, 1024), scales, gelu)

@@ -139,8 +139,6 @@ def test_what_was_begun_elsewhere_goes_on(base: EngineConfig) -> None:
     assert len(begun) > 3
     cluster = Loopback(replace(base, speculation=TREES))
     results = [cluster.submit(one, split=False) for one in begun]
-    for result, one in zip(results, begun, strict=True):
-        result.tokens[0] = list(one.choices[0].output_ids)
     wait_all(results, 60)
     cluster.close()
     assert [result.tokens[0] for result in results] == kept

@@ -19,9 +19,14 @@ from eyas.engine.kernels.grouped_tiles import Tile, key_of, tile_for
 from eyas.engine.kernels.skinny import Launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PDL = torch.cuda.is_available() and not triton.knobs.runtime.interpret
+PDL = COMPILED = torch.cuda.is_available() and not triton.knobs.runtime.interpret
 EXPERTS, PER_ROW, HIDDEN, WIDTH = 6, 2, 384, 128
 SIZES = (1, 3, 17, 75)
+CLOSE = 2e-6  # float32 sums
+CLOSE_IN_FP8 = 2.0**-10 if COMPILED else CLOSE
+"""Hopper's matrix unit cuts the sum of 32 products in FP8 13 bits behind the point of the largest, towards
+zero; a sum of 128, which is then added up in float32, is cut four times and leans to one side.
+"""
 
 
 def random(*sizes: int, seed: int = 0) -> torch.Tensor:
@@ -87,9 +92,10 @@ def act(y: torch.Tensor, gelu: bool = False) -> torch.Tensor:
     return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+def close(found: torch.Tensor, expected: torch.Tensor, kind: str) -> None:
+    """`kind`: of the weight."""
     error = (found.double().cpu() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert error.max() < 2e-6, error.max()
+    assert error.max() < (CLOSE if kind == "float32" else CLOSE_IN_FP8), error.max()
 
 
 def products(tile: Tile | None = None, *uses: tuple[Weight, Gate | None, int]) -> Products:
@@ -136,12 +142,12 @@ def test_each_row_meets_its_own_experts(rows: int, kind: str) -> None:
     x, experts, weights = random(rows, HIDDEN, seed=rows + 1), experts_of(rows), layers(kind)
     found = run(x.to(DEVICE), experts, weights)
     expected = computed(x, experts, weights)
-    close(found[0], expected[0])
+    close(found[0], expected[0], kind)
     # Rounding to FP8 may tip a number of the inner rows, whose float32 and float64 differ a little.
     error = (found[1].double().cpu() - expected[1]).norm() / expected[1].norm()
     assert error < (2e-6 if kind == "float32" else 5e-3)
     with pytest.raises(AssertionError):  # a choice that goes to its neighbour's expert
-        close(found[0], computed(x, experts.flip(1), weights)[0])
+        close(found[0], computed(x, experts.flip(1), weights)[0], kind)
 
 
 @pytest.mark.parametrize("kind", ["blocks", "token"])
@@ -164,7 +170,7 @@ def test_a_planted_fault_is_caught(fault: str, kind: str, monkeypatch: pytest.Mo
 
         monkeypatch.setattr(grouped_kernels, "group", shifted)
     with pytest.raises(AssertionError):
-        close(run(x.to(DEVICE), experts, (gate_up, down))[0], expected)
+        close(run(x.to(DEVICE), experts, (gate_up, down))[0], expected, kind)
 
 
 @pytest.mark.parametrize("kind", ["float32", "blocks", "token", "tensor"])
@@ -184,7 +190,7 @@ def test_dense_products_however_they_are_cut(
     for _ in range(2):  # tickets are left as they were found
         read = x.to(DEVICE)
         found = shared.dense(read, weight) if gate is None else shared.dense_gated(read, weight, gate)
-        close(found, expected if gate is None else act(expected, gate.gelu))
+        close(found, expected if gate is None else act(expected, gate.gelu), kind)
     assert not shared.launch.tickets.any()
 
 
@@ -195,7 +201,7 @@ def test_sides_that_are_no_multiple_of_a_block(kind: str, rows: int) -> None:
     plain = random(160, 192, seed=6)
     weight = in_kind(plain, kind)
     x = random(rows, 192, seed=7)
-    close(products().dense(x.to(DEVICE), weight), rounded(x, weight) @ meant(weight).t())
+    close(products().dense(x.to(DEVICE), weight), rounded(x, weight) @ meant(weight).t(), kind)
 
 
 @pytest.mark.parametrize("powers", [False, True])

@@ -17,22 +17,26 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.exact_blocks import Layout, depth_of, over_part
+from eyas.engine.kernels.exact_blocks import Layout, depth_of, over_columns
 from eyas.engine.kernels.exact_parts import (
     BLOCK,
-    UNSEEN,
     Parts,
+    leave,
+    left,
     merged,
     nothing,
     part_at,
     part_begin,
     part_from,
 )
-from eyas.engine.kernels.paged import PagedKv
+from eyas.engine.kernels.launching import call_ahead
+from eyas.engine.kernels.paged import PagedKv, pages_of
 from eyas.engine.kernels.scores import lowest_row
 
 _PROGRAMS = 512  # about four for each of 132 multiprocessors
 _MOST_SHARES = 16
+_AHEAD = tl.constexpr(128)  # columns that a program calls ahead
+_MERGED = tl.constexpr(4)  # parts that the last program reads at once, where registers have room for them
 
 
 @dataclass(frozen=True)
@@ -167,13 +171,9 @@ def _attend_shared(
     sequence, share = tl.program_id(2), tl.program_id(1)
     if layout.pdl:
         gdc_launch_dependents()
+        _prefetch(keys, values, tables, table_stride, slots, starts, layout)
         gdc_wait()
-    start = tl.load(starts + sequence)
-    slot = tl.load(slots + sequence)
-    table = tables + slot.to(tl.int64) * table_stride
-    low = lowest_row(None, slot, start, layout.window)
-    end = shared_end(start, layout)
-    first_part, used, length = share_of(low, end, layout)
+    table, start, low, end, first, last, used = _own_columns(tables, table_stride, slots, starts, layout)
     if share >= used:
         return
     head = tl.program_id(0) // layout.tiles
@@ -188,21 +188,14 @@ def _attend_shared(
     if layout.tree and layout.window > 0:
         own = start + depth_of(masks + tl.where(real, query, 0), layout)
     at = head * layout.dim + dim
-    begin = part_begin(first_part, layout)
-    mine = part_from(begin + share * length, layout)
-    stop = tl.minimum(part_from(begin + (share + 1) * length, layout), part_from(end, layout))
     place = query * layout.heads + column  # of a query head, in out and in each part
     all_heads = tl.num_programs(2) * layout.width * layout.heads
     acc, peak, total = nothing(layout.tile, layout.dim)
-    for part in range(mine, stop):
-        part_acc, part_peak, part_total = over_part(
-            q_tile, own, own, keys + at, values + at, table, start, low, part, end, end, scale, layout
-        )
-        if share == 0:
-            acc, peak, total = merged(acc, peak, total, part_acc, part_peak, part_total)
-        else:
-            there = (part - first_part) * all_heads + place
-            leave(accs, peaks, totals, there, part_acc, part_peak, part_total, real, layout)
+    acc, peak, total = over_columns(
+        acc, peak, total, q_tile, own, own, keys + at, values + at, table, start, low, first, last, end,
+        scale, share > 0, accs, peaks, totals, place - part_at(low, layout) * all_heads, all_heads, real,
+        layout,
+    )  # fmt: skip
     if layout.tree:
         if share == 0:
             leave(accs, peaks, totals, place, acc, peak, total, real, layout)
@@ -217,6 +210,45 @@ def _attend_shared(
             acc, peak, total = from_left(accs, peaks, totals, place, real, low, end, layout)
             write(out, place, acc / total[:, None], real, layout)
             tl.store(ticket, 0)
+
+
+@triton.jit
+def _own_columns(tables, table_stride, slots, starts, layout: tl.constexpr):
+    """The sequence's page table and start, the first column that a query sees, the end of those that programs
+    share, the program's own, and how many programs there are.
+    """
+    start = tl.load(starts + tl.program_id(2), volatile=True)  # both at once, and again after a wait
+    # Before the wait this may be anything, and must still lead to a page that exists.
+    start = tl.minimum(tl.maximum(start, 0), table_stride * layout.page_size - layout.width)
+    slot = tl.load(slots + tl.program_id(2), volatile=True)
+    low = lowest_row(None, slot, start, layout.window)
+    end = shared_end(start, layout)
+    first_part, used, length = share_of(low, end, layout)
+    begin = part_begin(first_part, layout) + tl.program_id(1) * length
+    first = tl.minimum(part_begin(part_from(begin, layout), layout), end)
+    last = tl.minimum(part_begin(part_from(begin + length, layout), layout), end)
+    if layout.window > 0:
+        first = tl.maximum(first, low // BLOCK * BLOCK)
+    table = tables + slot.to(tl.int64) * table_stride
+    return table, start, low, end, first, last, used
+
+
+@triton.jit
+def _prefetch(keys, values, tables, table_stride, slots, starts, layout: tl.constexpr):
+    """Calls the first part's keys and values into the L2 cache while the kernel ahead still runs.
+
+    Only a hint: what it reads may be about to change, and is read again after the wait.
+    """
+    LINE: tl.constexpr = 128 // (keys.dtype.element_ty.primitive_bitwidth // 8)
+    LINES: tl.constexpr = (layout.dim + LINE - 1) // LINE
+    table, _, _, _, first, last, used = _own_columns(tables, table_stride, slots, starts, layout)
+    if tl.program_id(1) < used:
+        column = first + tl.arange(0, _AHEAD)
+        line = tl.program_id(0) // layout.tiles * layout.dim + tl.arange(0, LINES)[None, :] * LINE
+        at = pages_of(table, column, last, layout.page_size) * layout.page_stride
+        at += (column % layout.page_size)[:, None] * layout.row_stride + line
+        call_ahead(keys + at)
+        call_ahead(values + at)
 
 
 @triton.jit
@@ -248,30 +280,37 @@ def from_left(accs, peaks, totals, place, real, low, end, layout: tl.constexpr):
     if used > 0:
         acc, peak, total = left(accs, peaks, totals, place, real, layout)
         behind = part_from(part_begin(first_part, layout) + length, layout)
-        for part in range(behind, part_from(end, layout)):
-            there = (part - first_part) * all_heads + place
-            part_acc, part_peak, part_total = left(accs, peaks, totals, there, real, layout)
-            acc, peak, total = merged(acc, peak, total, part_acc, part_peak, part_total)
+        at = place - first_part * all_heads
+        stop = part_from(end, layout)
+        if layout.tile * layout.dim > 4096:
+            for part in range(behind, stop):
+                one = left(accs, peaks, totals, at + part * all_heads, real, layout)
+                acc, peak, total = merged(acc, peak, total, one[0], one[1], one[2])
+        else:
+            for part in range(behind, stop, _MERGED):
+                acc, peak, total = _four(
+                    acc, peak, total, accs, peaks, totals, at, all_heads, real, part, stop, layout
+                )
     return acc, peak, total
 
 
 @triton.jit
-def leave(accs, peaks, totals, place, acc, peak, total, real, layout: tl.constexpr):
-    """Puts a softmax where others find it."""
-    dim = tl.arange(0, layout.dim)[None, :]
-    tl.store(accs + place.to(tl.int64)[:, None] * layout.dim + dim, acc, mask=real[:, None])
-    tl.store(peaks + place, peak, mask=real)
-    tl.store(totals + place, total, mask=real)
-
-
-@triton.jit
-def left(accs, peaks, totals, place, real, layout: tl.constexpr):
-    """What `leave` put there; past L1, which knows nothing of other SMs' stores."""
-    dim = tl.arange(0, layout.dim)[None, :]
-    at = accs + place.to(tl.int64)[:, None] * layout.dim + dim
-    acc = tl.load(at, mask=real[:, None], other=0.0, cache_modifier=".cg")
-    peak = tl.load(peaks + place, mask=real, other=UNSEEN, cache_modifier=".cg")
-    return acc, peak, tl.load(totals + place, mask=real, other=0.0, cache_modifier=".cg")
+def _four(
+    acc, peak, total, accs, peaks, totals, place, all_heads, real, part, stop, layout: tl.constexpr
+):  # fmt: skip
+    """The softmax so far with the next four parts, or those below `stop`: all are read, then merged."""
+    a = left(accs, peaks, totals, place + part * all_heads, real, layout)
+    b = left(accs, peaks, totals, place + (part + 1) * all_heads, real & (part + 1 < stop), layout)
+    c = left(accs, peaks, totals, place + (part + 2) * all_heads, real & (part + 2 < stop), layout)
+    d = left(accs, peaks, totals, place + (part + 3) * all_heads, real & (part + 3 < stop), layout)
+    acc, peak, total = merged(acc, peak, total, a[0], a[1], a[2])
+    if part + 1 < stop:
+        acc, peak, total = merged(acc, peak, total, b[0], b[1], b[2])
+    if part + 2 < stop:
+        acc, peak, total = merged(acc, peak, total, c[0], c[1], c[2])
+    if part + 3 < stop:
+        acc, peak, total = merged(acc, peak, total, d[0], d[1], d[2])
+    return acc, peak, total
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The keys of one part of a sequence, as exact attention meets them in the paged pool.
+"""The keys of a sequence, as exact attention meets them in the paged pool, part by part.
 
 It finds the key of each column, along a path where queries stand in a tree, and hides what a query does not
 see. The order in which blocks are added is `exact_parts`'s; who takes which part is its callers' business.
@@ -11,7 +11,17 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.exact_parts import BLOCK, UNSEEN, Parts, add_block, none_of_part, part_begin
+from eyas.engine.kernels.exact_parts import (
+    BLOCK,
+    UNSEEN,
+    Parts,
+    add_block,
+    begins_part,
+    leave,
+    merged,
+    none_of_part,
+    part_at,
+)
 from eyas.engine.kernels.paged import pages_of
 from eyas.engine.kernels.scores import tanh
 
@@ -57,46 +67,57 @@ class Layout:
     def row_stride(self) -> int:
         return self.kv_heads * self.dim
 
+    @property
+    def two_loops(self) -> bool:
+        """Whether blocks that every query sees whole have a loop without masks: of few rows, one loop is
+        sooner at its first keys.
+        """
+        return self.tile > 16 and self.window == 0
+
 
 @triton.jit
-def over_part(
-    q_tile, own, sees, keys, values, table, start, low, part, end, there, scale, layout: tl.constexpr
+def over_columns(
+    acc, peak, total, q_tile, own, sees, keys, values, table, start, low, first, last, there, scale,
+    leaves, accs, peaks, totals, place, apart, real, layout: tl.constexpr,
 ):  # fmt: skip
-    """The softmax over the columns of one part, below `end`: weighted values, peak and sum of each row.
+    """The softmax so far with the columns first .. last - 1, where `first` begins a part, or is the block of
+    `low`. If `leaves`, each part is left on its own instead, at `place` [tile] and `apart` further for each.
 
     own [tile]: each query's own column, from `start` on. keys and values point at [1, dim] of the pool's
     first row; rows below `there` are in it. sees: where a mask's words begin, if columns lie along a path.
     """
-    acc, peak, total = none_of_part(layout.tile, layout.dim)
-    first = part_begin(part, layout)
-    last = tl.minimum(part_begin(part + 1, layout), end)
-    if layout.window > 0:
-        first = tl.maximum(first, low // BLOCK * BLOCK)
-        whole = first
-    else:
-        whole = tl.minimum(tl.maximum(start // BLOCK * BLOCK, first), last)  # what is below every query sees
-        if first < whole:  # where there are no blocks, none of their pages is waited for
-            acc, peak, total = _blocks(
-                acc, peak, total, q_tile, own, sees, keys, values, table, start, low, first, whole, there,
-                scale, False, layout,
+    part_acc, part_peak, part_total = none_of_part(layout.tile, layout.dim)
+    masked = first
+    if layout.two_loops:
+        masked = tl.minimum(tl.maximum(start // BLOCK * BLOCK, first), last)  # below, every query sees all
+        if first < masked:  # where there are no blocks, none of their pages is waited for
+            acc, peak, total, part_acc, part_peak, part_total = _blocks(
+                acc, peak, total, part_acc, part_peak, part_total,
+                q_tile, own, sees, keys, values, table, start, low, first, masked, last, there, scale,
+                leaves, accs, peaks, totals, place, apart, real, False, layout,
             )  # fmt: skip
-    if whole < last:
-        acc, peak, total = _blocks(
-            acc, peak, total, q_tile, own, sees, keys, values, table, start, low, whole, last, there,
-            scale, True, layout,
+    if masked < last:
+        acc, peak, total, part_acc, part_peak, part_total = _blocks(
+            acc, peak, total, part_acc, part_peak, part_total,
+            q_tile, own, sees, keys, values, table, start, low, masked, last, last, there, scale,
+            leaves, accs, peaks, totals, place, apart, real, True, layout,
         )  # fmt: skip
-    return acc, peak, tl.max(total, 1)
+    return acc, peak, total
 
 
 @triton.jit
 def _blocks(
-    acc, peak, total, q_tile, own, sees, keys, values, table, start, low, first, last, there, scale,
-    MASKED: tl.constexpr, layout: tl.constexpr,
+    acc, peak, total, part_acc, part_peak, part_total,
+    q_tile, own, sees, keys, values, table, start, low, first, stop, last, there, scale,
+    leaves, accs, peaks, totals, place, apart, real, MASKED: tl.constexpr, layout: tl.constexpr,
 ):  # fmt: skip
-    """The softmax so far with columns first .. last - 1, in whole blocks."""
+    """The blocks first .. stop - 1 of all those below `last`.
+
+    One loop goes through all parts, so that the next block's keys are on their way while one part ends.
+    """
     row = rows_at(first + tl.arange(0, BLOCK), sees, start, layout)
     pages = pages_of(table, row, there, layout.page_size)
-    for block in range(first, last, BLOCK):
+    for block in range(first, stop, BLOCK):
         column = block + tl.arange(0, BLOCK)
         at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
         row = rows_at(column + BLOCK, sees, start, layout)  # ahead of the keys they lead to
@@ -115,8 +136,16 @@ def _blocks(
             k = tl.load(keys + at)
             v = tl.load(values + at)
             scores = _scores(q_tile, k, scale, layout)
-        acc, peak, total = add_block(acc, peak, total, scores, v)
-    return acc, peak, total
+        part_acc, part_peak, part_total = add_block(part_acc, part_peak, part_total, scores, v)
+        if (block + BLOCK >= last) | begins_part(block + BLOCK, layout):
+            part_sum = tl.max(part_total, 1)
+            if leaves:
+                left_at = place + part_at(block, layout) * apart
+                leave(accs, peaks, totals, left_at, part_acc, part_peak, part_sum, real, layout)
+            else:
+                acc, peak, total = merged(acc, peak, total, part_acc, part_peak, part_sum)
+            part_acc, part_peak, part_total = none_of_part(layout.tile, layout.dim)
+    return acc, peak, total, part_acc, part_peak, part_total
 
 
 @triton.jit

@@ -19,15 +19,21 @@ _GROUP = 8  # tiles of rows that pass over the same columns of the weight while 
 
 
 def fold_matmul(
-    x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype, compile_only: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    dtype: torch.dtype,
+    compile_only: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [m, k] . weight [n, k]^T -> [m, n], both with rows of any stride; rounded once to `dtype`.
+    """x [m, k] . weight [n, k]^T -> [m, n], both with rows of any stride; rounded once to `dtype`; in `out`,
+    if it is given.
 
     k is a multiple of 16. compile_only: the kernel is compiled and not run.
     """
     (m, k), n = x.shape, weight.shape[0]
     depth = math.gcd(k, _DEPTH)
-    out = x.new_empty(m, n, dtype=dtype)
+    if out is None:
+        out = x.new_empty(m, n, dtype=dtype)
     tiles = triton.cdiv(m, _ROWS), triton.cdiv(n, _COLUMNS)
     args = (_blocks(x, _ROWS, depth), _blocks(weight, _COLUMNS, depth), out, m, n, k)
     sizes = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "DEPTH": depth, "GROUP": _GROUP}

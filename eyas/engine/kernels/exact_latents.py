@@ -16,13 +16,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.exact_attend import ExactLaunch, from_left, leave, share_of, write
+from eyas.engine.kernels.exact_attend import ExactLaunch, from_left, share_of, write
 from eyas.engine.kernels.exact_blocks import depth_of, rows_at
 from eyas.engine.kernels.exact_parts import (
     BLOCK,
     UNSEEN,
     Parts,
     add_block,
+    leave,
     merged,
     none_of_part,
     nothing,

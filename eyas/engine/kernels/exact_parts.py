@@ -75,6 +75,12 @@ def part_begin(part, layout: tl.constexpr):
 
 
 @triton.jit
+def begins_part(column, layout: tl.constexpr):
+    """Whether a part begins at that column."""
+    return part_begin(part_at(column, layout), layout) == column
+
+
+@triton.jit
 def nothing(TILE: tl.constexpr, DIM: tl.constexpr):
     """The softmax over no keys: weighted values [tile, dim], the greatest score [tile], the weights' sum."""
     acc = tl.full([TILE, DIM], 0.0, tl.float32)
@@ -109,3 +115,22 @@ def merged(acc, peak, total, part_acc, part_peak, part_total):
     kept, added = tl.exp2(peak - new_peak), tl.exp2(part_peak - new_peak)
     acc = acc * kept[:, None] + part_acc * added[:, None]
     return acc, new_peak, total * kept + part_total * added
+
+
+@triton.jit
+def leave(accs, peaks, totals, place, acc, peak, total, real, layout: tl.constexpr):
+    """Puts a softmax where others find it."""
+    dim = tl.arange(0, layout.dim)[None, :]
+    tl.store(accs + place.to(tl.int64)[:, None] * layout.dim + dim, acc, mask=real[:, None])
+    tl.store(peaks + place, peak, mask=real)
+    tl.store(totals + place, total, mask=real)
+
+
+@triton.jit
+def left(accs, peaks, totals, place, real, layout: tl.constexpr):
+    """What `leave` put there; past L1, which knows nothing of other SMs' stores."""
+    dim = tl.arange(0, layout.dim)[None, :]
+    at = accs + place.to(tl.int64)[:, None] * layout.dim + dim
+    acc = tl.load(at, mask=real[:, None], other=0.0, cache_modifier=".cg")
+    peak = tl.load(peaks + place, mask=real, other=UNSEEN, cache_modifier=".cg")
+    return acc, peak, tl.load(totals + place, mask=real, other=0.0, cache_modifier=".cg")

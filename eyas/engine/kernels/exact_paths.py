@@ -25,8 +25,8 @@ from eyas.engine.kernels.exact_attend import (
     start,
     write,
 )
-from eyas.engine.kernels.exact_blocks import depth_of, over_part
-from eyas.engine.kernels.exact_parts import merged, part_at
+from eyas.engine.kernels.exact_blocks import depth_of, over_columns
+from eyas.engine.kernels.exact_parts import BLOCK, part_at, part_begin
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.scores import lowest_row
 
@@ -95,10 +95,11 @@ def _attend_paths(
     at = head * layout.dim + dim
     shared = shared_end(start, layout)
     acc, peak, total = from_left(accs, peaks, totals, place, real, low, shared, layout)
-    for part in range(part_at(start, layout), part_at(own, layout) + 1):
-        part_acc, part_peak, part_total = over_part(
-            q_tile, own + tl.zeros_like(row), sees, keys + at, values + at, table, start, low, part,
-            own + 1, start + layout.width, scale, layout,
-        )  # fmt: skip
-        acc, peak, total = merged(acc, peak, total, part_acc, part_peak, part_total)
+    first = part_begin(part_at(start, layout), layout)
+    if layout.window > 0:
+        first = tl.maximum(first, low // BLOCK * BLOCK)
+    acc, peak, total = over_columns(
+        acc, peak, total, q_tile, own + tl.zeros_like(row), sees, keys + at, values + at, table, start, low,
+        first, own + 1, start + layout.width, scale, False, None, None, None, row, 0, real, layout,
+    )  # fmt: skip
     write(out, place, acc / total[:, None], real, layout)

@@ -1,7 +1,7 @@
 """`attend_chunks` by the exact arithmetic: a prompt's row has the bits of a plain row at its place.
 
-A tile's program goes through the parts of `exact_parts` one after another and merges each as soon as it is
-done, as the programs of plain rows do together. It knows nothing of layers or requests.
+A program goes through the parts of `exact_parts` one after another and merges each as soon as it is done, as
+the programs of plain rows do together. It knows nothing of layers or requests.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.exact_attend import write
-from eyas.engine.kernels.exact_blocks import Layout, over_part
-from eyas.engine.kernels.exact_parts import Parts, merged, nothing, part_at
+from eyas.engine.kernels.exact_blocks import Layout, over_columns
+from eyas.engine.kernels.exact_parts import BLOCK, Parts, nothing
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import TILE
 from eyas.engine.kernels.scores import lowest_row
@@ -22,11 +22,13 @@ from eyas.engine.kernels.scores import lowest_row
 
 @dataclass(frozen=True)
 class ChunkCut:
-    """A program takes `rows` rows (queries times heads of one key head); no bit depends on it."""
+    """A program takes `rows` rows (queries times heads of one key head), some of a tile's or all; no bit
+    depends on it.
+    """
 
     rows: int = TILE
     warps: int = 8
-    stages: int = 2
+    stages: int = 3
     parts: Parts = Parts()
 
 
@@ -63,7 +65,7 @@ def attend_chunks_exactly(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     where = (kv.tables, kv.tables.stride(0), tiles)
     args = (q, q.stride(0), kv.pool, kv.values, *where, out, kv.rule.factor, layout)
-    grid = (kv.kv_heads, tiles.shape[0])
+    grid = (kv.kv_heads, tiles.shape[0], triton.cdiv(TILE, cut.rows))
     options = {"num_warps": cut.warps, "num_stages": cut.stages, "enable_fp_fusion": False}
     if compile_only:
         _attend_chunks.warmup(*args, grid=grid, **options)
@@ -76,30 +78,32 @@ def attend_chunks_exactly(
 def _attend_chunks(
     q, q_stride, keys, values, tables, table_stride, tiles, out, scale, layout: tl.constexpr
 ):  # fmt: skip
-    """Grid (kv_heads, T)."""
+    """Grid (kv_heads, T, programs of a tile)."""
     head = tl.program_id(0)
     tile = tiles + 4 * tl.program_id(1)
-    count = tl.load(tile + 3)
-    if count == 0:
+    skipped = tl.program_id(2) * (layout.tile // layout.group)  # queries of the programs before
+    count = tl.load(tile + 3) - skipped
+    if count <= 0:
         return
-    start = tl.load(tile + 2)
+    start = tl.load(tile + 2) + skipped
     slot = tl.load(tile)
     table = tables + slot.to(tl.int64) * table_stride
     row = tl.arange(0, layout.tile)
     query = row // layout.group
     column = head * layout.group + row % layout.group
+    count = tl.minimum(count, layout.tile // layout.group)
     real = query < count
     dim = tl.arange(0, layout.dim)[None, :]
-    place = (tl.load(tile + 1) + query).to(tl.int64)
+    place = (tl.load(tile + 1) + skipped + query).to(tl.int64)
     q_at = q + (place * q_stride + column * layout.dim)[:, None] + dim
     q_tile = tl.load(q_at, mask=real[:, None], other=0.0)
     own, end = start + query, start + count
     at = head * layout.dim + dim
     low = lowest_row(None, slot, start, layout.window)
+    first = low // BLOCK * BLOCK
     acc, peak, total = nothing(layout.tile, layout.dim)
-    for part in range(part_at(low, layout), part_at(end - 1, layout) + 1):
-        part_acc, part_peak, part_total = over_part(
-            q_tile, own, own, keys + at, values + at, table, start, low, part, end, end, scale, layout
-        )
-        acc, peak, total = merged(acc, peak, total, part_acc, part_peak, part_total)
+    acc, peak, total = over_columns(
+        acc, peak, total, q_tile, own, own, keys + at, values + at, table, start, low, first, end, end, scale,
+        False, None, None, None, own, 0, real, layout,
+    )  # fmt: skip
     write(out, place * layout.heads + column, acc / total[:, None], real, layout)

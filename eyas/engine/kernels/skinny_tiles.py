@@ -117,10 +117,12 @@ def exact_tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile
 def stretches_of(shape: Shape) -> int:
     """Into how many equal stretches the exact arithmetic cuts k: by the weight alone, never by the rows.
 
-    Each stretch is added up from its beginning to its end, then they are, in order. They are as many as the
-    tallest product wants programs: with one, reading x into half of the SMs would bind it.
+    Each stretch is added up from its beginning to its end, then they are, in order. A product of many rows
+    pays for each by a pass over its results; one of few rows gains programs. So where k is longer than n
+    there are as many as the tallest narrow product wants (with one, reading x into half of the SMs would bind
+    it), else as many as the products of the fewest rows want.
     """
-    split = _rule(replace(shape, rows=128)).split
+    split = _rule(replace(shape, rows=128 if shape.k > shape.n else 16)).split
     return 1 if split * shape.n > MOST_SHARES or shape.k % (split * _NARROWEST) else split
 
 

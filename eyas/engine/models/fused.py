@@ -148,7 +148,7 @@ class FusedDecoder:
         self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
     ) -> torch.Tensor:
         x, _ = row_kernels.embed(step.rows.tokens, self.embedding, scale=self.config.embedding_scale)
-        residual = ScaledRows(x, exact_wide.settle(x, self.config.norm_eps))
+        residual = ScaledRows(x, exact_wide.settle(x, self.config.norm_eps, pdl=self._pdl))
         for i, layer in enumerate(self.layers):
             self._keep(tapped, taps, i, residual.x)
             residual = layer.exact_wide(residual, pool.layer(i), step)

@@ -79,8 +79,8 @@ class DenseFeedForward:
     def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
         launch = step.context.launch
         raw = exact_wide.product(residual.x, self._gate_up, launch, "gated")
-        inner = exact_wide.act_mul(raw, residual.scales, self._gelu)
-        return residual.plus(exact_wide.product(inner, self.down, launch), self._post, self._eps, step)
+        inner = exact_wide.act_mul(raw, residual.scales, self._gelu, launch.pdl)
+        return residual.plus(exact_wide.shares(inner, self.down, launch), self._post, self._eps, step)
 
 
 class GatedRows:

@@ -124,7 +124,7 @@ class FusedLayer:
         attended = self._attention.exact_wide(x, scales, layer, step)
         added = self._attention.exact_back(attended, step)
         if (bias := self._attention.out_bias) is not None:
-            added.add_(bias)
+            added = exact_wide.total(added, x.dtype).add_(bias)
         residual = residual.plus(added, self._post_attention, self._eps, step)
         return self._mlp.exact_wide(residual, step)
 
@@ -208,13 +208,15 @@ class _Attention:
         heads, kind = self._heads, "heads" if self._heads.norms else "qkv"
         raw = step.exact_product(x, self._weight, kind, heads.dim)
         q, kv = x.new_empty(x.shape[0], heads.q, heads.dim), skinny.KvRows(layer, step.rows.kv_rows)
-        after = exact_wide.AfterQkv(self._bias, self._norms)
+        after = exact_wide.AfterQkv(self._bias, self._norms, step.context.launch.pdl)
         exact_wide.rope_write(raw, scales, after, q, step.rotation(self._rope), kv)
         return step.context.attention(q, layer, step.rows, self._scores)
 
     def exact_back(self, attended: torch.Tensor, step: Forward) -> torch.Tensor:
-        """-> what is added to the residual, but for a bias and the sum over the ranks."""
-        return step.exact_product(attended, self.out)
+        """-> what is added to the residual, but for a bias and the sum over the ranks: [m, hidden], or what
+        `exact_wide.shares` gives.
+        """
+        return step.exact_shares(attended, self.out)
 
 
 def _attention(

@@ -130,14 +130,16 @@ class ScaledRows:
     scales: torch.Tensor
 
     def plus(self, added: torch.Tensor, post: torch.Tensor | None, eps: float, step: Forward) -> ScaledRows:
-        """With the sum over all ranks of `added` [m, hidden], or the norm of that with gain `post` [hidden].
+        """With the sum over all ranks of `added`, or the norm of that with gain `post` [hidden]. `added`:
+        [m, hidden], or what `exact_wide.shares` gave.
 
         Both are changed in place.
         """
-        group, x = step.context.group, self.x
-        if group.ranks > 1 and post is None:
-            group.sum_in_order(added, x)
-            return ScaledRows(added, exact_wide.settle(added, eps))
+        group, x, pdl = step.context.group, self.x, step.context.launch.pdl
         if group.ranks > 1:
+            added = exact_wide.total(added, x.dtype)
+            if post is None:
+                group.sum_in_order(added, x)
+                return ScaledRows(added, exact_wide.settle(added, eps, pdl=pdl))
             group.sum_in_order(added)
-        return ScaledRows(x, exact_wide.settle(x, eps, added, post))
+        return ScaledRows(x, exact_wide.settle(x, eps, added, post, pdl))

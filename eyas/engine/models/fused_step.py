@@ -105,6 +105,12 @@ class Forward:
             return exact_wide.product(x, weight, self.context.launch, kind, span)
         return self.context.products.dense(x, weight)
 
+    def exact_shares(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
+        """The same of a linear product, as `exact_wide.shares` gives it: for those who add up stretches."""
+        if isinstance(weight, torch.Tensor):
+            return exact_wide.shares(x, weight, self.context.launch)
+        return self.context.products.dense(x, weight)
+
 
 def load_gain(config: ModelConfig, weights: Weights, name: str, size: int) -> torch.Tensor:
     """The gain [size] of a norm, stored less the model's offset.
