@@ -5,6 +5,7 @@
 A few layers of one rank of eight of DeepSeek-V3, with dummy weights in FP8 blocks and uniform routing; more
 than L2 holds, so that weights come from memory. Kernels overlap, so their own durations say little; what a
 step saves when a kernel is left out is what it costs. Microseconds per layer, a line of JSON for each.
+`--timeline`: when each kernel of a layer in the middle begins and ends instead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from eyas.bench.files import append_line
 from eyas.bench.kernels.timing import graph_us
@@ -105,6 +107,24 @@ class Bench:
                 stack.enter_context(mock.patch.object(module, name, lambda *_, **__: fixed))
             return graph_us([self.step(batch)]) / self._layers
 
+    def timeline(self, batch: int) -> Iterator[Line]:
+        """Of the kernels between the first norms of two layers, in the order of their ends."""
+        graph, step = torch.cuda.CUDAGraph(), self.step(batch)
+        step()
+        with torch.cuda.graph(graph):
+            step()
+        for _ in range(3):
+            graph.replay()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            graph.replay()
+            torch.cuda.synchronize()
+        found = sorted((e.time_range.end, e.time_range.start, e.name) for e in seen.events())
+        each = len(found) // self._layers
+        middle = found[each * (self._layers // 2) :][: each + 2]
+        for end, start, name in middle:
+            began, ended = (round(at - middle[0][0], 2) for at in (start, end))
+            yield {"batch": batch, "kernel": name[:40], "begins": began, "ends": ended}
+
     def _said(self, module: Any, name: str, batch: int) -> object:
         """What that function answers in a step."""
         real, said = getattr(module, name), []
@@ -140,10 +160,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--context", type=int, default=768)
     parser.add_argument("--whole", action="store_true", help="without the parts")
+    parser.add_argument("--timeline", action="store_true")
     given = parser.parse_args()
     bench = Bench(given.layers, max(given.batches), given.context)
     for batch in given.batches:
-        for line in bench.lines(batch, not given.whole):
+        lines = bench.timeline(batch) if given.timeline else bench.lines(batch, not given.whole)
+        for line in lines:
             print(json.dumps(line), flush=True)
             append_line(given.out, line)
 

@@ -89,7 +89,8 @@ class Products:
     def dense(self, x: Rows, weight: Weight) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T -> [m, n]."""
         if self.has_one_row(x, weight):
-            return single.dense(self.read(x, weight), weight, self.launch.pdl)
+            read = x if single.reads(x, weight) else self.read(x, weight)
+            return single.dense(read, weight, self.launch.pdl)
         made = self._start(x, weight, Walk(), self._dense_tile(x, weight, None), None)
         assert isinstance(made, torch.Tensor)
         return made

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.activation import steepness
-from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, quantised
+from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, mode_of, quantised
 from eyas.engine.kernels.launching import after_previous
 from eyas.engine.kernels.route import Chosen
 from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
@@ -27,6 +27,7 @@ Rows = torch.Tensor | Fp8Rows
 _WARPS = 4
 _HELD = 32 * 1024  # bytes of weights that a program's registers hold
 _ROWS = 8
+_ROUNDED = 2048  # elements of a row that each program rounds by itself; more are rounded once, before
 _PROGRAMS = 264  # fewer have fewer rows each: two for every SM of a Hopper GPU
 
 
@@ -46,6 +47,13 @@ def takes(x: torch.Tensor, weight: Weight) -> bool:
 def rounds(weight: Weight) -> bool:
     """Whether `back` knows how rows are rounded that meet the weight."""
     return not isinstance(weight, Fp8Weight) or weight.rounding.rows == "block"
+
+
+def reads(x: Rows, weight: Weight) -> bool:
+    """Whether `dense` takes x as it is: in the weight's type, or short enough to be rounded here."""
+    if isinstance(x, Fp8Rows) or not isinstance(weight, Fp8Weight):
+        return True
+    return weight.rounding.rows == "block" and x.shape[1] <= _ROUNDED
 
 
 def count_of(x: Rows) -> int:
@@ -154,6 +162,9 @@ def _start(
         GATED=is_gated,
         GELU=gelu,
         CHANNELS=isinstance(weight, Fp8Weight) and weight.rounding.rows != "block",
+        ROUNDED=""
+        if row_scales is not None or not isinstance(weight, Fp8Weight)
+        else mode_of(weight.rounding),
         SINGLE=rows.shape[0] == 1,
         PDL=pdl,
         num_warps=_WARPS,
@@ -181,7 +192,8 @@ def _rows_held(each: int, wanted: int) -> int:
 def _forth(
     x, x_scales, weights, scales, out, chosen, m,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    GATED: tl.constexpr, GELU: tl.constexpr, CHANNELS: tl.constexpr, SINGLE: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, CHANNELS: tl.constexpr, ROUNDED: tl.constexpr,
+    SINGLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of the result's columns, choices)."""
     first, choice = tl.program_id(0) * ROWS, tl.program_id(1)
@@ -210,14 +222,14 @@ def _forth(
     if chosen is None:
         after_previous(PDL)
     if SINGLE:
-        values = _row(x, x_scales, 0, K, BLOCK, CHANNELS)
+        values = _row(x, x_scales, 0, K, BLOCK, CHANNELS, ROUNDED)
         _finish(
             values, a, b, by_row_a, by_row_b, by_column_a, by_column_b,
             out + choice * OUTPUTS + row, there, GATED, GELU,
         )  # fmt: skip
     else:
         for each in range(m):
-            values = _row(x, x_scales, each, K, BLOCK, CHANNELS)
+            values = _row(x, x_scales, each, K, BLOCK, CHANNELS, ROUNDED)
             _finish(
                 values, a, b, by_row_a, by_row_b, by_column_a, by_column_b,
                 out + each * OUTPUTS + row, there, GATED, GELU,
@@ -237,11 +249,16 @@ def _finish(
 
 
 @triton.jit
-def _row(x, x_scales, row, K: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr):
-    """What a row stands for, float32 [BLOCK]."""
+def _row(
+    x, x_scales, row, K: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, ROUNDED: tl.constexpr
+):  # fmt: skip
+    """What a row stands for, float32 [BLOCK]; ROUNDED: by blocks of 128, which is done here."""
     column = tl.arange(0, BLOCK)
     values = tl.load(x + row * K + column, mask=column < K, other=0.0).to(tl.float32)
-    if CHANNELS:
+    if ROUNDED != "":
+        rounded, scale = quantised(tl.reshape(values, (BLOCK // 128, 128)), ROUNDED == "powers")
+        values = tl.reshape(rounded.to(tl.float32) * scale[:, None], (BLOCK,))
+    elif CHANNELS:
         values *= tl.load(x_scales + row)
     elif x_scales is not None:
         values *= _spread(x_scales + row * ((K + 127) // 128), K, BLOCK)
