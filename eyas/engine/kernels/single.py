@@ -197,16 +197,17 @@ def _forth(
 ):  # fmt: skip
     """Grid (tiles of the result's columns, choices)."""
     first, choice = tl.program_id(0) * ROWS, tl.program_id(1)
-    expert = 0
+    expert = tl.full((), 0, tl.int32)
     if chosen is not None:
         if PDL:
             gdc_wait()
             gdc_launch_dependents()  # not before: then what follows may read the choices at once
         expert = tl.load(chosen + choice)
+    taken, expert = expert >= 0, tl.maximum(expert, 0)
     row, column = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
-    there = row < OUTPUTS
-    inside = (there & (expert >= 0))[:, None] & (column < K)[None, :]
-    at = weights + (tl.maximum(expert, 0) * N + row).to(tl.int64)[:, None] * K + column[None, :]
+    there = (row < OUTPUTS) & taken
+    inside = there[:, None] & (column < K)[None, :]
+    at = weights + (expert * N + row).to(tl.int64)[:, None] * K + column[None, :]
     a = tl.load(at, mask=inside, other=0.0)
     b = tl.load(at + OUTPUTS * K, mask=inside, other=0.0) if GATED else a
     by_row_a, by_row_b, by_column_a, by_column_b = 1.0, 1.0, 1.0, 1.0
@@ -215,7 +216,7 @@ def _forth(
         if GATED:
             by_row_b = tl.load(scales + expert * N + row + OUTPUTS, mask=there, other=0.0)
     elif scales is not None:
-        blocks = scales + (tl.maximum(expert, 0) * ((N + 127) // 128) + first // 128) * ((K + 127) // 128)
+        blocks = scales + (expert * ((N + 127) // 128) + first // 128) * ((K + 127) // 128)
         by_column_a = _spread(blocks, K, BLOCK)
         if GATED:
             by_column_b = _spread(blocks + OUTPUTS // 128 * ((K + 127) // 128), K, BLOCK)
