@@ -122,14 +122,13 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _worker(args: argparse.Namespace) -> int:
-    from eyas.worker.folder import check_draft, check_model
+    from eyas.worker.folder import check_engine
     from eyas.worker.lifeline import die_with_parent
 
     if args.supervised:
         die_with_parent()
     config = worker_config(args)
-    check_model(config.engine.model, config.engine.load_format)
-    check_draft(config.engine.draft, config.engine.load_format)
+    check_engine(config.engine)
     from eyas.worker.worker import run_worker
 
     run_worker(config)

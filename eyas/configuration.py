@@ -43,6 +43,9 @@ TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration from the engine's flags. Raises ConfigError for flags that do not go together."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
+    if args.device == "cpu" and args.transfer in table.BACKENDS and table.direct(args.transfer):
+        reason = f"{args.transfer} goes from GPU to GPU (--device cuda)"
+        raise ConfigError(f"--transfer: {reason}", param="transfer")
     return resolve_engine(
         args.device,
         model=args.model,

@@ -55,7 +55,7 @@ def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
 
 
 def _unwind(*_: object) -> NoReturn:
-    """Ends the engine so that its pools are unlinked, once: the kernel says so per thread of a front that dies."""
+    """Ends the engine so that its pools are unlinked; once, as a front that dies may be told per thread."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.exit(1)
 

@@ -25,7 +25,7 @@ engine_main.serve(engine, sys.argv[1])
 
 
 def test_an_engine_that_is_leaving_is_not_interrupted(tmp_path: Path) -> None:
-    """A front that dies is the parent by each of its threads, and the kernel tells the engine again and again."""
+    """The kernel tells of a front that dies once per thread of it."""
     command = [sys.executable, "-c", ENGINE, f"ipc://{tmp_path}/engine"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with process:
