@@ -18,7 +18,7 @@ from gateway.tokenizer_files import load_chat_template
 
 
 def check_engine(config: EngineConfig) -> None:
-    """Raises ConfigError unless the folders have what an engine needs, and config.json says what it can be."""
+    """Raises ConfigError unless the folders have what an engine needs, and it knows what they describe."""
     check_model(config.model, config.load_format)
     check_draft(config.draft, config.load_format)
     read_model(config.model, "dummy").limited_to(config.context_length)  # the files were looked at

@@ -111,7 +111,8 @@ def test_a_model_that_no_engine_runs_is_told_at_once(
 
 def test_looking_at_folders_loads_no_torch() -> None:
     script = (
-        "import sys; from eyas.common.config import EngineConfig; from eyas.worker.folder import check_engine;"
+        "import sys; from eyas.common.config import EngineConfig;"
+        "from eyas.worker.folder import check_engine;"
         "check_engine(EngineConfig()); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

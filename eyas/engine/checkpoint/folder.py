@@ -93,7 +93,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_whole(folder: Path) -> None:
-    """Raises ConfigError for a safetensors file that is missing, none at all, or cut off; reads headers alone."""
+    """Raises ConfigError for a safetensors file that is missing, is none, or is cut off; reads headers."""
     if any(folder.glob("*.safetensors")):
         for path in weight_files(folder):
             _header(path)
