@@ -241,8 +241,9 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     _check_layout(args, layout)
     _check_targets(args, layout)
     _check_gpus(args, engine.device)
-    if layout == "auto" and engine.transfer == table.NONE:
-        raise ConfigError("--transfer: none keeps pages where --layout auto moves them", param="transfer")
+    if layout != "unified" and engine.transfer == table.NONE:
+        text = f"--transfer: none keeps pages where --layout {layout} moves them"
+        raise ConfigError(text, param="transfer")
     ranks = engine.tensor_parallel_size
     named = {name: value for name in LAYOUTS_OF if (value := getattr(args, name)) is not None}
     counts = {"prefill_tp": ranks, "decode_tp": ranks, "workers": workers} | named

@@ -12,6 +12,7 @@ from eyas.worker.ports import free_ports
     ("args", "says"),
     [
         (["serve", "--transfer", "cuda_ipc"], "--transfer: cuda_ipc goes from GPU to GPU"),
+        (["serve", "--transfer", "none"], "--transfer: none keeps pages where --layout split moves them"),
         (["serve", "--key-limits", "/nowhere"], "--key-limits: /nowhere cannot be read"),
         (["serve", "--cors-origin", "https://a.example,b.example"], "'b.example' is not * or an origin"),
         (["serve", "--cors-origin", "https://a.example/"], "is not * or an origin like"),
