@@ -1,6 +1,9 @@
-"""Flags whose files, ports or values cannot work end a command before any other process starts."""
+"""What ends a command before any other process starts: a Ctrl-C, and flags that cannot work."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 from test_cli import eyas
@@ -33,3 +36,22 @@ def test_http_and_grpc_take_a_port_each() -> None:
     port = str(next(free_ports()))
     done = eyas("serve", "--port", port, "--grpc-port", port)
     assert len(done.stderr.splitlines()) == 1 and "--grpc-port: cannot listen" in done.stderr, done.stderr
+
+
+INTERRUPTED = """
+import sys
+from eyas import cli
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "eyas.layout_flags":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Finder())
+sys.exit(cli.main(["serve"]))
+"""
+
+
+def test_a_ctrl_c_among_the_first_imports_leaves_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
