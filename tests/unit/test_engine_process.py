@@ -12,8 +12,8 @@ import sys, time
 from eyas.worker import engine_main
 
 def engine(link):
-    print("runs", flush=True)
     try:
+        print("runs", flush=True)
         time.sleep(60)
     finally:
         print("unlinks its pools", flush=True)
