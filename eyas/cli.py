@@ -12,31 +12,16 @@ import sys
 from typing import NoReturn
 
 import eyas
-from eyas import flags, layout_flags, process_flags
-from eyas.admin.flags import add_certs, add_keys
-from eyas.bench.flags import add_bench
-from eyas.bench.tuning.flags import add_tune
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
 from eyas.common.errors import ConfigError, EyasError
-from eyas.configuration import (
-    client_key,
-    gateway_alone,
-    gateway_config,
-    own_config,
-    serve_config,
-    worker_config,
-)
-from eyas.evals.flags import add_eval
-from eyas.planning.flags import add_plan
-from eyas.train.flags import add_train
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the process's exit code. `argv` None: the process's own arguments."""
-    args, unknown = _parser().parse_known_args(argv)
-    if unknown:
-        args.parser.error(f"unknown: {' '.join(unknown)}")
     try:
+        args, unknown = _parser().parse_known_args(argv)
+        if unknown:
+            args.parser.error(f"unknown: {' '.join(unknown)}")
         return int(args.run(args))
     except EyasError as error:
         print(f"eyas: {error}", file=sys.stderr)
@@ -49,6 +34,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
+    # Imported here, where a Ctrl-C is told as everywhere else.
+    from eyas import flags, layout_flags, process_flags
+    from eyas.admin.flags import add_certs, add_keys
+    from eyas.bench.flags import add_bench
+    from eyas.bench.tuning.flags import add_tune
+    from eyas.evals.flags import add_eval
+    from eyas.planning.flags import add_plan
+    from eyas.train.flags import add_train
+
     parser = Parser(prog="eyas", description="A disaggregated LLM server.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -107,6 +101,7 @@ class _Version(argparse.Action):
 def _serve(args: argparse.Namespace) -> int:
     import asyncio
 
+    from eyas.configuration import gateway_config, serve_config
     from eyas.worker.screen import run_on_screen
     from eyas.worker.serve import LocalCluster
 
@@ -122,14 +117,14 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _worker(args: argparse.Namespace) -> int:
-    from eyas.worker.folder import check_draft, check_model
+    from eyas.configuration import worker_config
+    from eyas.worker.folder import check_engine
     from eyas.worker.lifeline import die_with_parent
 
     if args.supervised:
         die_with_parent()
     config = worker_config(args)
-    check_model(config.engine.model, config.engine.load_format)
-    check_draft(config.engine.draft, config.engine.load_format)
+    check_engine(config.engine)
     from eyas.worker.worker import run_worker
 
     run_worker(config)
@@ -137,6 +132,7 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 def _gateway(args: argparse.Namespace) -> int:
+    from eyas.configuration import gateway_alone
     from eyas.worker.folder import check_model
     from eyas.worker.gateway_group import run_group
     from eyas.worker.gateway_main import run_gateway
@@ -156,6 +152,7 @@ def _gateway(args: argparse.Namespace) -> int:
 def _chat(args: argparse.Namespace) -> int:
     from eyas.client.reach import ServerAddress
     from eyas.client.terminal import chat
+    from eyas.configuration import client_key
 
     return chat(ServerAddress(args.url, client_key(args), args.ca), args.temperature)
 
@@ -163,6 +160,7 @@ def _chat(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from eyas.client.reach import ServerAddress
     from eyas.common.tls_folder import chosen
+    from eyas.configuration import client_key
     from eyas.worker.doctor import examine
 
     return examine(ServerAddress(args.url, client_key(args), args.ca), chosen(args.tls_dir))
@@ -183,6 +181,7 @@ def _certs(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
+    from eyas.configuration import own_config
     from eyas.worker.demo import demo
 
     return demo(own_config(args))

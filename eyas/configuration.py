@@ -43,6 +43,9 @@ TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration from the engine's flags. Raises ConfigError for flags that do not go together."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
+    if args.device == "cpu" and args.transfer in table.BACKENDS and table.direct(args.transfer):
+        reason = f"{args.transfer} goes from GPU to GPU (--device cuda)"
+        raise ConfigError(f"--transfer: {reason}", param="transfer")
     return resolve_engine(
         args.device,
         model=args.model,
@@ -238,8 +241,9 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     _check_layout(args, layout)
     _check_targets(args, layout)
     _check_gpus(args, engine.device)
-    if layout == "auto" and engine.transfer == table.NONE:
-        raise ConfigError("--transfer: none keeps pages where --layout auto moves them", param="transfer")
+    if layout != "unified" and engine.transfer == table.NONE:
+        text = f"--transfer: none keeps pages where --layout {layout} moves them"
+        raise ConfigError(text, param="transfer")
     ranks = engine.tensor_parallel_size
     named = {name: value for name in LAYOUTS_OF if (value := getattr(args, name)) is not None}
     counts = {"prefill_tp": ranks, "decode_tp": ranks, "workers": workers} | named

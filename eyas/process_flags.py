@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from eyas.common import api_keys, tls_folder
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.logging import FORMATS
-from eyas.flags import REGISTRY, names, port, positive, reachable, roles, whole
+from eyas.flags import REGISTRY, http_url, names, port, positive, reachable, roles, whole
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 from kv_transfer.backends.table import AUTO, NONE
 
@@ -24,8 +25,11 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     _add_door(parser)
     for flag, known in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING)):
         add(flag, choices=[AUTO, *known, NONE], default=AUTO, help="the format (the chat template's)")
-    add("--cors-origin", type=names, default=(), metavar="URL,...", help="sites whose pages may call (none)")
-    add("--otlp-endpoint", metavar="URL", help="takes traces by OTLP: http://HOST:4317 (OTEL_* variables)")
+    add(
+        "--cors-origin", type=origins, default=(), metavar="URL,...", help="sites whose pages may call (none)"
+    )
+    text = "takes traces by OTLP: http://HOST:4317 (OTEL_* variables)"
+    add("--otlp-endpoint", type=http_url, metavar="URL", help=text)
     text = f"gateway processes on the same ports ({gateway.processes})"
     add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=text)
     _add_drain(parser, gateway.drain_s)
@@ -106,4 +110,14 @@ def _add_supervised(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--supervised", action="store_true", help="leave when standard input ends")
 
 
-# --- tools ---------------------------------------------------------------------------------------------
+# --- values --------------------------------------------------------------------------------------------
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """What browsers call sites, separated by commas, or "*"."""
+    found = names(text)
+    for origin in found:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            what = "is not * or an origin like https://chat.example, without a path"
+            raise argparse.ArgumentTypeError(f"{origin!r} {what}")
+    return found

@@ -72,12 +72,15 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def create_file(path: Path, size: int) -> mmap.mmap:
-    """A new file of `size` bytes, mapped.
+    """A new file of `size` bytes, mapped. Raises ConfigError if its folder cannot hold it.
 
-    It is allocated, not only sized: a full file system is a ConfigError here, not a SIGBUS in a kernel.
+    It is allocated, not only sized: a full file system is told here, not by a SIGBUS in a kernel.
     """
     with contextlib.ExitStack() as undo:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            raise ConfigError(f"{path.parent} cannot hold KV pages: {error.strerror}") from None
         undo.callback(path.unlink)
         try:
             os.posix_fallocate(fd, 0, size)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+
 from eyas.commands import Command, Parser
+from eyas.common.address import is_host
 from eyas.flags import names, positive
 
 KEYS = "eyas.admin.keys"
@@ -27,4 +30,13 @@ def add_certs(parser: Parser) -> None:
     add("folder", metavar="DIR", help="made if it is not there; an authority in it signs again")
     add("--days", type=positive, default=DAYS, metavar="N", help=f"how long certificates are valid ({DAYS})")
     text = f"what callers call the gateway: host names or IP addresses ({','.join(HERE)})"
-    add("--names", type=names, default=HERE, metavar="NAME,...", help=text)
+    add("--names", type=hosts, default=HERE, metavar="NAME,...", help=text)
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Host names, also *.NAME, and IP addresses, separated by commas."""
+    found = names(text)
+    wrong = [name for name in found if not is_host(name.removeprefix("*."))]
+    if wrong or not found:
+        raise argparse.ArgumentTypeError(f"{(wrong or [text])[0]!r} is not a host name or an IP address")
+    return found

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from eyas.client.reach import ServerAddress, unreachable
+from eyas.client.reach import ServerAddress, locked, unreachable
 from eyas.common.errors import DeadlineExceeded, EyasError, Unauthorized, Unavailable
 
 STREAM_S = 3600.0  # one whole request that is measured
@@ -72,7 +72,7 @@ class Server(ServerAddress):
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self.url} did not answer within {timeout_s:g} s") from error
         if answer.status == Unauthorized.http_status:
-            raise Unauthorized(f"{self.url} wants an API key: give --api-key, or set EYAS_API_KEY")
+            raise locked(self.url, self.api_key)
         if answer.status != 200:
             text = answer.body[:SHOWN].decode(errors="replace")
             raise EyasError(f"HTTP {answer.status}: {text}")

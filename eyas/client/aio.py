@@ -30,7 +30,7 @@ from eyas.client.types import (
     Usage,
 )
 from eyas.common import rpc
-from eyas.common.errors import EyasError, Overloaded, Unavailable
+from eyas.common.errors import Cancelled, EyasError, InvalidRequest, Overloaded, Unavailable
 from eyas.common.tls import client_tls
 from protos import eyas_pb2, eyas_pb2_grpc
 
@@ -80,8 +80,10 @@ class AsyncStream:
                 await self._try_again(rpc.map_rpc_error(error))
                 continue
             except asyncio.CancelledError:
-                if not self._closed or _is_cancelled():
+                if _is_cancelled():
                     raise
+                if not self._closed:
+                    raise Cancelled("the client was closed during the call") from None
                 break  # the call was left while it was read
             if event is grpc.aio.EOF:  # pyright: ignore  (its stubs lack it)
                 if self._finished:
@@ -149,7 +151,7 @@ class AsyncClient:
     the authorities to trust (without: those that come with gRPC). Every call may take its own `timeout_s`,
     in seconds; an empty `model` means the one that the server has. Calls raise the errors of
     `eyas.common.errors`; one that the server is too busy for, or away, is tried `retries` times more before
-    its first token.
+    its first token. A closed client's calls raise `Cancelled`.
     """
 
     def __init__(
@@ -162,6 +164,9 @@ class AsyncClient:
         retries: int = DEFAULT_RETRIES,
         ca: str | None = None,
     ) -> None:
+        """Raises InvalidRequest for an `api_key` that no header can hold, ConfigError for a wrong `ca`."""
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise InvalidRequest("api_key must be printable ASCII, without a line's end", param="api_key")
         secure = target.startswith(SECURE)
         self._channel = rpc.channel(target.removeprefix(SECURE), client_tls(ca) if secure else None)
         self._stub: Any = eyas_pb2_grpc.EyasStub(self._channel)  # generated, without types
@@ -169,6 +174,7 @@ class AsyncClient:
         self._model = model
         self._timeout_s = timeout_s
         self._retries = retries
+        self._closed = False
 
     async def chat(
         self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
@@ -199,6 +205,7 @@ class AsyncClient:
 
     async def models(self, *, timeout_s: float = 10.0) -> list[Model]:
         """What the server offers."""
+        self._check_open()
         try:
             reply = await self._stub.Models(
                 eyas_pb2.ModelsRequest(), timeout=timeout_s, metadata=self._metadata
@@ -208,7 +215,8 @@ class AsyncClient:
         return [Model(model.id, model.context_length) for model in reply.models]
 
     async def aclose(self) -> None:
-        """Cancel what still runs and close the connection."""
+        """Cancel what still runs and close the connection. Idempotent."""
+        self._closed = True
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -226,9 +234,14 @@ class AsyncClient:
         timeout_s: float | None,
     ) -> AsyncStream:
         def call(left_s: float) -> Call:
+            self._check_open()
             return method(request, timeout=left_s, metadata=self._metadata)
 
         return AsyncStream(call, self._timeout_s if timeout_s is None else timeout_s, self._retries)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Cancelled("the client is closed")
 
 
 def _is_cancelled() -> bool:

@@ -62,6 +62,13 @@ def nothing_listens(url: str) -> Unavailable:
     return Unavailable(f"nothing listens at {url}: start `eyas serve` first, or say where it is with --url")
 
 
+def locked(url: str, api_key: str | None) -> Unauthorized:
+    """The error of every command that `url` refuses, with this key or without one."""
+    if api_key is None:
+        return Unauthorized(f"{url} wants an API key: give --api-key, or set EYAS_API_KEY")
+    return Unauthorized(f"{url} refuses the API key of --api-key or EYAS_API_KEY")
+
+
 def grpc_target(server: ServerAddress) -> str:
     """What the SDK dials to reach the gRPC front of a server: host:port, with https:// in front for TLS.
 
@@ -76,7 +83,7 @@ def grpc_target(server: ServerAddress) -> str:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Unavailable(f"{url} does not answer: {error or type(error).__name__}") from error
     if reply.status_code == Unauthorized.http_status:
-        raise Unauthorized(f"{url} wants an API key: give --api-key, or set EYAS_API_KEY")
+        raise locked(url, server.api_key)
     try:
         port = int(reply.json()["grpc_port"])
     except (ValueError, KeyError, TypeError) as error:

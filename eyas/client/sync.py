@@ -6,8 +6,10 @@ It knows only how to wait for a coroutine; what a call does is written once, in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -23,23 +25,32 @@ from eyas.client.types import (
     Timings,
     Usage,
 )
+from eyas.common.errors import Cancelled
 
 T = TypeVar("T")
 
 
 class Portal:
-    """An event loop in a daemon thread, and the door to it."""
+    """An event loop in a daemon thread, and the door to it. Once it is closed, waiting raises `Cancelled`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="eyas-client", daemon=True)
         self._thread.start()
+        self._door = threading.Lock()  # what comes in while it is open is ended by closing it
+        self._closed = False
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result; an interrupt of the waiting thread cancels it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        with self._door:
+            if self._closed:
+                coroutine.close()
+                raise Cancelled("the client is closed")
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise Cancelled("the client was closed during the call") from None
         except BaseException:
             future.cancel()
             raise
@@ -52,12 +63,23 @@ class Portal:
 
         return self.wait(call())
 
-    def close(self) -> None:
-        """Idempotent."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Ends whatever still waits, in any thread, then runs `last`. Idempotent."""
+        with self._door:
+            if self._closed:
+                return
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(self._end(last), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await last()
 
 
 class Stream:
@@ -105,7 +127,8 @@ class Stream:
 
     def close(self) -> None:
         """Cancel the call if it still runs. Idempotent."""
-        self._portal.wait(self._stream.aclose())
+        with contextlib.suppress(Cancelled):  # a closed client has no calls
+            self._portal.wait(self._stream.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +142,8 @@ class Stream:
 class Client:
     """A client of one Eyas server; `AsyncClient`, which says what each call does, is its twin for asyncio.
 
-    Close it, or use it in a `with` block. Safe to share between threads.
+    Close it, or use it in a `with` block: calls that still run, and later ones, raise `Cancelled`. Safe to
+    share between threads.
     """
 
     def __init__(
@@ -133,12 +157,15 @@ class Client:
         ca: str | None = None,
     ) -> None:
         self._portal = Portal()
-        self._client = self._portal.run(
-            lambda: AsyncClient(
-                target, api_key=api_key, model=model, timeout_s=timeout_s, retries=retries, ca=ca
+        try:
+            self._client = self._portal.run(
+                lambda: AsyncClient(
+                    target, api_key=api_key, model=model, timeout_s=timeout_s, retries=retries, ca=ca
+                )
             )
-        )
-        self._open = True
+        except BaseException:
+            self._portal.close(_nothing)
+            raise
 
     def chat(
         self, messages: Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
@@ -169,11 +196,8 @@ class Client:
         return self._portal.wait(self._client.models(timeout_s=timeout_s))
 
     def close(self) -> None:
-        """Cancel what still runs and close the connection. Idempotent."""
-        if self._open:
-            self._open = False
-            self._portal.wait(self._client.aclose())
-            self._portal.close()
+        """Cancel what still runs, in any thread, and close the connection. Idempotent."""
+        self._portal.close(self._client.aclose)
 
     def __enter__(self) -> Self:
         return self
@@ -185,3 +209,7 @@ class Client:
 
     def _stream(self, start: Callable[[], AsyncStream]) -> Stream:
         return Stream(self._portal, self._portal.run(start))
+
+
+async def _nothing() -> None:
+    """What a client that did not come to be has to close."""

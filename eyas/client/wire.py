@@ -54,7 +54,7 @@ def options_to_pb(options: Options) -> eyas_pb2.GenerateOptions:
     for name, value in options.items():
         if name not in Options.__optional_keys__:
             raise InvalidRequest(f"{name} is not an option", param=name)
-        if name == "stop" and isinstance(value, str):
+        if name in ("stop", "bad_words") and isinstance(value, str):
             value = [value]  # a common slip; a string is a sequence of strings too
         try:
             field: dict[str, Any] = {name: value}

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from eyas.client.reach import ServerAddress, http_options, unreachable
+from eyas.client.reach import ServerAddress, http_options, locked, unreachable
 from eyas.common.errors import EyasError, Unauthorized
 from eyas.evals.questions import Task
 from eyas.evals.sides import Side
@@ -120,7 +120,7 @@ async def _meet(client: httpx.AsyncClient, side: Side) -> tuple[Side, bool]:
     except httpx.HTTPError as error:
         raise EyasError(f"{side.url}: {error or type(error).__name__}") from error
     if reply.status_code == Unauthorized.http_status:
-        raise Unauthorized(f"{side.url} wants an API key: give --api-key, or set EYAS_API_KEY")
+        raise locked(side.url, side.api_key)
     if reply.status_code >= 500:
         raise EyasError(f"{side.url}: HTTP {reply.status_code}: {_reason(reply)}")
     try:

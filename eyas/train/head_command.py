@@ -123,7 +123,6 @@ def _check(args: argparse.Namespace, folder: Folder) -> None:
     """Raises ConfigError for flags that cannot work, before anything is loaded."""
     if args.plot:
         check_plot(args.plot)
-        check_writable("plot", args.plot)
     if folder.checkpoint.exists() and not args.resume:
         raise ConfigError(f"--out: {folder.out} has a checkpoint: --resume goes on with it", param="out")
     read_model(args.target)
@@ -134,6 +133,11 @@ def _check(args: argparse.Namespace, folder: Folder) -> None:
     if (size := vars(args).get("draft_vocab")) and size % VOCABULARY_STEP:
         text = f"--draft-vocab: {size} is not a multiple of {VOCABULARY_STEP}"
         raise ConfigError(text, param="draft-vocab")
+    try:
+        folder.log.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: {folder.out} cannot be written: {error.strerror}", param="out") from error
+    check_writable("plot", args.plot)  # it may lie in the head's own folder
 
 
 # --- texts -----------------------------------------------------------------------------------------------
@@ -210,7 +214,6 @@ def _run_of(args: argparse.Namespace, teacher: Teacher, texts: Texts, folder: Fo
         "seed": args.seed,
     }
     training = HeadRun(settings, teacher, texts, Checkpoint(folder.checkpoint, shared))
-    folder.log.parent.mkdir(parents=True, exist_ok=True)
     if args.resume and folder.checkpoint.exists():
         training.resume()
     folder.log.write_text("".join(json.dumps(line) + "\n" for line in training.progress.history))

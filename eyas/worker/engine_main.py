@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig
@@ -38,7 +39,7 @@ def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))  # unwinds, so that the pools are unlinked
+    signal.signal(signal.SIGUSR1, _unwind)
     signal_on_parent_death(signal.SIGUSR1)
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
@@ -51,6 +52,12 @@ def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:
         sys.exit(1)
     finally:
         link.close()
+
+
+def _unwind(*_: object) -> NoReturn:
+    """Ends the engine so that its pools are unlinked; once, as a front that dies may be told per thread."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    sys.exit(1)
 
 
 def _run(config: EngineConfig, link: EngineLink) -> None:

@@ -1,6 +1,7 @@
-"""Checks that a folder is a model that can be served, before any process starts.
+"""Checks that folders are a model and a head that can be served, before any process starts.
 
-It reads file names and small files only. The engine decides whether it can run the architecture.
+It reads file names, small files and the headers of large ones, and loads no torch: whether tensors have the
+shapes that a model wants, and whether a head fits, the engine finds out.
 """
 
 from __future__ import annotations
@@ -8,10 +9,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.folder import has_weights
+from eyas.engine.checkpoint.folder import check_whole, has_weights
+from eyas.engine.models.table import read_model
 from gateway.sampling_defaults import sampling_defaults
 from gateway.tokenizer_files import load_chat_template
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Raises ConfigError unless the folders have what an engine needs, and it knows what they describe."""
+    check_model(config.model, config.load_format)
+    check_draft(config.draft, config.load_format)
+    read_model(config.model, "dummy").limited_to(config.context_length)  # the files were looked at
 
 
 def check_model(folder: str, load_format: str = "auto") -> None:
@@ -45,3 +55,5 @@ def _check(folder: str, flag: str, names: list[str], load_format: str) -> None:
         raise ConfigError(f"--{flag}: {folder}/config.json cannot be read: {error}", param=flag) from error
     if not isinstance(config, dict):
         raise ConfigError(f"--{flag}: {folder}/config.json is not a JSON object", param=flag)
+    if load_format != "dummy":
+        check_whole(path)

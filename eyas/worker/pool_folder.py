@@ -61,7 +61,10 @@ def remove_pools(folder: Path, pid: int) -> None:
 
 def _make(parent: str) -> tuple[Path, int]:
     while True:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        try:
+            path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        except OSError as error:
+            raise ConfigError(f"{parent} cannot hold KV pages: {error.strerror}", param="pool-dir") from None
         lock = os.open(path, os.O_RDONLY)
         if _locked(lock, fcntl.LOCK_SH) and path.exists():
             return path, lock

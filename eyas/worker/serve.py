@@ -25,11 +25,12 @@ from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.gpus import memory
 from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child, LogLine
-from eyas.worker.folder import check_draft, check_model
+from eyas.worker.folder import check_engine
 from eyas.worker.keeper import keep
 from eyas.worker.plan import Machine, gateway_argv, plan, worker_argv
 from eyas.worker.pool_folder import PoolFolder
 from eyas.worker.ports import free_ports, listen
+from gateway.quotas import read_limits
 
 START_S = 180.0  # from the first process to a gateway that would answer
 POLL_S = 0.1
@@ -49,12 +50,12 @@ class LocalCluster:
     """
 
     def __init__(self, config: ServeConfig, log: LogLine, progress: Progress | None = None) -> None:
-        check_model(config.engine.model, config.engine.load_format)
-        check_draft(config.engine.draft, config.engine.load_format)
+        check_engine(config.engine)
         if config.gateway.door is not None:
             door_context(config.gateway.door)
-        listen(config.gateway.host, config.gateway.port, "port").close()
-        listen(config.gateway.host, config.gateway.grpc_port, "grpc-port").close()
+        read_limits(config.gateway.key_limits)
+        with listen(config.gateway.host, config.gateway.port, "port"):
+            listen(config.gateway.host, config.gateway.grpc_port, "grpc-port").close()
         self._log = log
         self._progress = progress
         self._pool_dir = config.engine.pool_dir

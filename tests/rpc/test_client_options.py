@@ -82,6 +82,8 @@ async def test_options_of_prompt_and_text(client: AsyncClient, backend: Scripted
     assert request.prompt_ids == ids[-2:]
     assert request.params.bad_words == await backend.tokenizer.spellings(["world"])
     assert stopped.text == "Hello, wor"
+    await client.generate(ids, bad_words="world")  # one text, not five letters
+    assert backend.requests.pop().params.bad_words == request.params.bad_words
     shown = await client.generate(ids, skip_special_tokens=False, include_stop_str_in_output=True)
     assert shown.text.startswith("Hello, world!<") and shown.text.endswith(">")
 

@@ -105,9 +105,10 @@ async def test_a_refusal_says_its_status(replies: tuple[str, list[bytes]], statu
 
 async def test_a_wrong_key_is_told(replies: tuple[str, list[bytes]]) -> None:
     url, parts = replies
-    parts += [b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n"]
-    with pytest.raises(Unauthorized, match="wants an API key"):
-        await Server(url).get_json("/v1/models")
+    for key, told in ((None, "wants an API key"), ("old", "refuses the API key")):
+        parts[:] = [b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n"]
+        with pytest.raises(Unauthorized, match=told):
+            await Server(url, key).get_json("/v1/models")
 
 
 async def test_an_address_without_a_server_is_unavailable() -> None:

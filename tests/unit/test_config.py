@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from eyas.common.config import EngineConfig, ServeConfig, replace_engine
+from eyas.common.config import NANO, EngineConfig, ServeConfig, replace_engine
 from eyas.common.errors import ConfigError
-from eyas.worker.folder import check_draft, check_model
+from eyas.worker.folder import check_draft, check_engine, check_model
 
 
 def test_a_config_is_frozen_and_refuses_unknown_keys() -> None:
@@ -27,7 +32,8 @@ def folder(path: Path, **files: str) -> str:
 
 
 def test_a_whole_model_folder_passes(tmp_path: Path) -> None:
-    path = folder(tmp_path, config_json="{}", tokenizer_json="{}", model_safetensors="")
+    path = folder(tmp_path, config_json="{}", tokenizer_json="{}")
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     check_model(path)
     check_draft(path)
     check_draft(None)
@@ -61,3 +67,52 @@ def test_a_broken_config_is_one_sentence(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="config.json") as refused:
         check_model(path)
     assert "\n" not in str(refused.value)
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 13320528\n"
+NOT_WHOLE: list[tuple[Callable[[bytes], bytes], str]] = [
+    (lambda whole: whole[:-1], r"is cut off: 13320527 of 13320528 bytes are there"),
+    (lambda whole: whole[:1000], "is not a safetensors file"),
+    (lambda whole: b"", "is not a safetensors file"),
+    (lambda whole: whole[:8] + b"[" + whole[9:], "is not a safetensors file"),
+    (lambda whole: LFS, "is a pointer of Git LFS, not the weights"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "says"), NOT_WHOLE)
+def test_weights_that_are_not_whole_are_told(
+    tmp_path: Path, spoil: Callable[[bytes], bytes], says: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(spoil((NANO / "model.safetensors").read_bytes()))
+    with pytest.raises(ConfigError, match=f"model.safetensors {says}"):
+        check_draft(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel of .* is not supported"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported"),
+        ({}, "--context-length: 4096 is more than the 2048 tokens"),
+    ],
+)
+def test_a_model_that_no_engine_runs_is_told_at_once(
+    tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    shutil.copytree(NANO, tmp_path, dirs_exist_ok=True)
+    config = json.loads((NANO / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=says):
+        check_engine(EngineConfig(model=str(tmp_path), draft=None, context_length=4096))
+
+
+def test_looking_at_folders_loads_no_torch() -> None:
+    script = (
+        "import sys; from eyas.common.config import EngineConfig;"
+        "from eyas.worker.folder import check_engine;"
+        "check_engine(EngineConfig()); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -120,6 +120,13 @@ def test_a_head_that_cannot_work_is_refused(
         HeadRig(head, Rig(target))
 
 
+def test_a_model_may_have_no_head_of_its_own(folders: Folders) -> None:
+    """What `--draft mtp` asks for."""
+    target, _ = folders
+    with pytest.raises(ConfigError, match="it is the model's own folder, and has no MTP layer"):
+        HeadRig(target, Rig(target))
+
+
 def test_a_head_of_an_older_export_is_converted_once(
     folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,8 @@ def test_a_pool_that_does_not_fit_is_refused_and_leaves_no_file(tmp_path: Path) 
     with pytest.raises(ConfigError, match="cannot hold KV pages"):
         KvPool(huge, tmp_path / "pool")
     assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="nowhere cannot hold KV pages: No such file or directory"):
+        KvPool(SHAPE, tmp_path / "nowhere" / "pool")
 
 
 def test_only_pools_of_dead_processes_are_swept(tmp_path: Path) -> None:

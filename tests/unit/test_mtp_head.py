@@ -265,7 +265,7 @@ def test_a_dummy_head_is_the_stored_one(case: Case) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"eh_proj.weight": None}, "it is not an MTP head"),
+        ({"eh_proj.weight": None}, "it is the model's own folder, and has no MTP layer"),
         ({"hnorm.weight": None}, r"no tensor model.layers.8.hnorm.weight"),
         ({"eh_proj.weight": torch.zeros(64, 64)}, r"eh_proj.weight of .* is \(64, 64\)"),
         (

@@ -65,7 +65,8 @@ def train(kind: str, target: Path, data: Path, out: Path, *more: str) -> int:
 def test_a_head_is_trained_and_served(
     kind: str, target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, plot = tmp_path / "head", tmp_path / "plot.svg"
+    out = tmp_path / "head"
+    plot = out / "training.svg"  # as docs/training-heads.md shows it
     more = ["--draft-vocab", "1024"] if kind == "eagle3" else []
     assert train(kind, target, data, out, "--measure-every", "2", "--plot", str(plot), *more) == 0
     config = read_head(out, read_model(target))
@@ -110,6 +111,8 @@ def test_what_cannot_work_is_told(
         assert train("eagle3", target, texts, tmp_path / "out", *flags) == 2
         said = capsys.readouterr().err
         assert told in said or "does not end in .png or .svg" in said
+    assert train("eagle3", target, texts, texts / "head") == 2  # no folder, but a file
+    assert "--out: " in (said := capsys.readouterr().err) and "cannot be written: Not a directory" in said
     with pytest.raises(SystemExit):  # a kind without a vocabulary of its own has no such flag
         train("eagle", target, data, tmp_path / "out", "--draft-vocab", "64")
     assert "unknown: --draft-vocab" in capsys.readouterr().err

@@ -59,7 +59,10 @@ def weight_files(folder: Path) -> list[Path]:
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted({folder / name for name in read_json(index)["weight_map"].values()})
+        named = read_json(index).get("weight_map")
+        if not isinstance(named, dict):
+            raise ConfigError(f"{index} has no weight_map")
+        files = sorted({folder / name for name in named.values()})
     else:
         files = sorted(folder.glob("*.safetensors"))
     for file in files:
@@ -84,17 +87,35 @@ def _converted(folder: Path) -> list[Path]:
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Every stored tensor's shape, from the files' headers alone (8 bytes of length, then JSON)."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in weight_files(folder):
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            try:
-                header = json.loads(file.read(size) if size < path.stat().st_size else b"")
-            except ValueError:
-                raise ConfigError(f"{path} is not a safetensors file") from None
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    return shapes
+    """Every stored tensor's shape, from the files' headers alone."""
+    headers = map(_header, weight_files(folder))
+    return {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
+
+
+def check_whole(folder: Path) -> None:
+    """Raises ConfigError for a safetensors file that is missing, is none, or is cut off; reads headers."""
+    if any(folder.glob("*.safetensors")):
+        for path in weight_files(folder):
+            _header(path)
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors, by name: 8 bytes of length, then JSON."""
+    held = path.stat().st_size
+    with path.open("rb") as file:
+        length = file.read(8)
+        if length == b"version ":
+            raise ConfigError(f"{path} is a pointer of Git LFS, not the weights: `git lfs pull` brings them")
+        size = int.from_bytes(length, "little")
+        try:
+            header = json.loads(file.read(size) if size < held else b"")
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            whole = 8 + size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        except (ValueError, AttributeError, LookupError, TypeError):
+            raise ConfigError(f"{path} is not a safetensors file") from None
+    if held < whole:
+        raise ConfigError(f"{path} is cut off: {held} of {whole} bytes are there")
+    return entries
 
 
 def fingerprint(meaning: Mapping[str, Any], files: list[Path]) -> str:

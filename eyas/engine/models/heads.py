@@ -97,6 +97,8 @@ def read_head(
             config = family.describe_head(raw, folder, target, load_format)
         if config is not None:
             return _capturing(config, target, capture_layers)
+    if folder.resolve() == target.folder.resolve():
+        raise ConfigError(f"draft head {folder}: it is the model's own folder, and has no MTP layer")
     names = " nor ".join(family.NAME for family in kinds)
     raise ConfigError(f"draft head {folder}: it is not {names} (another kind: docs/adding-a-draft-head.md)")
 
