@@ -17,7 +17,7 @@ import triton.language as tl
 from eyas.engine.kernels.grouped_tiles import most_blocks
 from eyas.engine.kernels.launching import after_previous
 
-_FEW = 128  # choices: up to this number a program compares each with each
+_FEW = 32  # choices: up to this number a program compares each with each
 _AT_ONCE = 1024  # choices that a program looks at at a time
 _CUT = 32  # blocks that it writes at a time
 

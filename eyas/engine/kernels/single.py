@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.activation import steepness
-from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, mode_of, quantised
+from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, mode_of, quantise, quantised
 from eyas.engine.kernels.launching import after_previous
 from eyas.engine.kernels.route import Chosen
 from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
@@ -106,8 +106,8 @@ def back_add(
 
 def _rows_of_back(inner: torch.Tensor, weight: Weight) -> int:
     """How many columns of the result a program makes."""
-    block, choices = max(triton.next_power_of_2(inner.shape[1]), SIDE), triton.next_power_of_2(len(inner))
-    return _rows_held(block * choices * _itemsize(weight), weight.shape[-2])
+    each = max(triton.next_power_of_2(inner.shape[1]), SIDE) * len(inner) * _itemsize(weight)
+    return min(1 << (3 * _HELD // each).bit_length() - 1, SIDE)
 
 
 def _start_back(
@@ -120,18 +120,18 @@ def _start_back(
 ) -> torch.Tensor:
     (count, width), hidden, rows = inner.shape, weight.shape[-2], _rows_of_back(inner, weight)
     stored, scales = _parts(weight)
+    read = quantise(inner, weight.rounding, pdl) if isinstance(weight, Fp8Weight) else inner
     out = empty_padded(1, hidden, like=inner)
     _back[(triton.cdiv(hidden, rows),)](
-        *(inner, stored, scales, chosen.experts, chosen.weights, residual, out, sums),
+        *((read.stored, read.scales) if isinstance(read, Fp8Rows) else (read, None)),
+        *(stored, scales, chosen.experts, chosen.weights, residual, out, sums),
         N=hidden,
         K=width,
         ROWS=rows,
         BLOCK=max(triton.next_power_of_2(width), SIDE),
         COUNT=count,
-        CHOICES=triton.next_power_of_2(count),
-        POWERS=isinstance(weight, Fp8Weight) and weight.rounding.powers,
         PDL=pdl,
-        num_warps=_WARPS,
+        num_warps=2 * _WARPS,
         launch_pdl=pdl,
     )
     return out
@@ -151,7 +151,8 @@ def _start(
     n, k = weight.shape[-2:]
     outputs, block = n // 2 if is_gated else n, max(triton.next_power_of_2(k), SIDE)
     choices = 1 if chosen is None else chosen.numel()
-    held = _rows_held(block * _itemsize(weight) * (2 if is_gated else 1), outputs * choices)
+    each = block * _itemsize(weight) * (2 if is_gated else 1)
+    held = _rows_held(each if chosen is None else each // 2, outputs * choices)
     _forth[(triton.cdiv(outputs, held), choices)](
         *(rows, row_scales, stored, scales, out, chosen, rows.shape[0]),
         N=n,
@@ -222,19 +223,20 @@ def _forth(
             by_column_b = _spread(blocks + OUTPUTS // 128 * ((K + 127) // 128), K, BLOCK)
     if chosen is None:
         after_previous(PDL)
+    values = _row(x, x_scales, 0, K, BLOCK, CHANNELS, ROUNDED)
     if SINGLE:
-        values = _row(x, x_scales, 0, K, BLOCK, CHANNELS, ROUNDED)
         _finish(
             values, a, b, by_row_a, by_row_b, by_column_a, by_column_b,
             out + choice * OUTPUTS + row, there, GATED, GELU,
         )  # fmt: skip
     else:
         for each in range(m):
-            values = _row(x, x_scales, each, K, BLOCK, CHANNELS, ROUNDED)
+            ahead = _row(x, x_scales, tl.minimum(each + 1, m - 1), K, BLOCK, CHANNELS, ROUNDED)
             _finish(
                 values, a, b, by_row_a, by_row_b, by_column_a, by_column_b,
                 out + each * OUTPUTS + row, there, GATED, GELU,
             )  # fmt: skip
+            values = ahead
 
 
 @triton.jit
@@ -276,38 +278,36 @@ def _spread(scales, K: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _back(
-    inner, weights, scales, chosen, shares, residual, out, sums,
+    inner, inner_scales, weights, scales, chosen, shares, residual, out, sums,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr,
-    CHOICES: tl.constexpr, POWERS: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Some columns of the result, of all choices."""
     if PDL:
         gdc_launch_dependents()
     first = tl.program_id(0) * ROWS
-    choice, row, column = tl.arange(0, CHOICES), first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
-    expert = tl.load(chosen + choice, mask=choice < COUNT, other=-1, cache_modifier=".cg")
-    taken, expert = expert >= 0, tl.maximum(expert, 0)
-    there = (taken[:, None, None] & (row < N)[None, :, None]) & (column < K)[None, None, :]
-    at = weights + (expert[:, None] * N + row[None, :]).to(tl.int64)[:, :, None] * K + column[None, None, :]
-    held = tl.load(at, mask=there, other=0.0)
-    share = tl.load(shares + choice, mask=taken, other=0.0, cache_modifier=".cg")
-    factor = share[:, None]
-    if scales is not None:
-        WIDTH: tl.constexpr = (K + 127) // 128
-        each = tl.arange(0, BLOCK // 128)
-        of_block = scales + (expert * ((N + 127) // 128) + first // 128)[:, None] * WIDTH + each[None, :]
-        factor = factor * tl.load(of_block, mask=taken[:, None] & (each < WIDTH)[None, :], other=0.0)
+    row, column = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    there = (row < N)[:, None] & (column < K)[None, :]
+    WIDTH: tl.constexpr = (K + 127) // 128
+    held, factors = (), ()
+    for choice in tl.static_range(COUNT):
+        expert = tl.load(chosen + choice, cache_modifier=".cg")  # past L1: others wrote it just now
+        taken, expert = expert >= 0, tl.maximum(expert, 0)
+        at = weights + (expert * N + row).to(tl.int64)[:, None] * K + column[None, :]
+        held = held + (tl.load(at, mask=there & taken, other=0.0),)
+        factor = tl.where(taken, tl.load(shares + choice, cache_modifier=".cg"), 0.0)
+        if scales is not None:
+            factor = factor * _spread(scales + (expert * ((N + 127) // 128) + first // 128) * WIDTH, K, BLOCK)
+        factors = factors + (factor,)
     if PDL:
         gdc_wait()
-    inside = taken[:, None] & (column < K)[None, :]
-    values = tl.load(inner + choice[:, None] * K + column[None, :], mask=inside, other=0.0)
-    if scales is not None:
-        rounded, own = quantised(tl.reshape(values, (CHOICES * (BLOCK // 128), 128)), POWERS)
-        factor = tl.reshape(factor, (CHOICES * (BLOCK // 128),)) * own
-        wide = tl.reshape(rounded.to(tl.float32) * factor[:, None], (CHOICES, BLOCK))
-    else:
-        wide = values.to(tl.float32) * factor
-    y = tl.sum(tl.sum(held.to(tl.float32) * wide[:, None, :], 2), 0)
+    total = tl.zeros((ROWS, BLOCK // 16), tl.float32)
+    for choice in tl.static_range(COUNT):
+        values = _row(inner, inner_scales, choice, K, BLOCK, False, "") * factors[choice]
+        values = tl.where(factors[choice] != 0.0, values, 0.0)  # what none chose may be anything
+        made = held[choice].to(tl.float32) * values[None, :]
+        total += tl.sum(tl.reshape(made, (ROWS, BLOCK // 16, 16)), 2)
+    y = tl.sum(total, 1)
     if residual is not None:
         y += tl.load(residual + row, mask=row < N, other=0.0).to(tl.float32)
     made = y.to(out.dtype.element_ty)
