@@ -46,9 +46,11 @@ ROUNDS = (
     Case("chain 4, bs1 x 256", (256,), 4),
     Case("chain 4, bs32 x 256", (256,) * 32, 4),
 )
-SHARED = tuple(Cut(16, shares, 4) for shares in (1, 2, 3, 4, 8, 16))
+SHARED = tuple(Cut(16, shares, 4, registers=128) for shares in (1, 2, 3, 4, 8, 16))
 STAGED = tuple(
-    Cut(16, shares, warps, stages) for shares in (2, 4) for warps, stages in ((2, 2), (2, 3), (4, 3))
+    Cut(16, shares, warps, stages, registers)
+    for shares in (2, 4)
+    for warps, stages, registers in ((2, 2, None), (4, 2, 168), (4, 2, None), (4, 3, 168))
 )
 PROMPTS = (
     Prompt("8 of 1024", ((0, 1024),) * 8),
@@ -85,7 +87,7 @@ def attention() -> Iterator[Record]:
 
 
 def ways_of(pool: Pool, case: Case, fast: Any, exact: ExactLaunch) -> dict[str, Call]:
-    """Each takes a layer; the exact ones are named after shares, warps and stages."""
+    """Each takes a layer; the exact ones are named after their cuts."""
     queries = queries_of(case, 0)
     q = torch.randn(len(case.lengths) * case.width, HEADS, DIM, device=DEVICE).bfloat16()
 
@@ -101,7 +103,7 @@ def ways_of(pool: Pool, case: Case, fast: Any, exact: ExactLaunch) -> dict[str, 
 
 
 def name_of(cut: Cut) -> str:
-    return f"{cut.shares} shares, {cut.warps} warps, {cut.stages} stages"
+    return f"{cut.shares} shares, {cut.warps} warps, {cut.stages} stages, {cut.registers} registers"
 
 
 def prompts(pool: Pool) -> Iterator[Record]:
