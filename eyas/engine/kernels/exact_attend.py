@@ -158,7 +158,7 @@ def start(
     kernel: Any, grid: tuple[int, int, int], args: tuple[object, ...], cut: Cut, launch: ExactLaunch
 ) -> None:
     """Launches a kernel without fused multiply-adds, which the compiler places as it likes in each."""
-    options = {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": launch.pdl}
+    options: dict[str, Any] = {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": launch.pdl}
     options |= {"enable_fp_fusion": False, "maxnreg": cut.registers}
     if launch.compile_only:
         kernel.warmup(*args, grid=grid, **options)
