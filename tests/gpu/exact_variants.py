@@ -254,27 +254,21 @@ def o_in(count: int, usual: Callable[[Any], int], shape: skinny_tiles.Shape) -> 
 
 
 def added(
-    m: int,
-    tile: Tile,
-    source: skinny.Source,
-    residual: torch.Tensor,
-    sums: torch.Tensor,
-    weight: torch.Tensor,
-    launch: skinny.Launch,
+    m: int, tile: Tile, into: tuple[torch.Tensor, ...], weight: torch.Tensor, launch: skinny.Launch
 ) -> None:
-    """`o`, as narrow steps add it to the residual."""
-    cut = replace(launch, tiles={("linear", m, HIDDEN, HIDDEN): tile})
-    skinny.linear(source, weight, residual, cut, residual, sums)
+    """`o`, as narrow steps add it. `into`: what it reads, the residual, and its sums of squares."""
+    cut, (x, residual, sums) = replace(launch, tiles={("linear", m, HIDDEN, HIDDEN): tile}), into
+    skinny.linear(skinny.Source(x), weight, residual, cut, residual, sums)
 
 
 def o_by_tiles(matrices: list[torch.Tensor], launch: skinny.Launch) -> Iterator[Record]:
     """One fold of k by 64 programs: how should they go?"""
     calls: dict[tuple[int, Tile], Callable[[torch.Tensor, skinny.Launch], None]] = {}
     for m in (64, 128):
-        source, residual = skinny.Source(normal(m, HIDDEN)), normal(m, HIDDEN)
+        x, residual = normal(m, HIDDEN), normal(m, HIDDEN)
         sums = torch.empty(HIDDEN // skinny.sum_group(HIDDEN), skinny.MAX_ROWS, device=DEVICE)
         for tile in O_TILES:
-            calls[m, tile] = partial(added, m, tile, source, residual, sums)
+            calls[m, tile] = partial(added, m, tile, (x, residual, sums))
     ahead = replace(launch, compile_only=True)
     at_once([partial(call, matrices[0], ahead) for call in calls.values()])
     for (m, tile), call in calls.items():
