@@ -46,9 +46,11 @@ ROUNDS = (
     Case("chain 4, bs1 x 256", (256,), 4),
     Case("chain 4, bs32 x 256", (256,) * 32, 4),
 )
-SHARED = tuple(Cut(16, shares, 4) for shares in (1, 2, 3, 4, 8, 16))
+SHARED = tuple(Cut(16, shares, 4, registers=128) for shares in (1, 2, 3, 4, 8, 16))
 STAGED = tuple(
-    Cut(16, shares, warps, stages) for shares in (2, 4) for warps, stages in ((2, 2), (2, 3), (4, 3))
+    Cut(16, shares, warps, stages, registers)
+    for shares in (2, 4)
+    for warps, stages, registers in ((2, 2, None), (4, 2, 168), (4, 2, None), (4, 3, 168))
 )
 PROMPTS = (
     Prompt("8 of 1024", ((0, 1024),) * 8),
@@ -85,7 +87,7 @@ def attention() -> Iterator[Record]:
 
 
 def ways_of(pool: Pool, case: Case, fast: Any, exact: ExactLaunch) -> dict[str, Call]:
-    """Each takes a layer; the exact ones are named after shares, warps and stages."""
+    """Each takes a layer; the exact ones are named after their cuts."""
     queries = queries_of(case, 0)
     q = torch.randn(len(case.lengths) * case.width, HEADS, DIM, device=DEVICE).bfloat16()
 
@@ -96,12 +98,13 @@ def ways_of(pool: Pool, case: Case, fast: Any, exact: ExactLaunch) -> dict[str, 
         attend_exactly(q, pool.layer(layer), queries, exact, cut)
 
     usual = Cut.of(len(case.lengths), case.rows, KV_HEADS)
-    cuts = {name_of(cut): partial(exactly, cut=cut) for cut in (*SHARED, *STAGED)}
+    others = SHARED if case.width > 1 else (*SHARED, *STAGED)
+    cuts = {name_of(cut): partial(exactly, cut=cut) for cut in others}
     return {"fast": today, f"exact, as it is: {name_of(usual)}": exactly} | cuts
 
 
 def name_of(cut: Cut) -> str:
-    return f"{cut.shares} shares, {cut.warps} warps, {cut.stages} stages"
+    return f"{cut.shares} shares, {cut.warps} warps, {cut.stages} stages, {cut.registers} registers"
 
 
 def prompts(pool: Pool) -> Iterator[Record]:
@@ -231,18 +234,18 @@ def row_kernels(m: int) -> dict[str, tuple[Call, Call]]:
 
 def narrow() -> Iterator[Record]:
     layers = {product.name: weights(product) for product in LAYER}
-    launches = {exact: skinny.Launch.on(DEVICE, pdl=True, exact=exact) for exact in (False, True)}
-    as_it_is = skinny_tiles.stretches_of
-    rules = {f"exact, o in {name}": partial(o_in, i, as_it_is) for i, name in ((1, "one fold"), (2, "two"))}
-    for m in NARROW:
-        chain = Chain(layers, m)
-        us = graph_us([partial(chain.fused, launches[False])], replays=7)
-        yield {"narrow products, rows": m, "way": "fast", "us": round(us, 1)}
-        for name, rule in rules.items():
-            with patch.object(skinny_tiles, "stretches_of", rule):
-                us = graph_us([partial(chain.fused, launches[True])], replays=7)
-            yield {"narrow products, rows": m, "way": name, "us": round(us, 1)}
-    yield from o_by_tiles(layers["o"], launches[True])
+    chains = {m: Chain(layers, m) for m in NARROW}
+    usual = skinny_tiles.stretches_of
+    ways = (("fast", False, 1), ("exact, o in one fold", True, 1), ("exact, o in two", True, 2))
+    for name, exact, folds in ways:
+        launch = skinny.Launch.on(DEVICE, pdl=True, exact=exact)
+        with patch.object(skinny_tiles, "stretches_of", partial(o_in, folds, usual)):
+            ahead = replace(launch, compile_only=True)
+            at_once([partial(chain.fused, ahead) for chain in chains.values()])
+            for m, chain in chains.items():
+                us = graph_us([partial(chain.fused, launch)], replays=7)
+                yield {"narrow products, rows": m, "way": name, "us": round(us, 1)}
+    yield from o_by_tiles(layers["o"], skinny.Launch.on(DEVICE, pdl=True, exact=True))
 
 
 def o_in(count: int, usual: Callable[[Any], int], shape: skinny_tiles.Shape) -> int:
@@ -250,15 +253,27 @@ def o_in(count: int, usual: Callable[[Any], int], shape: skinny_tiles.Shape) -> 
     return count if (shape.n, shape.k) == (HIDDEN, HIDDEN) else usual(shape)
 
 
+def added(
+    m: int, tile: Tile, into: tuple[torch.Tensor, ...], weight: torch.Tensor, launch: skinny.Launch
+) -> None:
+    """`o`, as narrow steps add it. `into`: what it reads, the residual, and its sums of squares."""
+    cut, (x, residual, sums) = replace(launch, tiles={("linear", m, HIDDEN, HIDDEN): tile}), into
+    skinny.linear(skinny.Source(x), weight, residual, cut, residual, sums)
+
+
 def o_by_tiles(matrices: list[torch.Tensor], launch: skinny.Launch) -> Iterator[Record]:
     """One fold of k by 64 programs: how should they go?"""
+    calls: dict[tuple[int, Tile], Callable[[torch.Tensor, skinny.Launch], None]] = {}
     for m in (64, 128):
-        source, residual = skinny.Source(normal(m, HIDDEN)), normal(m, HIDDEN)
+        x, residual = normal(m, HIDDEN), normal(m, HIDDEN)
+        sums = torch.empty(HIDDEN // skinny.sum_group(HIDDEN), skinny.MAX_ROWS, device=DEVICE)
         for tile in O_TILES:
-            cut = replace(launch, tiles={("linear", m, HIDDEN, HIDDEN): tile})
-            sums = torch.empty(skinny.linear_parts(source, matrices[0], cut), skinny.MAX_ROWS, device=DEVICE)
-            calls = [partial(skinny.linear, source, w, residual, cut, residual, sums) for w in matrices]
-            yield {"o alone, rows": m, "tile": astuple(tile), "us": round(graph_us(calls, replays=7), 2)}
+            calls[m, tile] = partial(added, m, tile, (x, residual, sums))
+    ahead = replace(launch, compile_only=True)
+    at_once([partial(call, matrices[0], ahead) for call in calls.values()])
+    for (m, tile), call in calls.items():
+        us = graph_us([partial(call, weight, launch) for weight in matrices], replays=7)
+        yield {"o alone, rows": m, "tile": astuple(tile), "us": round(us, 2)}
 
 
 def normal(*sizes: int) -> torch.Tensor:

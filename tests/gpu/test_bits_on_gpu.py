@@ -176,6 +176,7 @@ def test_chunks_of_one_prompt_cut_anywhere(tokens: Tokens) -> None:
         Composition(f"chunk from {start} on", partial(exact.chunks, [(IDS[:700], start)]))
         for start in range(0, 700, 23)
     ]
+    cuts.append(Composition("by programs of 64 rows", partial(exact.chunks, [(IDS[:700], 0)], 64)))
     long = Composition("after a prefix", partial(exact.chunks, [(IDS[:16400], 16300), (IDS[:2100], 1990)]))
     rows = plain(tokens, [*ends, 16384, 16385, 2048, 2049])
     assert few(differences(chain(rows, cuts, [long]))) == []
@@ -208,6 +209,7 @@ def test_parts_by_the_batch_are_noticed(tokens: Tokens) -> None:
 def test_sharing_a_program_differently_changes_nothing(tokens: Tokens) -> None:
     cuts = [Cut(16, shares, warps) for shares in (1, 2, 5, 16) for warps in (2, 4, 8)]
     cuts += [Cut(rows, 3, 8, stages) for rows in (32, 64, 128) for stages in (2, 3)]
+    cuts += [Cut(16, 3, 4, registers=most) for most in (128, 168)]
     paths = [IDS[:end] for end in (16400, 3000, 700)]
     runs = [Composition(str(cut), partial(Exact(tokens, Parts(), cut).rows, paths)) for cut in cuts]
     assert few(differences(runs)) == []

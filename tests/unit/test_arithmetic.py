@@ -165,8 +165,14 @@ def test_of_weights_in_fp8_all_products_are_asked_for(tmp_path: Path) -> None:
 def by_cublas(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
     """Its products are ours, but for one number."""
 
-    def matmul(x: torch.Tensor, weight: torch.Tensor, way: skinny.Launch, dtype: torch.dtype) -> torch.Tensor:
-        found = exact_wide.fold_matmul(x, weight, dtype)
+    def matmul(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        way: skinny.Launch,
+        dtype: torch.dtype,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        found = exact_wide.fold_matmul(x, weight, dtype, out=out)
         if way.cublas:
             found[-1, -1] += error
         return found
@@ -194,7 +200,7 @@ def test_a_gpu_whose_own_kernels_differ_is_refused(
     launch: skinny.Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fold = exact_wide.fold_matmul
-    monkeypatch.setattr(exact_wide, "fold_matmul", lambda x, *rest: fold(x, *rest) + 1)
+    monkeypatch.setattr(exact_wide, "fold_matmul", lambda x, *rest: fold(x, *rest).add_(1))
     with pytest.raises(ConfigError, match="--deterministic: this GPU's sums for a weight of 32 x 64"):
         unequal(WEIGHTS, launch, torch.float16)
 

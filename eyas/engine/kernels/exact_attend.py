@@ -35,6 +35,7 @@ from eyas.engine.kernels.scores import lowest_row
 
 _PROGRAMS = 512  # about four for each of 132 multiprocessors
 _MOST_SHARES = 16
+_REGISTERS = 128  # so that four programs of 16 rows run on a multiprocessor
 _AHEAD = tl.constexpr(128)  # columns that a program calls ahead
 _MERGED = tl.constexpr(4)  # parts that the last program reads at once, where registers have room for them
 
@@ -81,13 +82,15 @@ class ExactLaunch:
 @dataclass(frozen=True)
 class Cut:
     """How a launch is shared out, of which no bit depends: programs of `rows` rows (queries times heads of
-    one key head), at most `shares` of them for a sequence's columns.
+    one key head), at most `shares` of them for a sequence's columns. `registers`: of a thread, at most (None:
+    as many as it likes); the fewer, the more programs run on a multiprocessor.
     """
 
     rows: int
     shares: int
     warps: int
     stages: int = 2
+    registers: int | None = None
 
     @classmethod
     def of(cls, batch: int, rows: int, kv_heads: int) -> Cut:
@@ -95,7 +98,8 @@ class Cut:
         tile = min(128, max(16, triton.next_power_of_2(rows)))
         programs = batch * kv_heads * triton.cdiv(rows, tile)
         shares = min(_MOST_SHARES, triton.cdiv(_PROGRAMS, programs))
-        return cls(tile, shares, warps=8 if tile == 128 else 4)
+        few = _REGISTERS if tile == 16 else None
+        return cls(tile, shares, warps=8 if tile == 128 else 4, registers=few)
 
     @classmethod
     def most_shared(cls, batch: int, width: int, group: int, kv_heads: int) -> int:
@@ -154,8 +158,8 @@ def start(
     kernel: Any, grid: tuple[int, int, int], args: tuple[object, ...], cut: Cut, launch: ExactLaunch
 ) -> None:
     """Launches a kernel without fused multiply-adds, which the compiler places as it likes in each."""
-    options = {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": launch.pdl}
-    options["enable_fp_fusion"] = False
+    options: dict[str, Any] = {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": launch.pdl}
+    options |= {"enable_fp_fusion": False, "maxnreg": cut.registers}
     if launch.compile_only:
         kernel.warmup(*args, grid=grid, **options)
     else:

@@ -93,14 +93,19 @@ def over_columns(
         if first < masked:  # where there are no blocks, none of their pages is waited for
             acc, peak, total, part_acc, part_peak, part_total = _blocks(
                 acc, peak, total, part_acc, part_peak, part_total,
-                q_tile, own, sees, keys, values, table, start, low, first, masked, last, there, scale,
+                q_tile, own, sees, keys, values, table, start, low, first, first, masked, there, scale,
                 leaves, accs, peaks, totals, place, apart, real, False, layout,
             )  # fmt: skip
     if masked < last:
         acc, peak, total, part_acc, part_peak, part_total = _blocks(
             acc, peak, total, part_acc, part_peak, part_total,
-            q_tile, own, sees, keys, values, table, start, low, masked, last, last, there, scale,
+            q_tile, own, sees, keys, values, table, start, low, first, masked, last, there, scale,
             leaves, accs, peaks, totals, place, apart, real, True, layout,
+        )  # fmt: skip
+    if first < last:
+        acc, peak, total = _with_part(
+            acc, peak, total, part_acc, part_peak, part_total,
+            leaves, accs, peaks, totals, place + part_at(last - 1, layout) * apart, real, layout,
         )  # fmt: skip
     return acc, peak, total
 
@@ -108,22 +113,25 @@ def over_columns(
 @triton.jit
 def _blocks(
     acc, peak, total, part_acc, part_peak, part_total,
-    q_tile, own, sees, keys, values, table, start, low, first, stop, last, there, scale,
+    q_tile, own, sees, keys, values, table, start, low, first, begin, end, there, scale,
     leaves, accs, peaks, totals, place, apart, real, MASKED: tl.constexpr, layout: tl.constexpr,
 ):  # fmt: skip
-    """The blocks first .. stop - 1 of all those below `last`.
+    """The blocks begin .. end - 1 of a sequence's from `first` on, and the part so far that the last of them
+    lies in.
 
-    One loop goes through all parts, so that the next block's keys are on their way while one part ends.
+    One loop goes through all parts, so that the next block's keys are on their way while a part ends. A part
+    ends as the next one begins: where its results were read in the iteration that makes them, the compiler
+    (Triton 3.6) would not wait for the matrix unit.
     """
-    row = rows_at(first + tl.arange(0, BLOCK), sees, start, layout)
+    row = rows_at(begin + tl.arange(0, BLOCK), sees, start, layout)
     pages = pages_of(table, row, there, layout.page_size)
-    for block in range(first, stop, BLOCK):
+    for block in range(begin, end, BLOCK):
         column = block + tl.arange(0, BLOCK)
         at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
         row = rows_at(column + BLOCK, sees, start, layout)  # ahead of the keys they lead to
         pages = pages_of(table, row, there, layout.page_size)
         if MASKED:
-            inside = column < last
+            inside = column < end
             if layout.window > 0:
                 inside = inside & (column >= low)
             k = tl.load(keys + at, mask=inside[:, None], other=0.0)
@@ -136,16 +144,28 @@ def _blocks(
             k = tl.load(keys + at)
             v = tl.load(values + at)
             scores = _scores(q_tile, k, scale, layout)
-        part_acc, part_peak, part_total = add_block(part_acc, part_peak, part_total, scores, v)
-        if (block + BLOCK >= last) | begins_part(block + BLOCK, layout):
-            part_sum = tl.max(part_total, 1)
-            if leaves:
-                left_at = place + part_at(block, layout) * apart
-                leave(accs, peaks, totals, left_at, part_acc, part_peak, part_sum, real, layout)
-            else:
-                acc, peak, total = merged(acc, peak, total, part_acc, part_peak, part_sum)
+        if begins_part(block, layout) & (block > first):
+            acc, peak, total = _with_part(
+                acc, peak, total, part_acc, part_peak, part_total,
+                leaves, accs, peaks, totals, place + part_at(block - 1, layout) * apart, real, layout,
+            )  # fmt: skip
             part_acc, part_peak, part_total = none_of_part(layout.tile, layout.dim)
+        part_acc, part_peak, part_total = add_block(part_acc, part_peak, part_total, scores, v)
     return acc, peak, total, part_acc, part_peak, part_total
+
+
+@triton.jit
+def _with_part(
+    acc, peak, total, part_acc, part_peak, part_total, leaves, accs, peaks, totals, place, real,
+    layout: tl.constexpr,
+):  # fmt: skip
+    """The softmax so far with a part, or, if `leaves`, without it: then it is left at `place`."""
+    part_sum = tl.max(part_total, 1)
+    if leaves:
+        leave(accs, peaks, totals, place, part_acc, part_peak, part_sum, real, layout)
+    else:
+        acc, peak, total = merged(acc, peak, total, part_acc, part_peak, part_sum)
+    return acc, peak, total
 
 
 @triton.jit

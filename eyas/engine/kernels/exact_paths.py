@@ -66,7 +66,7 @@ def _attend_paths_of(
     left = (launch.accs, launch.peaks, launch.totals)
     args = (q, q.stride(0), kv.pool, kv.values, *where, out, *left, kv.rule.factor, layout)
     grid = (kv.kv_heads, queries.width, queries.slots.shape[0])
-    start(_attend_paths, grid, args, replace(cut, rows=rows, warps=4), launch)
+    start(_attend_paths, grid, args, replace(cut, rows=rows, warps=4, registers=None), launch)
 
 
 @triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks"])
