@@ -36,7 +36,7 @@ def _text_or_parts(value: Any, parts: ValidatorFunctionWrapHandler) -> Any:
 
 
 def _only_text(kind: Any) -> Any:
-    if kind != "text":
+    if kind not in ("text", "refusal"):
         raise ValueError(f"only text parts are supported, not {kind!r:.40}")
     return kind
 
@@ -47,12 +47,26 @@ def _system_role(role: str) -> str:
 
 
 class TextPart(Body):
-    """A part of a message's content. Only text is supported."""
+    """A part of a message's content. Only text is supported, and what an assistant said when it refused."""
 
-    type: Annotated[str, BeforeValidator(_only_text, json_schema_input_type=Literal["text"])]
+    rules = tuple(needs(given("type", {"const": kind}), given(kind)) for kind in ("text", "refusal"))
+
+    type: Annotated[str, BeforeValidator(_only_text, json_schema_input_type=Literal["text", "refusal"])]
     """The kind of part."""
-    text: str
+    text: str = ""
     """The text."""
+    refusal: str | None = None
+    """With `refusal`: what was said. It is text to the model."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _has_its_text(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        part = read(value)
+        if part.type not in part.model_fields_set:
+            refuse(part.type, "is required")
+        if part.type == "refusal":
+            part.text = part.refusal or ""
+        return part
 
 
 # Text stays text. A wrapped list, not a union: errors then say which part is wrong.
@@ -104,6 +118,8 @@ class ChatMessage(Body):
     """Whose words these are; a developer's are the system's, a tool's are the result of a call."""
     content: Content | None = None
     """Text, or parts of text, which are joined by newlines unless the template reads parts."""
+    refusal: str | None = None
+    """What an assistant said when it refused: it is the content of a message that has none."""
     name: str | None = None
     """Who speaks, for templates that show it."""
     reasoning: str | None = Field(
@@ -121,6 +137,10 @@ class ChatMessage(Body):
             refuse("content", "is required")
         if self.role != "assistant" and self.tool_calls:
             refuse("tool_calls", "are an assistant's alone")
+        if self.role != "assistant" and self.refusal:
+            refuse("refusal", "is an assistant's alone")
+        if self.content is None and self.refusal:
+            self.content = self.refusal  # type: ignore[assignment]  # text stays text
         if self.role == "tool" and self.tool_call_id is None:
             refuse("tool_call_id", "is required of a tool's message")
         return self
@@ -181,8 +201,8 @@ class NamedFunction(Body):
     """One of `tools`."""
 
 
-class NamedTool(Body):
-    """The one tool that is to be called."""
+class ToolName(Body):
+    """One of `tools`."""
 
     type: Literal["function"]
     """The kind of tool."""
@@ -190,36 +210,67 @@ class NamedTool(Body):
     """The function."""
 
 
+class AllowedTools(Body):
+    """Some of `tools`."""
+
+    mode: Literal["auto", "required"]
+    """`auto`: any number of calls; `required`: at least one."""
+    tools: list[ToolName] = Field(min_length=1)
+    """The only ones that may be called."""
+
+
+_ONE, _SOME = given("type", {"const": "function"}), given("type", {"const": "allowed_tools"})
+
+
+class ChosenTools(Body):
+    """The one tool that is to be called, or those that may be."""
+
+    rules = (needs(_ONE, given("function")), needs(_SOME, given("allowed_tools")))
+
+    type: Literal["function", "allowed_tools"]
+    """Which of the two."""
+    function: NamedFunction | None = None
+    """With `function`: the tool."""
+    allowed_tools: AllowedTools | None = None
+    """With `allowed_tools`: the tools, and whether one must be called."""
+
+    @model_validator(mode="after")
+    def _says_which(self) -> Self:
+        if getattr(self, self.type) is None:
+            refuse(self.type, f"is required with the type {self.type}")
+        return self
+
+
 def word_or_tool(value: Any, tool: ValidatorFunctionWrapHandler) -> Any:
     """A word of `tool_choice`, or what `tool` makes of an object. Raises ValueError for anything else."""
     if value in ("none", "auto", "required"):
         return value
     if not isinstance(value, dict):
-        raise ValueError("must be none, auto, required, or an object that names a tool")
+        raise ValueError("must be none, auto, required, or an object that names tools")
     return tool(value)
 
 
 # A wrapped object, not a union: errors then say what is wrong with it.
 ToolChoice = Annotated[
-    NamedTool,
-    WrapValidator(word_or_tool, json_schema_input_type=Literal["none", "auto", "required"] | NamedTool),
+    ChosenTools,
+    WrapValidator(word_or_tool, json_schema_input_type=Literal["none", "auto", "required"] | ChosenTools),
 ]
 
 
-_MUST_CALL = given("tool_choice", {"anyOf": [{"const": "required"}, {"type": "object"}]})
+_NAMES_TOOLS = given("tool_choice", {"anyOf": [{"const": "required"}, {"type": "object"}]})
 
 
 class ToolFields(Body):
     """Which tools the model may call."""
 
     rules: ClassVar[tuple[dict[str, Any], ...]] = (
-        needs(_MUST_CALL, given("tools", {"type": "array", "minItems": 1})),
+        needs(_NAMES_TOOLS, given("tools", {"type": "array", "minItems": 1})),
     )
 
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     """The tools that the model may call."""
     tool_choice: ToolChoice | None = None
-    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: the one it names."""
+    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: the tools it names."""
     parallel_tool_calls: bool = True
     """False: at most one call."""
 
@@ -228,29 +279,42 @@ class ToolFields(Body):
         names = [tool.function.name for tool in self.tools or ()]
         if twice := sorted(name for name in set(names) if names.count(name) > 1):
             refuse("tools", f"name {twice[0]!r:.100} twice: each needs a name of its own")
-        named = self.named_tool
-        if not self.must_call:
-            return self
-        if not self.tools:
+        for name in sorted(self._chosen - set(names)):
+            refuse("tool_choice", f"names {name!r:.100}, which is none of tools" if names else "needs tools")
+        if self.must_call and not self.tools:
             refuse("tool_choice", "needs tools")
-        if named is not None and named not in names:
-            refuse("tool_choice", f"names {named!r:.100}, which is none of tools")
         return self
+
+    @property
+    def _chosen(self) -> set[str]:
+        """The tools that the choice names."""
+        choice: ChosenTools | str | None = self.tool_choice
+        if not isinstance(choice, ChosenTools):
+            return set()
+        if choice.type == "function":
+            return {choice.function.name} if choice.function else set()
+        return {tool.function.name for tool in choice.allowed_tools.tools} if choice.allowed_tools else set()
 
     @property
     def named_tool(self) -> str | None:
         """The one tool that is to be called, if the body names it."""
-        choice: NamedTool | str | None = self.tool_choice
-        return choice.function.name if isinstance(choice, NamedTool) else None
+        choice: ChosenTools | str | None = self.tool_choice
+        is_one = isinstance(choice, ChosenTools) and choice.function and choice.type == "function"
+        return choice.function.name if is_one else None
 
     @property
     def must_call(self) -> bool:
         """Whether the answer must be calls."""
-        choice: NamedTool | str | None = self.tool_choice
-        return choice == "required" or isinstance(choice, NamedTool)
+        choice: ChosenTools | str | None = self.tool_choice
+        if not isinstance(choice, ChosenTools):
+            return choice == "required"
+        return choice.type == "function" or choice.allowed_tools.mode == "required"
 
     @property
     def callable_tools(self) -> list[Tool]:
-        """The tools that may be called: none of them with the choice `none`."""
-        choice: NamedTool | str | None = self.tool_choice
-        return [] if choice == "none" else self.tools or []
+        """The tools that may be called: with the choice `none`, none; with `allowed_tools`, those."""
+        choice: ChosenTools | str | None = self.tool_choice
+        tools: list[Tool] = [] if choice == "none" else self.tools or []
+        if isinstance(choice, ChosenTools) and choice.type == "allowed_tools":
+            tools = [tool for tool in tools if tool.function.name in self._chosen]
+        return tools

@@ -99,10 +99,11 @@ def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, m
 def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Format:
     """The calls that the answer is held to. `must`: it must be calls."""
     name = body.named_tool
+    may = {name} if name else {tool.function.name for tool in body.callable_tools}
     schemas = {
         tool.function.name: _schema(tool, must, f"tools[{i}].function.parameters")
-        for i, tool in enumerate(body.callable_tools)
-        if name in (None, tool.function.name)
+        for i, tool in enumerate(body.tools or ())
+        if tool.function.name in may
     }
     return format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
 

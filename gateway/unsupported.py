@@ -41,7 +41,6 @@ OPENAI = {
     **ANY_ROUTE,
     **STOP_REGEX,
     "allowed_token_ids": Unsupported(_SAMPLER),
-    "best_of": Unsupported("every choice that is generated is returned: ask for n", (1,)),
     "early_stopping": Unsupported(_BEAMS, (False,)),
     "kv_transfer_params": Unsupported(_ROUTING, ({},)),
     "length_penalty": Unsupported(_BEAMS, (1, 1.0)),
@@ -59,6 +58,7 @@ TEXT = OPENAI | {
 
 CHAT = OPENAI | {
     "audio": Unsupported(_TEXT_ONLY),
+    "best_of": Unsupported("a chat tells every choice that is generated: ask for n", (1,)),
     "chat_template": Unsupported(_TEMPLATE, ("",)),
     "echo": Unsupported("a chat's answer does not begin with its prompt", (False,)),
     "function_call": Unsupported(_TOOLS, ("none", "auto")),
@@ -91,7 +91,6 @@ MESSAGE = {
     "audio": Unsupported(_TEXT_ONLY),
     "function_call": Unsupported(_TOOLS),
     "prefix": Unsupported("continue_final_message continues the last message", (False,)),
-    "refusal": Unsupported("templates know no refusals", ("",)),
 }
 
 GENERATE = ANY_ROUTE | {

@@ -121,7 +121,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/chat/completions", {"echo": True}, "echo", "does not begin with its prompt"),
     ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort", "knows no effort"),
     ("/v1/chat/completions", {"best_of": True}, "best_of", "ask for n"),
-    ("/v1/completions", {"best_of": 2}, "best_of", "ask for n"),
     ("/v1/completions", {"suffix": "x"}, "suffix", "does not fill gaps"),
     ("/v1/completions", {"prompt_logprobs": 1}, "prompt_logprobs", "generated tokens"),
     ("/v1/completions", {"lora_path": "a"}, "lora_path", "adapters"),

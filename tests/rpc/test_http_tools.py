@@ -205,6 +205,56 @@ async def test_the_choice_none_shows_no_tools() -> None:
     assert backend.requests[0].prompt_ids == backend.requests[1].prompt_ids
 
 
+async def test_allowed_tools_are_the_only_ones() -> None:
+    """In the prompt and in the grammar; with `required` the answer is one of their calls."""
+    backend = speaker("hermes", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    async with client_of(backend) as client:
+        for more in (
+            {"tool_choice": allowed("auto", "now")},
+            {"tools": TOOLS[1:]},
+            {"tool_choice": allowed("required", "now")},
+            {"tools": TOOLS[1:], "tool_choice": "required"},
+        ):
+            response = await client.post(PATH, json=BODY | more)
+            (choice,) = response.json()["choices"]
+            assert choice["message"]["tool_calls"][0]["function"]["name"] == "now"
+            assert choice["finish_reason"] == "tool_calls"
+    some, fewer, must, must_of_fewer = backend.requests
+    assert some.prompt_ids == fewer.prompt_ids and must.prompt_ids == must_of_fewer.prompt_ids
+    assert some.params.grammar is None is fewer.params.grammar
+    assert must.params.grammar == must_of_fewer.params.grammar is not None
+
+
+async def test_a_refusal_is_what_the_assistant_said() -> None:
+    backend = speaker("hermes", "Why?")
+    no: dict[str, Any] = {"role": "assistant", "content": "No."}
+    spoken = [
+        no,
+        no | {"refusal": None},
+        {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+    ]
+    async with client_of(backend) as client:
+        for message in spoken:
+            response = await client.post(PATH, json=BODY | {"messages": [ASKED, message, ASKED]})
+            assert response.status_code == 200, response.text
+            assert "x-eyas-ignored" not in response.headers
+    assert len({request.prompt_ids for request in backend.requests}) == 1
+
+
+async def test_no_effort_is_no_reasoning() -> None:
+    """Where the template has a switch; the usual effort asks for nothing."""
+    backend = speaker("hermes", "Hi")
+    async with client_of(backend) as client:
+        for more in ({"reasoning_effort": "none"}, {"enable_thinking": False}, {"reasoning_effort": "medium"}, {}):
+            assert (await client.post(PATH, json=BODY | more)).status_code == 200
+    none, off, usual, plain = (request.prompt_ids for request in backend.requests)
+    assert none == off != usual == plain
+    async with client_of(speaker("deepseek_v3", "Hi")) as client:
+        asked = BODY | {"reasoning_effort": "none"}
+        assert "no switch" in refused(await client.post(PATH, json=asked), "reasoning_effort")
+
+
 async def test_tools_and_the_history_are_part_of_the_prompt() -> None:
     backend = speaker("hermes", "Clear.")
     history = [ASKED, called('{"city": "Köln"}', content=None, reasoning_content="Hm"), result()]
@@ -233,6 +283,11 @@ def strict(properties: Any, definitions: Any) -> Any:
     return {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": None, "tool_choice": "required"}, "tool_choice", "needs tools"),
     (
@@ -241,7 +296,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "'sing', which is none of tools",
     ),
     ({"tool_choice": "sometimes"}, "tool_choice", "must be none, auto, required"),
-    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "function"),
+    ({"tool_choice": {"type": "custom"}}, "tool_choice.type", "function"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function", "required"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools", "required"),
+    ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools", "at least 1"),
+    ({"tool_choice": allowed("never", "now")}, "tool_choice.allowed_tools.mode", "auto"),
+    ({"tool_choice": allowed("auto", "now", "sing")}, "tool_choice", "'sing', which is none of tools"),
+    ({"tools": None, "tool_choice": allowed("auto", "now")}, "tool_choice", "needs tools"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "required"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
@@ -264,6 +325,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "assistant",
     ),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "required"),
+    ({"messages": [{"role": "user", "refusal": "No."}]}, "messages[0].content", "required"),
+    ({"messages": [ASKED | {"refusal": "No."}]}, "messages[0].refusal", "assistant"),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "refusal", "text": "No."}]}]},
+        "messages[0].content[0].refusal",
+        "required",
+    ),
     ({"chat_template": "{{ x }}"}, "chat_template", "own template"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "own template"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "field of its own"),
