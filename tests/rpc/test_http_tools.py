@@ -246,7 +246,12 @@ async def test_no_effort_is_no_reasoning() -> None:
     """Where the template has a switch; the usual effort asks for nothing."""
     backend = speaker("hermes", "Hi")
     async with client_of(backend) as client:
-        for more in ({"reasoning_effort": "none"}, {"enable_thinking": False}, {"reasoning_effort": "medium"}, {}):
+        for more in (
+            {"reasoning_effort": "none"},
+            {"enable_thinking": False},
+            {"reasoning_effort": "medium"},
+            {},
+        ):
             assert (await client.post(PATH, json=BODY | more)).status_code == 200
     none, off, usual, plain = (request.prompt_ids for request in backend.requests)
     assert none == off != usual == plain
