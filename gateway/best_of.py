@@ -11,7 +11,7 @@ from gateway.text import TextDelta
 
 
 def likeliest(choices: Sequence[TextDelta], drawn: int, kept: int) -> list[TextDelta]:
-    """Of each prompt's `drawn` whole choices, `kept`: those whose tokens are likeliest in the mean, best first.
+    """Of each prompt's `drawn` whole choices the `kept` whose tokens are likeliest in the mean, best first.
 
     Of equals the earlier one is better.
     """

@@ -270,7 +270,7 @@ class ToolFields(Body):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     """The tools that the model may call."""
     tool_choice: ToolChoice | None = None
-    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: the tools it names."""
+    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: those it names."""
     parallel_tool_calls: bool = True
     """False: at most one call."""
 

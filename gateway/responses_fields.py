@@ -237,7 +237,7 @@ class ResponsesBody(SamplingFields):
     tools: list[FlatTool] | None = Field(None, max_length=MAX_TOOLS)
     """The tools that the model may call."""
     tool_choice: FlatToolChoice | None = None
-    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: the tools it names."""
+    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: those it names."""
     parallel_tool_calls: bool = True
     """False: at most one call."""
     text: TextOptions | None = None

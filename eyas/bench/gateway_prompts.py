@@ -48,7 +48,10 @@ class Kind(NamedTuple):
 
 
 async def measure(tokens: int, seconds: int, processes: int) -> AsyncIterator[dict[str, Any]]:
-    """Rows of figures in ms: calm, short prompts, long ones as text and as ids. Raises EyasError if one fails."""
+    """Rows of figures in ms: calm, short prompts, long ones as text and as ids.
+
+    Raises EyasError if a prompt fails.
+    """
     tokenizer = Tokenizer.load(NANO)
     text, ids = _prompt(tokenizer, tokens)
     kinds = [
