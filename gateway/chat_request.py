@@ -74,7 +74,8 @@ async def chat_call(config: GatewayConfig, served: ServedModel, model: ChatModel
     if reading is None:
         return api_call("chatcmpl-", served, body, rules, [request])
     call = api_call("chatcmpl-", served, body, read_rules(rules, reading), [request])
-    return dataclasses.replace(call, reading=reading, grammar_field=call.grammar_field or "tools")
+    field, older = call.grammar_field or body.tools_field, body.speaks_functions
+    return dataclasses.replace(call, reading=reading, grammar_field=field, speaks_functions=older)
 
 
 async def _options(
@@ -130,7 +131,7 @@ def _shown_tools(dialect: Dialect, body: TemplateFields) -> list[dict[str, Any]]
     tools = body.callable_tools
     if not tools:
         return None
-    _check(dialect, "tools", dialect.calls is not None, "writes no calls of tools")
+    _check(dialect, body.tools_field, dialect.calls is not None, "writes no calls of tools")
     return [tool.written for tool in tools]
 
 

@@ -67,6 +67,7 @@ class ApiCall:
     tells_logprobs: bool = True  # False: they are there to choose by
     echoes: tuple[Echo, ...] = ()
     reading: Reading | None = None
+    speaks_functions: bool = False  # a call is told as OpenAI's older `function_call`
     grammar_field: str = ""  # of the body: where its grammar comes from
 
     def named(self, error: Exception) -> Exception:

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from gateway import unsupported
-from gateway.chat_fields import MAX_TOOLS, Parameters, ToolFields, word_or_tool
 from gateway.field_rules import given, needs
 from gateway.field_types import Count, Priority, Seed, TopLogprobs
 from gateway.fields import Body, refuse
 from gateway.schema import SamplingFields, Speculation
+from gateway.tool_fields import MAX_TOOLS, Parameters, ToolFields, word_or_tool
 
 UNNAMED = "answer"
 """What a schema is called that has no name."""

@@ -22,7 +22,7 @@ from pydantic import (
 from eyas.common import types
 from eyas.common.params import MAX_STOP_TOKEN_IDS
 from gateway import unsupported
-from gateway.chat_fields import ChatMessage, Content, TextPart, ToolFields
+from gateway.chat_fields import ChatMessage, Content, TextPart
 from gateway.field_rules import exactly_one, given, needs
 from gateway.field_types import (
     AtLeastOne,
@@ -42,6 +42,7 @@ from gateway.field_types import (
 )
 from gateway.fields import Body, RequestId, refuse
 from gateway.grammar_fields import GrammarFields, GuidedFields
+from gateway.tool_fields import ToolFields
 
 MAX_BAD_WORDS = 64
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from gateway.fields import Unsupported
 
-_TOOLS = "tools and tool_calls are the newer names"
 _TEXT_ONLY = "the model reads and writes text only"
 _BEAMS = "there is no beam search"
 _LORA = "no adapters are served"
@@ -61,8 +60,6 @@ CHAT = OPENAI | {
     "best_of": Unsupported("a chat tells every choice that is generated: ask for n", (1,)),
     "chat_template": Unsupported(_TEMPLATE, ("",)),
     "echo": Unsupported("a chat's answer does not begin with its prompt", (False,)),
-    "function_call": Unsupported(_TOOLS, ("none", "auto")),
-    "functions": Unsupported(_TOOLS, ([],)),
     "mm_processor_kwargs": Unsupported(_TEXT_ONLY, ({},)),
     "modalities": Unsupported(_TEXT_ONLY, ([], ["text"])),
     "verbosity": Unsupported("the model's wordiness cannot be set", ("medium",)),
@@ -89,7 +86,6 @@ RESPONSES_TEXT = {
 MESSAGE = {
     "annotations": Unsupported(_TEXT_ONLY, ([],)),
     "audio": Unsupported(_TEXT_ONLY),
-    "function_call": Unsupported(_TOOLS),
     "prefix": Unsupported("continue_final_message continues the last message", (False,)),
 }
 

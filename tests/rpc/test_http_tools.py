@@ -242,6 +242,54 @@ async def test_a_refusal_is_what_the_assistant_said() -> None:
     assert len({request.prompt_ids for request in backend.requests}) == 1
 
 
+OLDER: dict[str, Any] = {"tools": None, "functions": [tool["function"] for tool in TOOLS]}
+
+
+@pytest.mark.parametrize("stride", [1, 7, 1000])
+async def test_the_older_words_for_tools(stride: int) -> None:
+    """The prompt is that of tools, and the answer has one `function_call`, whole and streamed."""
+    backend = speaker("hermes", f"Wait.{SAYS['hermes']}", stride)
+    async with client_of(backend) as client:
+        (choice,) = (await client.post(PATH, json=BODY | OLDER)).json()["choices"]
+        call = {"name": "weather", "arguments": '{"city": "Köln"}'}
+        assert choice["message"]["function_call"] == call and "tool_calls" not in choice["message"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("Wait.", "function_call")
+        chunks = events(await client.post(PATH, json=BODY | OLDER | {"stream": True}))
+        await client.post(PATH, json=BODY)
+    parts = [chunk["choices"][0] for chunk in chunks]
+    told = [part["delta"]["function_call"] for part in parts if "function_call" in part["delta"]]
+    assert "".join(part.get("name", "") for part in told) == call["name"]
+    assert "".join(part["arguments"] for part in told) == call["arguments"]
+    assert parts[-1]["finish_reason"] == "function_call"
+    assert len({request.prompt_ids for request in backend.requests}) == 1
+
+
+async def test_the_older_choice_and_history_mean_the_newer_ones() -> None:
+    backend = speaker("hermes", SAYS["hermes"])
+    call = {"name": "weather", "arguments": "{}"}
+    older = [ASKED, {"role": "assistant", "content": None, "function_call": call}]
+    older += [{"role": "function", "name": "weather", "content": "Rain."}]
+    newer = [
+        ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "call_weather", "function": call}]},
+    ]
+    newer += [{"role": "tool", "tool_call_id": "call_weather", "name": "weather", "content": "Rain."}]
+    named: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
+    pairs = [
+        ({"function_call": {"name": "now"}}, {"tool_choice": named}),
+        ({"function_call": "none"}, {"tool_choice": "none"}),
+        ({"messages": older}, {"messages": newer}),
+    ]
+    async with client_of(backend) as client:
+        for ours, theirs in pairs:
+            first = await client.post(PATH, json=BODY | OLDER | ours)
+            second = await client.post(PATH, json=BODY | theirs | {"parallel_tool_calls": False})
+            assert (first.status_code, second.status_code) == (200, 200), first.text
+            assert "x-eyas-ignored" not in first.headers
+            one, other = backend.requests[-2:]
+            assert one.prompt_ids == other.prompt_ids and one.params.grammar == other.params.grammar
+
+
 async def test_no_effort_is_no_reasoning() -> None:
     """Where the template has a switch; the usual effort asks for nothing."""
     backend = speaker("hermes", "Hi")
@@ -322,7 +370,26 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tools[1].function.parameters",
         "at #/properties/a/$ref: the references go round",
     ),
-    ({"functions": [{"name": "f"}]}, "functions", "newer names"),
+    ({"functions": [{"name": "f"}]}, "functions", "older name of tools"),
+    ({"tools": None, "functions": [{"name": "a b"}]}, "functions[0].name", "pattern"),
+    ({"tools": None, "functions": [{"name": "f"}] * 2}, "functions", "'f' twice"),
+    (
+        {"tools": None, "functions": [{"name": "f"}], "function_call": {"name": "g"}},
+        "function_call",
+        "'g', which is none of functions",
+    ),
+    ({"tools": None, "function_call": {"name": "g"}}, "function_call", "none of functions"),
+    ({"function_call": "required"}, "function_call", "must be none, auto"),
+    (
+        {
+            "tools": None,
+            "functions": [strict({"a": {"$ref": "#/$defs/a"}}, {"a": {"$ref": "#/$defs/a"}})["function"]],
+        },
+        "functions[0].parameters",
+        "the references go round",
+    ),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name", "required"),
+    ({"messages": [ASKED | {"function_call": {"name": "f"}}]}, "messages[0].function_call", "assistant"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "required"),
     (
         {"messages": [ASKED | {"tool_calls": [{"function": {"name": "f"}}]}]},
