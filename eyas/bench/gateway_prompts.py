@@ -1,7 +1,8 @@
 """What very long prompts cost a gateway's callers: the time that it adds to a first token, and what other
 streams notice.
 
-    python -m eyas.bench.gateway_prompts [--tokens N] [--seconds S] [--gateway-workers N]
+    python -m eyas.bench.gateway_prompts [--tokens N] [--seconds S] [--ids-rate R]
+                                         [--gateway-workers N]
 
 Real gateway processes serve prompts at a steady rate, first as text, then as ids, that a paced worker
 (`eyas.bench.paced_worker`) answers at once; beside them, streams get a token each step. Of a text's time,
@@ -31,7 +32,7 @@ from eyas.evals.heldout import held_out_prompts
 from eyas.flags import positive
 from gateway.tokenizer import Tokenizer
 
-TOKENS, SECONDS = 60_000, 12
+TOKENS, SECONDS, IDS_RATE = 60_000, 12, 100
 STREAMS, STEP_MS = 32, 20
 SETTLE_S = 1.0
 ANSWER_S = 60.0  # for a prompt's first token
@@ -47,17 +48,19 @@ class Kind(NamedTuple):
     alone_ms: float = 0.0
 
 
-async def measure(tokens: int, seconds: int, processes: int) -> AsyncIterator[dict[str, Any]]:
-    """Rows of figures in ms: calm, short prompts, long ones as text and as ids.
+async def measure(
+    tokens: int = TOKENS, seconds: int = SECONDS, ids_rate: int = IDS_RATE, processes: int = 1
+) -> AsyncIterator[dict[str, Any]]:
+    """Rows of figures in ms: calm, short prompts, long ones as text and as ids. Failed prompts are counted.
 
-    Raises EyasError if a prompt fails.
+    Raises EyasError if a stream beside them ends, or none of a kind is answered.
     """
     tokenizer = Tokenizer.load(NANO)
     text, ids = _prompt(tokenizer, tokens)
     kinds = [
         Kind("short prompts", 20, _body(PROMPT)),
         Kind(f"{len(ids):,} tokens as text", 2, _body(text), _alone_ms(tokenizer, text)),
-        Kind(f"{len(ids):,} tokens as ids", 100, _body(ids)),
+        Kind(f"{len(ids):,} tokens as ids", ids_rate, _body(ids)),
     ]
     load = GatewayLoad(step_ms=STEP_MS, processes=processes)
     async with contextlib.AsyncExitStack() as running:
@@ -72,11 +75,14 @@ async def measure(tokens: int, seconds: int, processes: int) -> AsyncIterator[di
         yield {"case": "nothing else", **window.figures()}
         for kind in kinds:
             with _Window(beside, gateway) as window:
-                firsts = await _arrive(server, kind, seconds)
+                firsts, failed = await _arrive(server, kind, seconds)
+            if not firsts or any(stream.ended for stream in beside):
+                raise EyasError(f"too much for the gateway: {failed[0] if failed else 'a stream ended'}")
             added = [first - kind.alone_ms for first in firsts]
             yield {
                 "case": f"{kind.name}, {kind.rate:g} per second",
                 "prompts": len(firsts),
+                "failed": len(failed),
                 "tokenizer_alone_ms": round(kind.alone_ms, 1),
                 "first_token_p50_p99": _p50_p99(firsts),
                 "added_p50_p99": _p50_p99(added),
@@ -110,13 +116,15 @@ def _body(prompt: str | list[int], max_tokens: int = 8) -> bytes:
     return json.dumps(asked | {"stream": True}).encode()
 
 
-async def _arrive(server: Server, kind: Kind, seconds: int) -> list[float]:
-    """The times to the first tokens, in ms, of prompts that come evenly for so long."""
+async def _arrive(server: Server, kind: Kind, seconds: int) -> tuple[list[float], list[BaseException]]:
+    """The times to the first tokens, in ms, of prompts that come evenly for so long, and what failed."""
     began, asked = time.perf_counter(), list[asyncio.Task[float]]()
     for number in range(round(kind.rate * seconds)):
         await asyncio.sleep(began + number / kind.rate - time.perf_counter())
         asked.append(asyncio.create_task(_first_ms(server, kind.body)))
-    return list(await asyncio.gather(*asked))
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    firsts = [first for first in ended if isinstance(first, float)]
+    return firsts, [error for error in ended if isinstance(error, BaseException)]
 
 
 async def _first_ms(server: Server, body: bytes) -> float:
@@ -141,6 +149,7 @@ class _Stream(asyncio.Protocol):
 
     def __init__(self, request: bytes) -> None:
         self.times: list[float] = []
+        self.ended = False
         self._request = request
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -158,13 +167,15 @@ class _Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.times.append(time.perf_counter())
-        if not self._first.done() and (b"data: " in data or b"HTTP/1.1 200" not in data):
-            if b"data: " in data:
-                self._first.set_result(None)
-            else:
-                self._first.set_exception(EyasError(f"a prompt was refused: {data[:300]!r}"))
+        if self._first.done():
+            return
+        if b"data: " in data:
+            self._first.set_result(None)
+        elif (at := data.find(b'{"error"')) >= 0:
+            self._first.set_exception(EyasError(f"a prompt was refused: {data[at:].decode()}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.ended = True
         if not self._first.done():
             self._first.set_exception(EyasError("a stream ended before it began"))
 
@@ -206,22 +217,20 @@ class _Window:
         }
 
 
-async def _print(tokens: int, seconds: int, processes: int) -> None:
-    async for row in measure(tokens, seconds, processes):
+async def _print(args: argparse.Namespace) -> None:
+    async for row in measure(args.tokens, args.seconds, args.ids_rate, args.gateway_workers):
         print(json.dumps(row), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m eyas.bench.gateway_prompts", description=__doc__)
-    parser.add_argument(
-        "--tokens", type=positive, default=TOKENS, metavar="N", help=f"of a prompt ({TOKENS})"
-    )
-    seconds = f"of each of four parts ({SECONDS})"
-    parser.add_argument("--seconds", type=positive, default=SECONDS, metavar="S", help=seconds)
-    parser.add_argument("--gateway-workers", type=positive, default=1, metavar="N", help="(1)")
-    args = parser.parse_args(argv)
-    uvloop.run(_print(args.tokens, args.seconds, args.gateway_workers))
+    add = parser.add_argument
+    add("--tokens", type=positive, default=TOKENS, metavar="N", help=f"of a prompt ({TOKENS})")
+    add("--seconds", type=positive, default=SECONDS, metavar="S", help=f"of each of four parts ({SECONDS})")
+    add("--ids-rate", type=positive, default=IDS_RATE, metavar="R", help=f"prompts per second ({IDS_RATE})")
+    add("--gateway-workers", type=positive, default=1, metavar="N", help="(1)")
+    uvloop.run(_print(parser.parse_args(argv)))
     return 0
 
 
