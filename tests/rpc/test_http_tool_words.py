@@ -1,4 +1,4 @@
-"""Other words of OpenAI's for the same chat: allowed tools, refusals, efforts, and the older names of tools."""
+"""OpenAI's other words for the same chat: allowed tools, refusals, efforts, and the older names of tools."""
 
 from __future__ import annotations
 
