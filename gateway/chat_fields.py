@@ -1,12 +1,12 @@
-"""The fields of a chat's messages and tools, in OpenAI's words.
+"""The fields of a chat's messages, in OpenAI's words.
 
-Types only, and what a role must have. It refuses to know what templates make of messages and models of tools.
+Types only, and what a role must have. It refuses to know what templates make of messages.
 The string under a field is its description in /openapi.json and docs/api.md.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -14,7 +14,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     ModelWrapValidatorHandler,
-    PrivateAttr,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
@@ -23,8 +22,6 @@ from pydantic import (
 from gateway import unsupported
 from gateway.field_rules import given, needs
 from gateway.fields import Body, refuse
-
-MAX_TOOLS = 512
 
 
 def _text_or_parts(value: Any, parts: ValidatorFunctionWrapHandler) -> Any:
@@ -36,7 +33,7 @@ def _text_or_parts(value: Any, parts: ValidatorFunctionWrapHandler) -> Any:
 
 
 def _only_text(kind: Any) -> Any:
-    if kind != "text":
+    if kind not in ("text", "refusal"):
         raise ValueError(f"only text parts are supported, not {kind!r:.40}")
     return kind
 
@@ -47,12 +44,26 @@ def _system_role(role: str) -> str:
 
 
 class TextPart(Body):
-    """A part of a message's content. Only text is supported."""
+    """A part of a message's content. Only text is supported, and what an assistant said when it refused."""
 
-    type: Annotated[str, BeforeValidator(_only_text, json_schema_input_type=Literal["text"])]
+    rules = tuple(needs(given("type", {"const": kind}), given(kind)) for kind in ("text", "refusal"))
+
+    type: Annotated[str, BeforeValidator(_only_text, json_schema_input_type=Literal["text", "refusal"])]
     """The kind of part."""
-    text: str
+    text: str = ""
     """The text."""
+    refusal: str | None = None
+    """With `refusal`: what was said. It is text to the model."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _has_its_text(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        part = read(value)
+        if part.type not in part.model_fields_set:
+            refuse(part.type, "is required")
+        if part.type == "refusal":
+            part.text = part.refusal or ""
+        return part
 
 
 # Text stays text. A wrapped list, not a union: errors then say which part is wrong.
@@ -88,7 +99,8 @@ class ToolCall(Body):
 
 
 _ASSISTANTS = given("role", {"const": "assistant"})
-_CALLS = given("tool_calls", {"type": "array", "minItems": 1})
+_SEVERAL = given("tool_calls", {"type": "array", "minItems": 1})
+_CALLS = {"anyOf": [_SEVERAL, given("function_call")]}
 
 
 class ChatMessage(Body):
@@ -98,12 +110,21 @@ class ChatMessage(Body):
     rules = (
         needs({"not": _ASSISTANTS}, {**given("content"), "not": _CALLS}),
         needs(given("role", {"const": "tool"}), given("tool_call_id")),
+        needs(given("role", {"const": "function"}), given("name")),
+        needs(given("function_call"), {"not": _SEVERAL}),
+        needs({"not": _ASSISTANTS}, {"not": given("refusal", {"type": "string", "minLength": 1})}),
     )
 
-    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], AfterValidator(_system_role)]
-    """Whose words these are; a developer's are the system's, a tool's are the result of a call."""
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool", "function"], AfterValidator(_system_role)
+    ]
+    """Whose words these are; a developer's are the system's, a tool's are the result of a call, and so are a
+    function's, its older name.
+    """
     content: Content | None = None
     """Text, or parts of text, which are joined by newlines unless the template reads parts."""
+    refusal: str | None = None
+    """What an assistant said when it refused: it is the content of a message that has none."""
     name: str | None = None
     """Who speaks, for templates that show it."""
     reasoning: str | None = Field(
@@ -112,145 +133,37 @@ class ChatMessage(Body):
     """What an assistant thought before its answer; also under the names `reasoning` and `thinking`."""
     tool_calls: list[ToolCall] | None = None
     """The calls that an assistant made."""
+    function_call: CalledFunction | None = None
+    """The older form of a single call."""
     tool_call_id: str | None = None
     """The call whose result a tool's message is."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
+        self._take_function()
         if self.content is None and self.role != "assistant":
             refuse("content", "is required")
         if self.role != "assistant" and self.tool_calls:
             refuse("tool_calls", "are an assistant's alone")
+        if self.role != "assistant" and self.refusal:
+            refuse("refusal", "is an assistant's alone")
+        if self.content is None and self.refusal:
+            self.content = self.refusal  # type: ignore[assignment]  # text stays text
         if self.role == "tool" and self.tool_call_id is None:
             refuse("tool_call_id", "is required of a tool's message")
         return self
 
-
-def _of_an_object(parameters: dict[str, Any]) -> dict[str, Any]:
-    if parameters.get("type", "object") != "object":
-        raise ValueError("must be the schema of an object: its type must be 'object'")
-    return parameters
-
-
-Parameters = Annotated[
-    dict[str, Any],
-    AfterValidator(_of_an_object),
-    Field(json_schema_extra={"properties": {"type": {"const": "object"}}}),
-]
-
-
-class FunctionTool(Body):
-    """A function that the model may ask for."""
-
-    name: str = Field(max_length=256, pattern=r"^[\w.:/-]+$")
-    """What calls name it by: letters, digits and _ . : / -"""
-    description: str | None = None
-    """What it does, for the model."""
-    parameters: Parameters | None = None
-    """A JSON schema of its arguments; without one it takes none."""
-    strict: bool | None = None
-    """True: its arguments follow the schema, however the model comes to call it."""
-
-
-class Tool(Body):
-    """A tool that the model may call."""
-
-    type: Literal["function"]
-    """The kind of tool."""
-    function: FunctionTool
-    """The function."""
-    _written: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        tool = read(value)
-        tool._written = value if isinstance(value, dict) else {}
-        return tool
-
-    @property
-    def written(self) -> dict[str, Any]:
-        """The tool as its caller wrote it, which is how models read it: keys in order, unknown ones too."""
-        return self._written
-
-
-class NamedFunction(Body):
-    """A function by its name."""
-
-    name: str
-    """One of `tools`."""
-
-
-class NamedTool(Body):
-    """The one tool that is to be called."""
-
-    type: Literal["function"]
-    """The kind of tool."""
-    function: NamedFunction
-    """The function."""
-
-
-def word_or_tool(value: Any, tool: ValidatorFunctionWrapHandler) -> Any:
-    """A word of `tool_choice`, or what `tool` makes of an object. Raises ValueError for anything else."""
-    if value in ("none", "auto", "required"):
-        return value
-    if not isinstance(value, dict):
-        raise ValueError("must be none, auto, required, or an object that names a tool")
-    return tool(value)
-
-
-# A wrapped object, not a union: errors then say what is wrong with it.
-ToolChoice = Annotated[
-    NamedTool,
-    WrapValidator(word_or_tool, json_schema_input_type=Literal["none", "auto", "required"] | NamedTool),
-]
-
-
-_MUST_CALL = given("tool_choice", {"anyOf": [{"const": "required"}, {"type": "object"}]})
-
-
-class ToolFields(Body):
-    """Which tools the model may call."""
-
-    rules: ClassVar[tuple[dict[str, Any], ...]] = (
-        needs(_MUST_CALL, given("tools", {"type": "array", "minItems": 1})),
-    )
-
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    """The tools that the model may call."""
-    tool_choice: ToolChoice | None = None
-    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: the one it names."""
-    parallel_tool_calls: bool = True
-    """False: at most one call."""
-
-    @model_validator(mode="after")
-    def _choice_is_among_them(self) -> Self:
-        names = [tool.function.name for tool in self.tools or ()]
-        if twice := sorted(name for name in set(names) if names.count(name) > 1):
-            refuse("tools", f"name {twice[0]!r:.100} twice: each needs a name of its own")
-        named = self.named_tool
-        if not self.must_call:
-            return self
-        if not self.tools:
-            refuse("tool_choice", "needs tools")
-        if named is not None and named not in names:
-            refuse("tool_choice", f"names {named!r:.100}, which is none of tools")
-        return self
-
-    @property
-    def named_tool(self) -> str | None:
-        """The one tool that is to be called, if the body names it."""
-        choice: NamedTool | str | None = self.tool_choice
-        return choice.function.name if isinstance(choice, NamedTool) else None
-
-    @property
-    def must_call(self) -> bool:
-        """Whether the answer must be calls."""
-        choice: NamedTool | str | None = self.tool_choice
-        return choice == "required" or isinstance(choice, NamedTool)
-
-    @property
-    def callable_tools(self) -> list[Tool]:
-        """The tools that may be called: none of them with the choice `none`."""
-        choice: NamedTool | str | None = self.tool_choice
-        return [] if choice == "none" else self.tools or []
+    def _take_function(self) -> None:
+        """Reads a call and its result in the older form as the newer one: a function's name is their id."""
+        called: CalledFunction | None = self.function_call
+        if called is not None:
+            if self.role != "assistant":
+                refuse("function_call", "is an assistant's alone")
+            if self.tool_calls:
+                refuse("function_call", "is the older form of tool_calls: only one of them may be given")
+            self.tool_calls = [ToolCall(id=f"call_{called.name}", function=called)]
+            self.function_call = None
+        if self.role == "function":
+            if self.name is None:
+                refuse("name", "is required of a function's message")
+            self.role, self.tool_call_id = "tool", f"call_{self.name}"

@@ -25,6 +25,7 @@ from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
 from gateway.tool_grammar import answer_grammar
 
+_NO_EFFORT, _USUAL_EFFORT = "none", "medium"  # OpenAI's words; the second is what silence means there
 _SWITCHES = ("enable_thinking", "thinking")  # what templates call the switch of their reasoning
 
 
@@ -73,7 +74,8 @@ async def chat_call(config: GatewayConfig, served: ServedModel, model: ChatModel
     if reading is None:
         return api_call("chatcmpl-", served, body, rules, [request])
     call = api_call("chatcmpl-", served, body, read_rules(rules, reading), [request])
-    return dataclasses.replace(call, reading=reading, grammar_field=call.grammar_field or "tools")
+    field, older = call.grammar_field or body.tools_field, body.speaks_functions
+    return dataclasses.replace(call, reading=reading, grammar_field=field, speaks_functions=older)
 
 
 async def _options(
@@ -109,13 +111,17 @@ def _variables(dialect: Dialect, body: TemplateFields) -> dict[str, Any]:
     if body.documents:
         _check(dialect, "documents", "documents" in dialect.reads, "reads no documents")
         told["documents"] = body.documents
-    if body.reasoning_effort is not None:
-        _check(dialect, "reasoning_effort", "reasoning_effort" in dialect.reads, "knows no effort")
-        told["reasoning_effort"] = body.reasoning_effort
-    if (thinks := body.enable_thinking) is not None:
+    thinks, field, effort = body.enable_thinking, "enable_thinking", body.reasoning_effort
+    if effort is not None and "reasoning_effort" in dialect.reads:
+        told["reasoning_effort"] = effort
+    elif effort == _NO_EFFORT and thinks is None:
+        thinks, field = False, "reasoning_effort"
+    elif effort not in (None, _NO_EFFORT, _USUAL_EFFORT):
+        _check(dialect, "reasoning_effort", False, "knows no effort")
+    if thinks is not None:
         switches = [name for name in _SWITCHES if name in dialect.reads]
         idle = not thinks and dialect.reasoning is None  # such a model never thinks
-        _check(dialect, "enable_thinking", bool(switches) or idle, "has no switch for its reasoning")
+        _check(dialect, field, bool(switches) or idle, "has no switch for its reasoning")
         told |= dict.fromkeys(switches, thinks)
     return told
 
@@ -125,7 +131,7 @@ def _shown_tools(dialect: Dialect, body: TemplateFields) -> list[dict[str, Any]]
     tools = body.callable_tools
     if not tools:
         return None
-    _check(dialect, "tools", dialect.calls is not None, "writes no calls of tools")
+    _check(dialect, body.tools_field, dialect.calls is not None, "writes no calls of tools")
     return [tool.written for tool in tools]
 
 

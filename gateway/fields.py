@@ -104,16 +104,17 @@ WHOLE = BeforeValidator(whole)
 """Stands behind the bounds of a whole number: what stands before them would keep them from the schema."""
 
 
-def is_ids(value: Any) -> bool:
-    """Whether it is a list of whole numbers, at least one."""
-    return isinstance(value, list) and set(map(type, value)) == {int}
-
-
 def as_ids(value: Any) -> list[int] | None:
     """The token ids that it is, at least one; None if it is something else."""
-    if isinstance(value, list) and float in set(map(type, value)):
-        value = [whole(id) for id in value]
-    return value if is_ids(value) else None
+    if not isinstance(value, list):
+        return None
+    kinds = set(map(type, value))  # a millisecond for a long prompt: once
+    if kinds == {int}:
+        return value
+    if float not in kinds:
+        return None
+    ids = [whole(id) for id in value]
+    return ids if set(map(type, ids)) == {int} else None
 
 
 B = TypeVar("B", bound=Body)

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.answer import Answer
 from gateway.detokenize import TokenBytes
-from gateway.message_reader import MessageReader
+from gateway.message_reader import CALLS, MessageReader
 from gateway.openai_logprobs import chat_logprobs
 from gateway.openai_reply import Format, Frame, Ids, prompt_ids, token_ids
 from gateway.openai_request import ApiCall
@@ -43,6 +43,7 @@ class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: Sequence[CallPart] | None = None
+    function_call: FunctionPart | None = None
 
 
 class MessageChunkChoice(msgspec.Struct, frozen=True):
@@ -78,6 +79,7 @@ class Message(msgspec.Struct, frozen=True):
     refusal: None = None
     reasoning_content: str | None | msgspec.UnsetType = msgspec.UNSET
     tool_calls: Sequence[Call] | msgspec.UnsetType = msgspec.UNSET
+    function_call: Function | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageChoice(msgspec.Struct, frozen=True):
@@ -109,7 +111,9 @@ class MessageFormat(Format):
     def event(self, delta: TextDelta) -> bytes:
         self._frame.count(delta)
         reader = self._readers[delta.choice]
-        parts = [part for event in reader.read(delta) if (part := _part(event, reader.call_ids)) is not None]
+        older, ids_of = self._call.speaks_functions, reader.call_ids
+        told = (_part(event, ids_of) for event in reader.read(delta))
+        parts = [_older_delta(part) if older else part for part in told if part is not None]
         logprobs, ids = self._logprobs(delta), token_ids(self._call, delta)
         if not parts and (delta.finish or logprobs or ids):
             parts = [MessageDelta()]
@@ -119,7 +123,7 @@ class MessageFormat(Format):
             if i == 0:
                 choice = msgspec.structs.replace(choice, logprobs=logprobs, token_ids=ids)
             if i == len(parts) - 1:
-                choice = msgspec.structs.replace(choice, finish_reason=reader.finish_reason(delta.finish))
+                choice = msgspec.structs.replace(choice, finish_reason=self._reason(reader, delta))
             chunks.append(self._frame.event(choice))
         return b"".join(chunks)
 
@@ -130,14 +134,25 @@ class MessageFormat(Format):
         answers = [
             MessageChoice(
                 index=i,
-                message=_message(reader.read(delta), reader.call_ids),
+                message=self._message(reader, delta),
                 logprobs=self._logprobs(delta),
-                finish_reason=reader.finish_reason(delta.finish),
+                finish_reason=self._reason(reader, delta),
                 token_ids=token_ids(self._call, delta),
             )
             for i, (reader, delta) in enumerate(zip(self._readers, choices, strict=True))
         ]
         return self._frame.whole(answers, prompt_ids(self._call, 0))
+
+    def _message(self, reader: MessageReader, delta: TextDelta) -> Message:
+        message = _message(reader.read(delta), reader.call_ids)
+        if not self._call.speaks_functions or message.tool_calls is msgspec.UNSET:
+            return message
+        function = message.tool_calls[0].function
+        return msgspec.structs.replace(message, tool_calls=msgspec.UNSET, function_call=function)
+
+    def _reason(self, reader: MessageReader, delta: TextDelta) -> str | None:
+        reason = reader.finish_reason(delta.finish)
+        return "function_call" if reason == CALLS and self._call.speaks_functions else reason
 
     def _logprobs(self, delta: TextDelta) -> Any:
         return chat_logprobs(delta, self._table) if self._call.logprobs else None
@@ -156,6 +171,13 @@ def _part(event: Event, ids: Sequence[str]) -> MessageDelta | None:
             return MessageDelta(tool_calls=[CallPart(index, FunctionPart(text))])
         case CallDone():
             return None
+
+
+def _older_delta(delta: MessageDelta) -> MessageDelta:
+    """The delta in OpenAI's older words: a call without an id, which is the only one."""
+    if delta.tool_calls is None:
+        return delta
+    return MessageDelta(function_call=delta.tool_calls[0].function)
 
 
 def _message(events: Sequence[Event], ids: Sequence[str]) -> Message:

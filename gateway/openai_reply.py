@@ -13,6 +13,7 @@ import msgspec
 
 from eyas.common.errors import EyasError
 from gateway.answer import Answer
+from gateway.best_of import likeliest
 from gateway.detokenize import TokenBytes
 from gateway.lane import TextEvent
 from gateway.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
@@ -306,19 +307,21 @@ class TextFormat(Format):
         return self._frame.closing()
 
     def whole(self, choices: Sequence[TextDelta]) -> bytes:
+        if self._call.kept is not None:
+            choices = likeliest(choices, self._call.n, self._call.kept)
         return self._frame.whole([self._choice(i, delta) for i, delta in enumerate(choices)])
 
-    def _choice(self, choice: int, delta: TextDelta) -> TextChoice:
+    def _choice(self, place: int, delta: TextDelta) -> TextChoice:
         """The whole choice, with its prompt if that is echoed."""
-        echo, scored = self._echo(choice)
+        echo, scored = self._echo(delta.choice)
         logprobs = self._logprobs(delta)
         return TextChoice(
-            index=choice,
+            index=place,
             text=echo + delta.text,
             logprobs=scored + logprobs if scored and logprobs else logprobs or scored,
             finish_reason=delta.finish,
             token_ids=token_ids(self._call, delta),
-            prompt_token_ids=prompt_ids(self._call, choice),
+            prompt_token_ids=prompt_ids(self._call, delta.choice),
         )
 
     def _first(self, choice: int) -> bytes:

@@ -48,6 +48,7 @@ class ApiCall:
 
     Choice c of prompt p is choice p * n + c of the answer. `echoes`: one per prompt if answers begin with
     their prompts, else (). `reading`: what is looked for in the answers' text; None: it is the content.
+    `kept`: how many choices of each prompt are told, the likeliest; None: all.
     """
 
     id: str
@@ -62,8 +63,11 @@ class ApiCall:
     include_usage: bool = False
     continuous_usage: bool = False  # in every event, not in the last one alone
     token_ids: bool = False
+    kept: int | None = None
+    tells_logprobs: bool = True  # False: they are there to choose by
     echoes: tuple[Echo, ...] = ()
     reading: Reading | None = None
+    speaks_functions: bool = False  # a call is told as OpenAI's older `function_call`
     grammar_field: str = ""  # of the body: where its grammar comes from
 
     def named(self, error: Exception) -> Exception:
@@ -91,7 +95,7 @@ class ApiCall:
     @property
     def logprobs(self) -> bool:
         """Whether the answer holds log-probabilities of its tokens."""
-        return self.requests[0].params.logprobs is not None
+        return self.tells_logprobs and self.requests[0].params.logprobs is not None
 
     @property
     def prompt_logprobs(self) -> bool:
@@ -108,8 +112,11 @@ async def text_call(
     check_model(config, body.model)
     options = await generation_options(model, tokenizer, body, body.max_tokens)
     options = dataclasses.replace(options, default_max_tokens=COMPLETION_MAX_TOKENS)
-    options = options.with_params(
-        logprobs=body.logprobs, prompt_logprobs=body.logprobs if body.echo else None
+    drawn = body.drawn
+    chooses = drawn > body.n
+    options = dataclasses.replace(options, n=drawn).with_params(
+        logprobs=0 if chooses and body.logprobs is None else body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
     )
     requests, echoes = [], []
     for prompt in body.prompt:
@@ -125,7 +132,10 @@ async def text_call(
             text = str(prompt) if whole else None
             echoes.append(await asyncio.to_thread(_echo, tokenizer, body, request.prompt_ids, text))
     rules = text_rules(body, continues_prompt=True, include_stop=body.includes_stop)
-    return api_call("cmpl-", model, body, rules, requests, echoes)
+    call = api_call("cmpl-", model, body, rules, requests, echoes)
+    if not chooses:
+        return call
+    return dataclasses.replace(call, n=drawn, kept=body.n, tells_logprobs=body.logprobs is not None)
 
 
 def _echo(tokenizer: Tokenizer, body: TextBody, ids: Sequence[int], text: str | None) -> Echo:

@@ -32,9 +32,11 @@ class PrefixIndex:
     def add(self, holder: Holder, names: Sequence[bytes], now: float) -> None:
         """Notes that the holder was sent these pages, and forgets the oldest ones beyond `max_pages`."""
         # From the end, so that a page is never forgotten before those that follow it.
+        pages = self._pages
         for name in reversed(names):
-            self._pages[holder, name] = now
-            self._pages.move_to_end((holder, name))
+            page = holder, name
+            pages[page] = now
+            pages.move_to_end(page)
         while len(self._pages) > self._max_pages:
             self._pages.popitem(last=False)
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from gateway import unsupported
-from gateway.chat_fields import MAX_TOOLS, Parameters, ToolFields, word_or_tool
 from gateway.field_rules import given, needs
 from gateway.field_types import Count, Priority, Seed, TopLogprobs
 from gateway.fields import Body, refuse
 from gateway.schema import SamplingFields, Speculation
+from gateway.tool_fields import MAX_TOOLS, Parameters, ToolFields, word_or_tool
 
 UNNAMED = "answer"
 """What a schema is called that has no name."""
@@ -136,13 +136,38 @@ class FlatTool(Body):
     """True: its arguments follow the schema, however the model comes to call it."""
 
 
-class FlatChoice(Body):
-    """The one tool that is to be called."""
+class FlatName(Body):
+    """One of `tools`."""
 
     type: Literal["function"]
     """The kind of tool."""
     name: str
-    """One of `tools`."""
+    """Its name."""
+
+
+class FlatChoice(Body):
+    """The one tool that is to be called, or those that may be."""
+
+    rules = (
+        needs(given("type", {"const": "function"}), given("name")),
+        needs(given("type", {"const": "allowed_tools"}), {"allOf": [given("mode"), given("tools")]}),
+    )
+
+    type: Literal["function", "allowed_tools"]
+    """Which of the two."""
+    name: str | None = None
+    """With `function`: one of `tools`."""
+    mode: Literal["auto", "required"] | None = None
+    """With `allowed_tools`: `auto`: any number of calls; `required`: at least one."""
+    tools: list[FlatName] | None = Field(None, min_length=1)
+    """With `allowed_tools`: the only ones that may be called."""
+
+    @model_validator(mode="after")
+    def _says_which(self) -> Self:
+        for name in ("name",) if self.type == "function" else ("mode", "tools"):
+            if getattr(self, name) is None:
+                refuse(name, f"is required with the type {self.type}")
+        return self
 
 
 FlatToolChoice = Annotated[
@@ -212,7 +237,7 @@ class ResponsesBody(SamplingFields):
     tools: list[FlatTool] | None = Field(None, max_length=MAX_TOOLS)
     """The tools that the model may call."""
     tool_choice: FlatToolChoice | None = None
-    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: the one it names."""
+    """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: those it names."""
     parallel_tool_calls: bool = True
     """False: at most one call."""
     text: TextOptions | None = None

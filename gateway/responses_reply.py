@@ -291,7 +291,6 @@ def _frame(call: ApiCall, body: ResponsesBody) -> Object:
     if "definition" in told:
         told["schema"] = told.pop("definition")
         told.setdefault("name", UNNAMED)
-    choice: Any = body.tool_choice
     return {
         "id": call.id,
         "object": "response",
@@ -309,12 +308,16 @@ def _frame(call: ApiCall, body: ResponsesBody) -> Object:
         "store": False,
         "temperature": params.temperature,
         "text": {"format": told},
-        "tool_choice": choice.model_dump() if isinstance(choice, FlatChoice) else choice or "auto",
+        "tool_choice": _choice(body.tool_choice),
         "tools": [_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",
     }
+
+
+def _choice(choice: Any) -> Any:
+    return choice.model_dump(exclude_none=True) if isinstance(choice, FlatChoice) else choice or "auto"
 
 
 def _tool(tool: Any) -> Object:

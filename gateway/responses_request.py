@@ -10,7 +10,7 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from gateway.fields import validated
-from gateway.responses_fields import UNNAMED, FlatChoice, Item, ResponsesBody, text_of
+from gateway.responses_fields import UNNAMED, FlatChoice, FlatName, Item, ResponsesBody, text_of
 from gateway.schema import ChatBody, SamplingFields
 
 _AS_THEY_ARE = (
@@ -43,8 +43,6 @@ def as_chat(body: ResponsesBody) -> ChatBody:
         "top_logprobs": body.top_logprobs,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
     }
-    if chat["reasoning_effort"] == "medium":
-        del chat["reasoning_effort"]  # what everyone means who says nothing
     try:
         read = validated(ChatBody, chat)
     except InvalidRequest as error:
@@ -61,9 +59,18 @@ def _function(tool: Any) -> dict[str, Any]:
 
 
 def _choice(choice: Any) -> Any:
-    if isinstance(choice, FlatChoice):
-        return {"type": "function", "function": {"name": choice.name}}
-    return choice
+    if not isinstance(choice, FlatChoice):
+        return choice
+    if choice.type == "function":
+        return _named(choice)
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools or ()]},
+    }
+
+
+def _named(tool: FlatName | FlatChoice) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.name}}
 
 
 def _format(body: ResponsesBody) -> dict[str, Any] | None:

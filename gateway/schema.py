@@ -22,7 +22,7 @@ from pydantic import (
 from eyas.common import types
 from eyas.common.params import MAX_STOP_TOKEN_IDS
 from gateway import unsupported
-from gateway.chat_fields import ChatMessage, Content, TextPart, ToolFields
+from gateway.chat_fields import ChatMessage, Content, TextPart
 from gateway.field_rules import exactly_one, given, needs
 from gateway.field_types import (
     AtLeastOne,
@@ -42,6 +42,7 @@ from gateway.field_types import (
 )
 from gateway.fields import Body, RequestId, refuse
 from gateway.grammar_fields import GrammarFields, GuidedFields
+from gateway.tool_fields import ToolFields
 
 MAX_BAD_WORDS = 64
 
@@ -241,7 +242,7 @@ class TemplateFields(ToolFields):
     enable_thinking: bool | None = None
     """Whether the model reasons before its answer, for templates that have a switch for it."""
     reasoning_effort: str | None = None
-    """How much the model reasons, for templates that read it."""
+    """How much the model reasons, for templates that read it; `none` is `enable_thinking` false elsewhere."""
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:
@@ -303,6 +304,8 @@ class TextBody(GenerationBody):
     """What to continue: text, token ids, or a list of at most 64 of either."""
     logprobs: TopLogprobs | None = None
     """The answer also tells the log-probabilities of each token and of this many of the likeliest ones."""
+    best_of: Choices | None = None
+    """How many answers are generated for each prompt; the `n` likeliest per token are told. Not streamed."""
     echo: bool = False
     """The text begins with the prompt."""
     add_special_tokens: bool = True
@@ -312,7 +315,16 @@ class TextBody(GenerationBody):
     def _what_goes_together(self) -> Self:
         if self.timings and len(self.prompt) > 1:
             refuse("timings", "is only told of a single prompt")
+        if 1 < (self.best_of or 1) < self.n:
+            refuse("best_of", "must be at least n")
+        if self.stream and self.drawn > self.n:
+            refuse("best_of", "is not allowed with stream: the best answer is known at the end")
         return self
+
+    @property
+    def drawn(self) -> int:
+        """How many choices each prompt gets, those that are not told too."""
+        return max(self.best_of or 1, self.n)
 
 
 class TokenizeBody(TemplateFields):

@@ -14,11 +14,11 @@ from typing import Any
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar, GrammarKind, renewed
 from eyas.common.json_schema import exact
-from gateway.chat_fields import Tool, ToolFields
 from gateway.parsers.message import Reading
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.table import ToolFormat
 from gateway.parsers.tags import Format, Mark, either, optional, sequence, text
+from gateway.tool_fields import Tool, ToolFields
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -99,10 +99,11 @@ def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, m
 def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Format:
     """The calls that the answer is held to. `must`: it must be calls."""
     name = body.named_tool
+    may = {name} if name else {tool.function.name for tool in body.callable_tools}
     schemas = {
-        tool.function.name: _schema(tool, must, f"tools[{i}].function.parameters")
-        for i, tool in enumerate(body.callable_tools)
-        if name in (None, tool.function.name)
+        tool.function.name: _schema(tool, must, f"{body.tool_field(i)}.parameters")
+        for i, tool in enumerate(body.tools or ())
+        if tool.function.name in may
     }
     return format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from gateway.fields import Unsupported
 
-_TOOLS = "tools and tool_calls are the newer names"
 _TEXT_ONLY = "the model reads and writes text only"
 _BEAMS = "there is no beam search"
 _LORA = "no adapters are served"
@@ -41,7 +40,6 @@ OPENAI = {
     **ANY_ROUTE,
     **STOP_REGEX,
     "allowed_token_ids": Unsupported(_SAMPLER),
-    "best_of": Unsupported("every choice that is generated is returned: ask for n", (1,)),
     "early_stopping": Unsupported(_BEAMS, (False,)),
     "kv_transfer_params": Unsupported(_ROUTING, ({},)),
     "length_penalty": Unsupported(_BEAMS, (1, 1.0)),
@@ -59,10 +57,9 @@ TEXT = OPENAI | {
 
 CHAT = OPENAI | {
     "audio": Unsupported(_TEXT_ONLY),
+    "best_of": Unsupported("a chat tells every choice that is generated: ask for n", (1,)),
     "chat_template": Unsupported(_TEMPLATE, ("",)),
     "echo": Unsupported("a chat's answer does not begin with its prompt", (False,)),
-    "function_call": Unsupported(_TOOLS, ("none", "auto")),
-    "functions": Unsupported(_TOOLS, ([],)),
     "mm_processor_kwargs": Unsupported(_TEXT_ONLY, ({},)),
     "modalities": Unsupported(_TEXT_ONLY, ([], ["text"])),
     "verbosity": Unsupported("the model's wordiness cannot be set", ("medium",)),
@@ -89,9 +86,7 @@ RESPONSES_TEXT = {
 MESSAGE = {
     "annotations": Unsupported(_TEXT_ONLY, ([],)),
     "audio": Unsupported(_TEXT_ONLY),
-    "function_call": Unsupported(_TOOLS),
     "prefix": Unsupported("continue_final_message continues the last message", (False,)),
-    "refusal": Unsupported("templates know no refusals", ("",)),
 }
 
 GENERATE = ANY_ROUTE | {

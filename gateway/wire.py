@@ -105,8 +105,11 @@ class Arriving:
 async def read_body(request: Request, limit: int, arriving: Arriving) -> bytes:
     """The whole body. Raises PayloadTooLarge as soon as it is known to have more than `limit` bytes,
     RequestTimeout if it does not arrive within `BODY_TIMEOUT_S`, Overloaded if too many arrive with it,
-    Cancelled if the client disconnects.
+    Cancelled if the client disconnects, InvalidRequest for one that is compressed.
     """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise InvalidRequest(f"content-encoding must be left out: a body is not read as {coding!r:.40}")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise PayloadTooLarge(f"the body has {declared} bytes, more than the {limit} allowed")

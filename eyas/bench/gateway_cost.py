@@ -72,7 +72,7 @@ async def measure_gateway(load: GatewayLoad | None = None) -> dict[str, Any]:
     load = load or GatewayLoad()
     raise_limit()
     async with contextlib.AsyncExitStack() as running:
-        server, processes = await _start(load, running)
+        server, processes = await start_gateway(load, running)
         target = Target(server, COMPLETIONS, RequestTemplate(GatewayConfig.served_model))
         await _requests(target)  # warm-up
         before = processes.cpu_s()
@@ -109,7 +109,7 @@ async def _requests(target: Target) -> None:
 # --- the gateway -------------------------------------------------------------------------------------------
 
 
-class _Processes:
+class Processes:
     """The gateway's process and its children."""
 
     def __init__(self, pid: int) -> None:
@@ -126,7 +126,7 @@ class _Processes:
         return int(sum(one.memory_info().rss for one in self._all))
 
 
-async def _start(load: GatewayLoad, running: contextlib.AsyncExitStack) -> tuple[Server, _Processes]:
+async def start_gateway(load: GatewayLoad, running: contextlib.AsyncExitStack) -> tuple[Server, Processes]:
     """Starts workers and a gateway, which `running` stops."""
     ports = free_ports()
     workers = [next(ports) for _ in range(load.workers)]
@@ -148,7 +148,7 @@ async def _start(load: GatewayLoad, running: contextlib.AsyncExitStack) -> tuple
     )
     assert gateway.pid is not None
     await asyncio.sleep(1.0)  # by then, the others of several answer too
-    return server, _Processes(gateway.pid)
+    return server, Processes(gateway.pid)
 
 
 # --- the client --------------------------------------------------------------------------------------------

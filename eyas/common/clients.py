@@ -58,9 +58,11 @@ class DecodeSession:
 
     def submit(self, request: GenerationRequest, attempt: int, attach: bool) -> None:
         """Queue a request: `attach` waits for its pages, else the worker computes what is missing."""
-        source = decode_pb2.SOURCE_ATTACH if attach else decode_pb2.SOURCE_LOCAL
-        submit = decode_pb2.Submit(request=convert.request_to_pb(request), attempt=attempt, source=source)
-        self._up.put_nowait(decode_pb2.DecodeServiceSessionRequest(submit=submit))
+        message = decode_pb2.DecodeServiceSessionRequest()
+        message.submit.attempt = attempt
+        message.submit.source = decode_pb2.SOURCE_ATTACH if attach else decode_pb2.SOURCE_LOCAL
+        convert.fill_request(message.submit.request, request)
+        self._up.put_nowait(message)
 
     def attach(
         self, id: str, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...]
@@ -154,9 +156,8 @@ class PrefillClient:
 
         Raises what the worker refused or failed with; Unavailable if it went away.
         """
-        message = prefill_pb2.PrefillRequest(
-            request=convert.request_to_pb(request), attempt=attempt, offer_draft=offer_draft
-        )
+        message = prefill_pb2.PrefillRequest(attempt=attempt, offer_draft=offer_draft)
+        convert.fill_request(message.request, request)
         call = self._stub.Prefill(message, timeout=request.timeout_s)
         try:
             async for event in call:

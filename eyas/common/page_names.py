@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 NAME_BYTES = 16
+_ID = "I"  # a token id as it is digested: four bytes, so that a page's are one block of the digest
 SHORT_BYTES = 8
 """As names travel: two pages with one short name cost a prompt that is computed twice, never a token."""
 
@@ -32,22 +33,19 @@ class PageShape:
 
     def names(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
         """The short names of the pages that a cache can serve: the last token is always computed again."""
-        ids, width = array("q", tokens).tobytes(), 8 * self.size
         count = max(min(len(tokens) - 1, len(tokens) - self.lookahead), 0) // self.size
-        names, name, after = [], b"", 8 * self.lookahead
-        for begin in range(0, width * count, width):
-            name = _digest(name + ids[begin : begin + width + after])
+        ids = array(_ID, tokens)
+        data, width, after = ids.tobytes(), ids.itemsize * self.size, ids.itemsize * self.lookahead
+        digest, names, name = hashlib.blake2b, list[bytes](), b""
+        for begin in range(0, width * count, width):  # thousands of times for a long prompt
+            name = digest(name + data[begin : begin + width + after], digest_size=NAME_BYTES).digest()
             names.append(name[:SHORT_BYTES])
         return tuple(names)
 
 
 def named(parent: bytes, key: tuple[int, ...]) -> bytes:
     """The name of the page with this key after the page of this name (b"": after none)."""
-    return _digest(parent + array("q", key).tobytes())
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=NAME_BYTES).digest()
+    return hashlib.blake2b(parent + array(_ID, key).tobytes(), digest_size=NAME_BYTES).digest()
 
 
 def split(names: bytes) -> Iterator[bytes]:

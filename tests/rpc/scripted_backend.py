@@ -72,6 +72,7 @@ class ScriptedBackend:
     is_healthy: bool = True
     timings: Timings | None = None  # told with the first entry, as `prompt` is to those who ask for it
     prompt: PromptLogprobs | None = None
+    scores: Callable[[int], float] = lambda choice: -0.5  # the log-probability of a choice's tokens
     requests: list[GenerationRequest] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
 
@@ -139,9 +140,10 @@ class ScriptedStream:
             del self._outputs[choice]
         logprobs: tuple[TokenLogprob, ...] = ()
         if params.logprobs is not None:
-            best = [(-0.5, None), (-1.5, 7), (-2.5, 8)][: params.logprobs]
+            score = self._backend.scores(choice)
+            best = [(score, None), (-1.5, 7), (-2.5, 8)][: params.logprobs]
             logprobs = tuple(
-                TokenLogprob(-0.5, tuple((t if other is None else other, p) for p, other in best))
+                TokenLogprob(score, tuple((t if other is None else other, p) for p, other in best))
                 for t in tokens
             )
         drafted = self._backend.stride if start else 0

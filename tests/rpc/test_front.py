@@ -123,7 +123,8 @@ async def test_a_prompt_whose_end_the_caller_did_not_take_is_cancelled() -> None
     engine = EngineClient(sent.extend)
     engine.ready = SimpleNamespace(context_length=128)
     engine.accept()
-    asked = prefill_pb2.PrefillRequest(request=convert.request_to_pb(request(1)), attempt=1)
+    asked = prefill_pb2.PrefillRequest(attempt=1)
+    convert.fill_request(asked.request, request(1))
     for taken in (False, True):
         events = PrefillServicer(engine).Prefill(asked, None)
         first = asyncio.ensure_future(anext(events))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -111,7 +113,9 @@ async def test_reasons_are_plain(client: httpx.AsyncClient, changes: dict[str, A
         ({"prompt": [4096]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["x"] * 65}, "prompt"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 17}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": True}, "logprobs"),
     ],
@@ -119,6 +123,14 @@ async def test_reasons_are_plain(client: httpx.AsyncClient, changes: dict[str, A
 async def test_completion_fields(client: httpx.AsyncClient, changes: dict[str, Any], param: str) -> None:
     response = await client.post("/v1/completions", json=TEXT | changes)
     refused(response, param)
+
+
+async def test_a_compressed_body_is_refused_as_such(client: httpx.AsyncClient) -> None:
+    for coding in ("gzip", "br, gzip"):
+        body = {"content": gzip.compress(json.dumps(CHAT).encode()), "headers": {"content-encoding": coding}}
+        response = await client.post("/v1/chat/completions", **body)  # type: ignore[arg-type]
+        assert response.status_code == 400
+        assert "content-encoding" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"model": "\\ud800"}', b"\xff"])

@@ -21,6 +21,7 @@ from eyas.client import AsyncClient, InvalidRequest
 from eyas.common import convert
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from protos import common_pb2
 
 NASTY = [
     *("3000000000", "-3000000000", "2147483648", "18446744073709551616", "-9223372036854775809"),
@@ -48,7 +49,7 @@ class WireBackend(ScriptedBackend):
     """Sends nothing, but makes the messages."""
 
     async def start(self, request: GenerationRequest) -> ScriptedStream:
-        convert.request_to_pb(request)
+        convert.fill_request(common_pb2.GenerationRequest(), request)
         return await super().start(request)
 
 

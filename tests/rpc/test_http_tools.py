@@ -233,6 +233,11 @@ def strict(properties: Any, definitions: Any) -> Any:
     return {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": None, "tool_choice": "required"}, "tool_choice", "needs tools"),
     (
@@ -241,7 +246,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "'sing', which is none of tools",
     ),
     ({"tool_choice": "sometimes"}, "tool_choice", "must be none, auto, required"),
-    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "function"),
+    ({"tool_choice": {"type": "custom"}}, "tool_choice.type", "function"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function", "required"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools", "required"),
+    ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools", "at least 1"),
+    ({"tool_choice": allowed("never", "now")}, "tool_choice.allowed_tools.mode", "auto"),
+    ({"tool_choice": allowed("auto", "now", "sing")}, "tool_choice", "'sing', which is none of tools"),
+    ({"tools": None, "tool_choice": allowed("auto", "now")}, "tool_choice", "needs tools"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "required"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
@@ -256,7 +267,26 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tools[1].function.parameters",
         "at #/properties/a/$ref: the references go round",
     ),
-    ({"functions": [{"name": "f"}]}, "functions", "newer names"),
+    ({"functions": [{"name": "f"}]}, "functions", "older name of tools"),
+    ({"tools": None, "functions": [{"name": "a b"}]}, "functions[0].name", "pattern"),
+    ({"tools": None, "functions": [{"name": "f"}] * 2}, "functions", "'f' twice"),
+    (
+        {"tools": None, "functions": [{"name": "f"}], "function_call": {"name": "g"}},
+        "function_call",
+        "'g', which is none of functions",
+    ),
+    ({"tools": None, "function_call": {"name": "g"}}, "function_call", "none of functions"),
+    ({"function_call": "required"}, "function_call", "must be none, auto"),
+    (
+        {
+            "tools": None,
+            "functions": [strict({"a": {"$ref": "#/$defs/a"}}, {"a": {"$ref": "#/$defs/a"}})["function"]],
+        },
+        "functions[0].parameters",
+        "the references go round",
+    ),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name", "required"),
+    ({"messages": [ASKED | {"function_call": {"name": "f"}}]}, "messages[0].function_call", "assistant"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "required"),
     (
         {"messages": [ASKED | {"tool_calls": [{"function": {"name": "f"}}]}]},
@@ -264,6 +294,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "assistant",
     ),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "required"),
+    ({"messages": [{"role": "user", "refusal": "No."}]}, "messages[0].content", "required"),
+    ({"messages": [ASKED | {"refusal": "No."}]}, "messages[0].refusal", "assistant"),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "refusal", "text": "No."}]}]},
+        "messages[0].content[0].refusal",
+        "required",
+    ),
     ({"chat_template": "{{ x }}"}, "chat_template", "own template"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "own template"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "field of its own"),

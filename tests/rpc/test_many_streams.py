@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eyas.bench.gateway_cost import ROUTES, GatewayLoad, measure_gateway
+from eyas.bench.gateway_prompts import measure
 from eyas.worker.descriptors import raise_limit
 
 STREAMS = 10_000
@@ -31,3 +32,12 @@ async def test_a_few_streams_cost_what_is_told_of_them(route: str) -> None:
     least, most = figures["events_least_most"]
     assert 10 < least <= most < 70 and figures["tokens_per_s"] > 16 * 10
     assert 0.0 < figures["cpu_us_per_token"] < 5000.0 and 0.0 < figures["cpu_us_per_request"] < 50_000.0
+
+
+@pytest.mark.slow
+async def test_long_prompts_fail_no_stream_beside_them() -> None:
+    """`measure` raises if one ends."""
+    calm, *rows = [row async for row in measure(tokens=2_000, seconds=1, ids_rate=10)]
+    assert 10 < calm["gaps_p50_p99_max"][0] < 200
+    assert [row["prompts"] for row in rows] == [20, 2, 10] and not any(row["failed"] for row in rows)
+    assert all(0.0 < row["first_token_p50_p99"][0] < 5_000.0 for row in rows)

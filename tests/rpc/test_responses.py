@@ -195,6 +195,10 @@ async def test_a_format_and_a_choice_become_a_grammar() -> None:
     assert grammar is not None and grammar.kind is GrammarKind.STRUCTURAL_TAG
     assert response.json()["tool_choice"] == choice
     assert [item["name"] for item in response.json()["output"]] == ["weather"]
+    some = {"type": "allowed_tools", "mode": "required", "tools": [choice]}
+    async with client_of(backend) as client:
+        response = await client.post(PATH, json=BODY | {"tools": FLAT, "tool_choice": some})
+    assert response.json()["tool_choice"] == some
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -213,6 +217,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": 5}, "input", "string or a list"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools", "required"),
     ({"tools": FLAT}, "tools", "writes no calls"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "required"),
     ({"text": {"verbosity": "low"}}, "text.verbosity", "wordiness"),

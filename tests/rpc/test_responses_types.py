@@ -17,6 +17,7 @@ from tests.clients.strictness import strictly
 SCHEMA = {"type": "object", "properties": {"sky": {"type": "string"}}}
 UNNAMED: dict[str, Any] = {"type": "json_schema", "schema": SCHEMA}
 NAMED = UNNAMED | {"name": "sky", "description": "The sky.", "strict": True}
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
 ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("plain", "Hello!", {}),
     ("plain", "", {}),
@@ -30,6 +31,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
     ("hermes", EVERYTHING, {"tools": FLAT}),
     ("hermes", EVERYTHING, {"tools": FLAT, "max_output_tokens": 40}),
     ("hermes", CALLS, {"tools": FLAT, "tool_choice": {"type": "function", "name": "weather"}}),
+    ("hermes", CALLS, {"tools": FLAT, "tool_choice": ALLOWED}),
     ("hermes", CALLS, {"tools": FLAT, "tool_choice": "required", "parallel_tool_calls": False}),
 ]
 

@@ -37,7 +37,8 @@ async def test_a_prompt_is_refused_before_the_engine_hears_of_it() -> None:
         stub = prefill_pb2_grpc.PrefillServiceStub(channel)
         got = []
         for bad in [request(*LONG), *bad_times()]:
-            message = prefill_pb2.PrefillRequest(request=convert.request_to_pb(bad), attempt=1)
+            message = prefill_pb2.PrefillRequest(attempt=1)
+            convert.fill_request(message.request, bad)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Prefill(message, timeout=5).read()
             error = rpc.map_rpc_error(caught.value)

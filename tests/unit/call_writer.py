@@ -13,9 +13,9 @@ import xgrammar
 
 from eyas.common.grammar import Grammar
 from eyas.common.grammar_compiler import GrammarCompiler
-from gateway.chat_fields import ToolFields
 from gateway.parsers.message import Reading
 from gateway.parsers.table import TOOL_FORMATS
+from gateway.tool_fields import ToolFields
 from gateway.tool_grammar import answer_grammar
 from tests.unit.grammar_cases import random_schema
 

@@ -108,7 +108,9 @@ def over_the_wire(pb: Any) -> Any:
 
 @given(request)
 def test_requests(value: GenerationRequest) -> None:
-    assert convert.request_from_pb(over_the_wire(convert.request_to_pb(value)), 5) == value
+    message = common_pb2.GenerationRequest()
+    convert.fill_request(message, value)
+    assert convert.request_from_pb(over_the_wire(message), 5) == value
 
 
 @given(st.lists(entry, max_size=4))

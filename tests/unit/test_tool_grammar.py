@@ -12,11 +12,11 @@ from call_writer import Writer
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar, GrammarKind
-from gateway.chat_fields import ToolFields
 from gateway.parsers.events import CallArguments, CallBegun
 from gateway.parsers.message import Reading
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.table import REASONING, TOOL_FORMATS
+from gateway.tool_fields import ToolFields
 from gateway.tool_grammar import answer_grammar
 from tests.chat_templates import TOOLS
 
