@@ -26,6 +26,8 @@ COUNTS = (1, 17, 40)
 CUTS = (Tile(64, 32, 4, 2), Tile(128, 16, 4, 2), Tile(64, 64, 4, 2, split=2), Tile(128, 32, 4, 2, split=2))
 LINEAR, GATED = Product("linear", 2048, 32), Product("gated", 128, 64)
 QKV, HEADS = Product("qkv", 96, 64, dim=32), Product("heads", 96, 64, dim=32)
+TALL_HEADS = Product("heads", 4096, 32)
+"""Cut into two stretches, where a linear product of its shape is one."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,10 @@ def test_a_product_with_residual_and_sums_too() -> None:
     assert said(found(LINEAR, CUTS, (1, 40))) == []
 
 
-@pytest.mark.parametrize("product", [Product("linear", 128, 64), GATED, QKV, HEADS], ids=lambda p: p.kind)
+WIDE = [Product("linear", 128, 64), GATED, QKV, HEADS, TALL_HEADS]
+
+
+@pytest.mark.parametrize("product", WIDE, ids=lambda p: f"{p.kind}-{p.n}")
 def test_a_row_has_the_same_bits_on_the_wide_way(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where cuBLAS folds k in order: here the model of the matrix unit stands for it."""
     launch = skinny.Launch.on("cpu", pdl=False, exact=True)

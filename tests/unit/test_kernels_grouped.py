@@ -145,7 +145,7 @@ def test_each_row_meets_its_own_experts(rows: int, kind: str) -> None:
     close(found[0], expected[0], kind)
     # Rounding to FP8 may tip a number of the inner rows, whose float32 and float64 differ a little.
     error = (found[1].double().cpu() - expected[1]).norm() / expected[1].norm()
-    assert error < (2e-6 if kind == "float32" else 5e-3)
+    assert error < (2e-6 if kind == "float32" else 1e-2 if COMPILED else 5e-3)
     with pytest.raises(AssertionError):  # a choice that goes to its neighbour's expert
         close(found[0], computed(x, experts.flip(1), weights)[0], kind)
 

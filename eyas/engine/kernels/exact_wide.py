@@ -52,15 +52,17 @@ def product(
     (n, k), dtype = weight.shape, dtype or x.dtype
     if stretches_of(Shape(kind, x.shape[0], n, k, span or n)) == 1:
         return matmul(x, weight, launch, dtype)
-    return total(shares(x, weight, launch), dtype)
+    return total(shares(x, weight, launch, kind, span), dtype)
 
 
-def shares(x: torch.Tensor, weight: torch.Tensor, launch: Launch) -> torch.Tensor:
-    """Each stretch of k of a linear product x [m, k] . weight [n, k]^T: float32 [stretches, m, n], for
-    `total` or `settle` to add up. Where there is one: the product [m, n], rounded to x's type.
+def shares(
+    x: torch.Tensor, weight: torch.Tensor, launch: Launch, kind: str = "linear", span: int = 0
+) -> torch.Tensor:
+    """Each stretch of k of x [m, k] . weight [n, k]^T: float32 [stretches, m, n], for `total` or `settle` to
+    add up. Where there is one: the product [m, n], rounded to x's type.
     """
     m, (n, k) = x.shape[0], weight.shape
-    count = stretches_of(Shape("linear", m, n, k, n))
+    count = stretches_of(Shape(kind, m, n, k, span or n))
     if count == 1:
         return matmul(x, weight, launch, x.dtype)
     made = x.new_empty(count, m, n, dtype=torch.float32)

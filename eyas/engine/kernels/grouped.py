@@ -24,6 +24,7 @@ from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, quantise, quantised, room_for, rounding_of
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped_tiles import (
+    SHORT,
     Shape,
     Table,
     Tile,
@@ -42,8 +43,7 @@ Weight = torch.Tensor | Fp8Weight
 Rows = torch.Tensor | Fp8Rows
 """[m, k]; what is not rounded to FP8 yet is, where the weight is in FP8."""
 
-SHORT = tl.constexpr(2)
-"""Steps of k, up to which a tile has no loop of its own."""
+MOST_STEPS = tl.constexpr(SHORT)
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -367,7 +367,7 @@ def _stretch(
     row = expert * N + first
     a = tl.zeros((COLUMNS, ROWS), tl.float32)
     b = tl.zeros((COLUMNS, ROWS), tl.float32)
-    if part <= SHORT * DEPTH:
+    if part <= MOST_STEPS * DEPTH:
         # Without a loop of its own the loop over tiles is the innermost: the next one's loads are under way.
         for step in tl.static_range((part + DEPTH - 1) // DEPTH):
             a, b = _step(

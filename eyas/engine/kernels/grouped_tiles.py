@@ -20,6 +20,8 @@ from eyas.common import gpus
 from eyas.common.config import ASSETS
 
 _SHARED_BYTES = 200 * 1024
+SHORT = 2
+"""Steps of k, up to which a tile has no loop of its own."""
 _SHORT = 512  # of a product whose tiles end before they have begun: more of them stand beside each other
 _BESIDE = 4  # programs on an SM, at most
 _PROGRAMS = 132  # about as many as a Hopper GPU has SMs
@@ -170,12 +172,14 @@ def fitted(tile: Tile, shape: Shape, choices: int) -> Tile:
     depth = 128 if blocked else min(tile.depth, triton.next_power_of_2(shape.k))
     weights = 2 if shape.gated else 1
     step = depth * (columns * weights + tile.rows) * shape.itemsize
-    stages = max(min(tile.stages, _SHARED_BYTES // step), 1)
     split = tile.split
     programs = most_blocks(choices, shape.experts, tile.rows) * -(-shape.outputs // columns)
     parts = programs * columns * tile.rows * weights
     while split > 1 and (split * parts > MOST_PARTS or programs > MOST_TICKETS or shape.k % (split * depth)):
         split //= 2
+    steps = -(-shape.k // (max(split, 1) * depth))
+    in_flight = step * (steps if steps <= SHORT else 1)
+    stages = max(min(tile.stages, _SHARED_BYTES // in_flight), 1)
     return replace(tile, columns=columns, depth=depth, stages=stages, split=max(split, 1))
 
 

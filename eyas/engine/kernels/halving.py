@@ -24,6 +24,18 @@ def halving_sum(values):
     return tl.reshape(values, (ROWS,))
 
 
+@triton.jit
+def halving_total(values, COUNT: tl.constexpr):
+    """As `halving_sum` of COUNT columns, a power of 2, a tensor each: no number changes threads."""
+    LEVELS: tl.constexpr = _levels(COUNT)
+    for level in tl.static_range(LEVELS):
+        pairs = ()
+        for i in tl.static_range(COUNT >> (level + 1)):
+            pairs = pairs + (values[2 * i] + values[2 * i + 1],)
+        values = pairs
+    return values[0]
+
+
 @triton.constexpr_function
 def _levels(n):
     return n.bit_length() - 1

@@ -14,11 +14,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.activation import steepness
-from eyas.engine.kernels.halving import halving_sum
+from eyas.engine.kernels.halving import halving_sum, halving_total
 from eyas.engine.kernels.launching import call_ahead
 
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
+
+
+_MOST_PARTS = 64  # of a row's sum that a thread's registers hold beside the product
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Plan:
     def chunk(self) -> int:
         """Elements of k per program."""
         return self.k // self.split
+
+    @property
+    def row_a_thread(self) -> bool:
+        """Whether each thread has a row's parts of sums to itself: in their order they then cost little."""
+        return self.exact and self.rows == SUMS_WIDTH.value and 0 < self.slots <= _MOST_PARTS
 
     @property
     def stretch(self) -> int:
@@ -220,13 +228,22 @@ def _leave_groups(sums_out, squares, m, plan: tl.constexpr):
 
 @triton.jit
 def _squares(sums, m, parts, plan: tl.constexpr):
-    """The parts of each row's sum of squares, [slots, rows]; they are added up when the product is done."""
+    """The parts of each row's sum of squares, [slots, rows], or (where a thread has a row) `slots` tensors
+    [rows]; they are added up when the product is done.
+    """
+    row = tl.arange(0, plan.rows)
     if plan.slots == 0:
         squares = 0.0
+    elif plan.row_a_thread:
+        squares = ()
+        SLOTS: tl.constexpr = plan.slots
+        for part in tl.static_range(SLOTS):
+            at = sums + part * SUMS_WIDTH + row
+            squares = squares + (tl.load(at, mask=(part < parts) & (row < m), other=0.0),)
     else:
         part = tl.arange(0, plan.slots)[:, None]
-        row = tl.arange(0, plan.rows)[None, :]
-        squares = tl.load(sums + part * SUMS_WIDTH + row, mask=(part < parts) & (row < m), other=0.0)
+        at = sums + part * SUMS_WIDTH + row[None, :]
+        squares = tl.load(at, mask=(part < parts) & (row < m)[None, :], other=0.0)
     return squares
 
 
@@ -241,11 +258,14 @@ def _rounded(y, weight, plan: tl.constexpr):
 @triton.jit
 def _scale(squares, plan: tl.constexpr):
     """What normalises each row, [rows]."""
-    if plan.slots:
+    if plan.slots == 0:
+        scale = tl.full((plan.rows,), 1.0, tl.float32)
+    elif plan.row_a_thread:
+        SLOTS: tl.constexpr = plan.slots
+        scale = tl.rsqrt(halving_total(squares, SLOTS) / plan.k + plan.eps)
+    else:
         total = halving_sum(tl.trans(squares)) if plan.exact else tl.sum(squares, 0)
         scale = tl.rsqrt(total / plan.k + plan.eps)
-    else:
-        scale = tl.full((plan.rows,), 1.0, tl.float32)
     return scale
 
 

@@ -102,11 +102,15 @@ def tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
 def exact_tile_for(shape: Shape, itemsize: int, table: Table = MEASURED) -> Tile:
     """As `tile_for`, with k cut into the stretches of `stretches_of`, whatever the number of rows.
 
-    Where `tile_for` would leave both stretches to one program, that program takes them side by side.
+    Where `tile_for` would leave both stretches to one program, that program takes them side by side, if there
+    are few rows; with more, two programs are faster.
     """
     tile = table.get((shape.kind, shape.rows, shape.n, shape.k)) or _rule(shape)
     stretches = stretches_of(shape)
-    if stretches == 2 and tile.split == 1 and shape.kind == "linear":
+    side_by_side = stretches == 2 and tile.split == 1 and shape.kind == "linear"
+    if side_by_side and shape.rows > _NARROWEST:
+        tile = replace(_rule(shape), split=stretches)
+    elif side_by_side:
         # A step of both stretches has the bytes of one before.
         tile = replace(tile, folds=2, depth=max(tile.depth // 2, _NARROWEST))
     else:
