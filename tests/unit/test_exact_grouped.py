@@ -80,7 +80,7 @@ def test_experts_are_added_up_in_the_order_of_the_choices() -> None:
 @pytest.mark.parametrize("gate", [None, Gate()])
 def test_a_dense_weight_whose_k_is_cut_in_two(gate: Gate | None) -> None:
     """By two programs for few rows, by one for many."""
-    tiles = [exact_tile_for(NARROW, count, {}) for count in (1, 5000)]
+    tiles = [exact_tile_for(NARROW, count, {}) for count in (1, 50000)]
     assert stretches_of(NARROW) == 2 and [tile.split for tile in tiles] == [2, 1]
     dense = DenseRows(NARROW.n, NARROW.k, HALF, gate)
     by_one = {key_of(Shape(1, NARROW.n, NARROW.k, gate is not None, 2), 16): Tile(16, 64, 64, 4, 2)}
