@@ -118,6 +118,8 @@ def test_choices_are_sorted_by_expert_and_cut_into_blocks(
     chosen[rows // 2, 0] = -1  # one that is left out
     found = group(chosen.to(DEVICE), experts, block)
     assert_grouped(found, chosen, experts)
+    if rows == 1:
+        return  # there is nothing to confuse
     with pytest.raises(AssertionError):
         spoilt = found.order.clone()
         spoilt[:2] = spoilt[:2].flip(0)
