@@ -34,6 +34,7 @@ import msgspec
 
 from eyas.bench.files import append_line
 from eyas.common.config import EngineConfig
+from eyas.common.errors import ConfigError
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import PagedAttention
@@ -238,6 +239,8 @@ def run_power(bed: Bed, out: Path) -> None:
                     Run(bed, Hazard(way, 0.0, name), Ledger(), out, time.monotonic() + 60.0).few(engine)
                 finally:
                     engine.close()
+        except ConfigError as error:  # a start that notices a hazard is as good as an answer that does
+            say(out, {"part": name, "refused at the start": error.message})
         except Exception:
             say(out, {"part": name, "failed": traceback.format_exc()})
 
@@ -315,7 +318,10 @@ def verdict(out: Path, failures: list[str], only: Sequence[str], hazards: Sequen
     for.
     """
     counted: dict[str, list[int]] = {}
+    refused: set[str] = set()
     for line in map(json.loads, out.read_text().splitlines()):
+        if "refused at the start" in line:
+            refused.add(line["part"])
         if "compared" in line:
             found = counted.setdefault(line["part"], [0, 0])
             found[0] += line["compared"]
@@ -323,15 +329,16 @@ def verdict(out: Path, failures: list[str], only: Sequence[str], hazards: Sequen
     exact = [counted.get(part.name, [0, 0]) for part in PARTS if part.name in only]
     compared, differing = (sum(pair[i] for pair in exact) for i in (0, 1))
     hazards = hazards if POWER in only else ()
-    ran = [name for name in hazards if name in counted]
-    missed = [name for name in ran if name != CONTROL and not counted[name][1]]
+    ran = [name for name in hazards if name in counted or name in refused]
+    missed = [name for name in ran if name not in (CONTROL, *refused) and not counted[name][1]]
     differing += counted.get(CONTROL, [0, 0])[1]
     compared += counted.get(CONTROL, [0, 0])[0]
     late = [text for text in failures if text.endswith(NO_TIME)]
     good = not differing and not missed and len(late) == len(failures)
-    good = good and all(pair[0] for pair in exact)
+    good = good and all(pair[0] for pair in exact) and CONTROL not in refused
     whole = not late and len(ran) == len(hazards)
     summary = {"exact": f"{differing} of {compared} answers differ", "compared and differing": counted}
+    summary |= {"refused at the start": sorted(refused)}
     summary |= {"power: noticed nothing in": missed, "failures": failures}
     return summary | {"verdict": "FAIL" if not good else "PASS" if whole else "PASS, as far as it went"}
 
