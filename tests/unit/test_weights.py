@@ -78,6 +78,20 @@ def test_a_number_that_the_dtype_cannot_hold_is_not_finite(folder: Path) -> None
                 weights.take("model.norm.weight", (64,))
 
 
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16, torch.float16])
+def test_nan_and_infinity_are_found_whatever_the_dtypes(
+    folder: Path, kept: torch.dtype, asked: torch.dtype
+) -> None:
+    stored = {k: v.to(kept) for k, v in load_file(folder / "model.safetensors").items()}
+    for wrong in (float("nan"), -float("inf")):
+        stored["model.norm.weight"][7] = wrong
+        save_file(stored, folder / "model.safetensors")
+        with pytest.raises(ConfigError, match=r"model\.norm"):  # noqa: SIM117
+            with FolderWeights(folder, placement=Placement(dtype=asked)) as weights:
+                weights.take("model.norm.weight", (64,))
+
+
 def test_every_nan_of_fp8_is_found_and_no_other_number() -> None:
     for byte in range(256):
         check = FiniteCheck()

@@ -22,13 +22,12 @@ class FiniteCheck:
         self._names: defaultdict[torch.dtype, list[str]] = defaultdict(list)
         self._found: defaultdict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
 
-    def see(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself; whole numbers are not looked at, nor is an empty one."""
+    def see(self, name: str, tensor: torch.Tensor) -> None:
+        """Looks at a tensor of floating-point numbers; others are never infinite."""
         if tensor.numel() and tensor.is_floating_point():
             for number in _extremes(tensor):
                 self._names[number.dtype].append(name)
                 self._found[number.dtype].append(number)
-        return tensor
 
     def broken(self) -> list[str]:
         """The names of the tensors that are not finite, each once. Waits for the device, once."""

@@ -196,9 +196,17 @@ class FolderWeights(Weights):
             read = self._mapped(name, shape)
             if dtype.is_floating_point:
                 _check_meaning(name, read, _PLAIN)
-            return self._finite.see(name, self._place(read[part]).to(dtype))
+            return self._as(dtype, name, self._place(read[part]))
         wide = fp8.widened(self._mapped(name, shape)[:], self._scales(name, shape))
-        return self._finite.see(name, self._place(wide[part].to(dtype)))
+        return self._as(dtype, name, self._place(wide[part].to(dtype)))
+
+    def _as(self, dtype: torch.dtype, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """The tensor in another dtype. The shorter of both is looked at: it costs less, and NaN and infinity
+        stay what they are on the way, which may add some where a number becomes too large.
+        """
+        taken = stored.to(dtype)
+        self._finite.see(name, min(taken, stored, key=lambda tensor: tensor.itemsize))
+        return taken
 
     def in_fp8(self, name: str) -> bool:
         if name not in self._home:
@@ -217,8 +225,10 @@ class FolderWeights(Weights):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         stored = self._mapped(name, shape)[part].view(torch.uint8)
         held = self._scales(name, shape)[scales]
-        weight = self._place(stored).view(torch.float8_e4m3fn)
-        return self._finite.see(name, weight), self._finite.see(name, self._place(held))
+        weight, placed = self._place(stored).view(torch.float8_e4m3fn), self._place(held)
+        self._finite.see(name, weight)
+        self._finite.see(name, placed)
+        return weight, placed
 
     def _scales(self, name: str, shape: Shape) -> torch.Tensor:
         """As `fp8.scales_of`, float32."""
