@@ -8,6 +8,7 @@ one line on standard error and a non-zero exit code.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import NoReturn
 
@@ -18,6 +19,8 @@ from eyas.common.errors import ConfigError, EyasError
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the process's exit code. `argv` None: the process's own arguments."""
+    # gRPC's own lines say of every peer that leaves that it does. gRPC reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         args, unknown = _parser().parse_known_args(argv)
         if unknown:

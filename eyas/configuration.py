@@ -98,11 +98,33 @@ def _check_private(transfer: str, tls_dir: str | None) -> None:
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
+def _check_drafts(args: argparse.Namespace) -> None:
+    """Raises ConfigError for a flag of drafts where there are none, or of a head where there is none."""
+    usual = SpeculationConfig()
+    asked = {
+        "spec-steps": args.spec_steps != usual.steps,
+        "spec-topk": args.spec_topk != usual.topk,
+        "spec-draft-tokens": args.spec_draft_tokens not in (None, usual.draft_tokens),
+        "spec-adaptive": args.spec_adaptive,
+        "spec-ngram": args.spec_ngram,
+    }
+    for flag, there in asked.items():
+        if there and not drafts(args):
+            advice = "take --draft DIR, or --draft ngram"
+            raise ConfigError(f"--{flag}: nothing is drafted without a draft head; {advice}", param=flag)
+    if args.draft_capture_layers and _draft_folder(args) is None:
+        flag = "draft-capture-layers"
+        raise ConfigError(f"--{flag}: there is no draft head that captures (--draft DIR)", param=flag)
+
+
+def drafts(args: argparse.Namespace) -> bool:
+    """Whether anything is drafted, by a head or by looking it up."""
+    return args.draft == "ngram" or _draft_folder(args) is not None
+
+
 def _speculation_config(args: argparse.Namespace) -> SpeculationConfig:
+    _check_drafts(args)
     ngram = args.spec_ngram or args.draft == "ngram"
-    if args.spec_ngram and args.draft != "ngram" and _draft_folder(args) is None:
-        flag = "spec-ngram"
-        raise ConfigError(f"--{flag}: there is no draft head; take --draft ngram", param=flag)
     rates, length = args.synthetic_acceptance_rates, args.synthetic_acceptance_length
     if args.rejection_sample_method == "synthetic":
         from eyas.engine.speculation.synthetic import resolve
@@ -207,13 +229,22 @@ def _misplaced(name: str, needed: tuple[str, ...], layout: str) -> ConfigError:
 def _api_keys(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of a gateway's keys: from a flag, else those from the environment."""
     if args.api_key_file is not None:
-        if not key_file.read(args.api_key_file):
-            flag = "api-key-file"
-            raise ConfigError(f"--{flag}: {args.api_key_file}: there is no key in it", param=flag)
-        return {"api_key_file": args.api_key_file}
+        return {"api_key_file": _key_file(args.api_key_file)}
     if args.api_key is not None:
         return {"api_keys": api_keys.parse(args.api_key, "--api-key")}
     return {"api_keys": api_keys.from_environment()}
+
+
+def _key_file(path: str) -> str:
+    """The path itself. Raises ConfigError unless the file has keys."""
+    flag = "api-key-file"
+    try:
+        keys = key_file.read(path)
+    except ConfigError as error:
+        raise ConfigError(f"--{flag}: {error.message}", param=flag) from error
+    if not keys:
+        raise ConfigError(f"--{flag}: {path}: there is no key in it", param=flag)
+    return path
 
 
 def _door(args: argparse.Namespace) -> DoorFiles | None:
@@ -241,6 +272,9 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     _check_layout(args, layout)
     _check_targets(args, layout)
     _check_gpus(args, engine.device)
+    if args.draft_workers is not None and engine.draft is None:
+        flag = "draft-workers"
+        raise ConfigError(f"--{flag}: there is no draft head that they would run (--draft DIR)", param=flag)
     if layout != "unified" and engine.transfer == table.NONE:
         text = f"--transfer: none keeps pages where --layout {layout} moves them"
         raise ConfigError(text, param="transfer")

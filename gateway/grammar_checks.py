@@ -128,7 +128,8 @@ class GrammarChecks:
         self._next()
         try:
             try:
-                await asyncio.wait_for(mine.wait(), WAIT_S)
+                async with asyncio.timeout(WAIT_S):  # it keeps a cancellation that comes with the turn
+                    await mine.wait()
             except TimeoutError:
                 raise Overloaded(f"the grammars before it took longer than {WAIT_S:g} s") from None
             yield

@@ -23,6 +23,7 @@ from eyas.bench.plots.speculative import plot_speculative
 from eyas.bench.plots.style import check_plot
 from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
+from eyas.configuration import drafts
 from eyas.flags import add_engine, positive
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ Line = dict[str, Any]
 PLAIN = "no drafts"
 GRID = {"spec_steps": "steps", "spec_topk": "topk", "spec_draft_tokens": "draft-tokens"}
 OF_DRAFTS = (
-    *("spec_ngram", "speculative_token_map", "rejection_sample_method"),
+    *("spec_ngram", "spec_adaptive", "draft_capture_layers"),
+    *("speculative_token_map", "rejection_sample_method"),
     *("synthetic_acceptance_rates", "synthetic_acceptance_length"),
 )
 """Flags that an engine without drafts has not."""
@@ -169,6 +171,8 @@ def _shapes(steps: int, topk: int, nodes: Sequence[int]) -> Iterator[Speculation
 def _config(args: argparse.Namespace, setting: Setting) -> EngineConfig:
     """The engine of one setting, launched as it serves. Raises ConfigError if nothing is drafted."""
     asked = argparse.Namespace(**vars(args))
+    if setting.spec is not None and not drafts(args):
+        raise ConfigError("--draft: a draft head is needed", param="draft")
     if setting.spec is None:
         asked.draft = "none"
         for name in OF_DRAFTS:
@@ -177,8 +181,6 @@ def _config(args: argparse.Namespace, setting: Setting) -> EngineConfig:
         for name, value in zip(GRID, dataclasses.astuple(setting.spec), strict=False):
             setattr(asked, name, value)
     config = config_for(asked, max(args.batch_size))
-    if setting.spec is not None and not config.speculates:
-        raise ConfigError("--draft: a draft head is needed", param="draft")
     *_, (_, served) = modes_of(config)
     return served
 

@@ -31,7 +31,7 @@ from eyas.client.types import (
 )
 from eyas.common import rpc
 from eyas.common.errors import Cancelled, EyasError, InvalidRequest, Overloaded, Unavailable
-from eyas.common.tls import client_tls
+from eyas.common.tls import TO_CALLERS, client_tls
 from protos import eyas_pb2, eyas_pb2_grpc
 
 DEFAULT_TARGET = "127.0.0.1:8001"
@@ -77,7 +77,7 @@ class AsyncStream:
             try:
                 event: Any = await self._call.read()
             except grpc.aio.AioRpcError as error:
-                await self._try_again(rpc.map_rpc_error(error))
+                await self._try_again(rpc.map_rpc_error(error, TO_CALLERS))
                 continue
             except asyncio.CancelledError:
                 if _is_cancelled():
@@ -211,7 +211,7 @@ class AsyncClient:
                 eyas_pb2.ModelsRequest(), timeout=timeout_s, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
-            raise rpc.map_rpc_error(error) from error
+            raise rpc.map_rpc_error(error, TO_CALLERS) from error
         return [Model(model.id, model.context_length) for model in reply.models]
 
     async def aclose(self) -> None:

@@ -159,6 +159,9 @@ def resolve_engine(device: str = "cpu", **asked: Any) -> EngineConfig:
     chosen = {name: value for name, value in asked.items() if name not in left}
     config = dataclasses.replace(defaults, device=device, **chosen)
     _check_draft_tokens(config.speculation)
+    if config.context_length is not None and config.context_length < config.page_size:
+        flag, least = "context-length", config.page_size
+        raise ConfigError(f"--{flag}: at least {least} tokens, which are one page", param=flag)
     if config.speculative_token_map is not None and config.draft is None:
         flag = "speculative-token-map"
         raise ConfigError(f"--{flag}: needs a draft head (--draft DIR)", param=flag)

@@ -81,6 +81,11 @@ def registry(spec: str, dial: rpc.Dial = rpc.channel, ca: str | None = None) -> 
         return RedisRegistry(spec, dial, ca)
     if ca is not None:
         raise _no_tls()
+    return StaticRegistry(listed(spec), dial)
+
+
+def listed(spec: str) -> list[str]:
+    """The addresses that `static:...` lists, each once. Raises ConfigError if that is not what it is."""
     kind, _, rest = spec.partition(":")
     addresses = [address.strip() for address in rest.split(",") if address.strip()]
     if kind != "static":
@@ -89,7 +94,7 @@ def registry(spec: str, dial: rpc.Dial = rpc.channel, ca: str | None = None) -> 
     for address in addresses:
         if not is_address(address):
             raise ConfigError(f"registry names {address!r}, which is not host:port", param="registry")
-    return StaticRegistry(list(dict.fromkeys(addresses)), dial)
+    return list(dict.fromkeys(addresses))
 
 
 def is_redis(spec: str) -> bool:

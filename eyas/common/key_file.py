@@ -91,7 +91,7 @@ def _parsed(path: str, number: int, line: str) -> Key:
 
 
 def _wrong(path: str, problem: str) -> ConfigError:
-    return ConfigError(f"--api-key-file: {path}: {problem}", param="api-key-file")
+    return ConfigError(f"{path}: {problem}")
 
 
 def add(path: str, name: str, key: str) -> None:

@@ -32,7 +32,7 @@ from eyas.common.errors import (
     from_grpc_status,
 )
 from eyas.common.logging import request_id
-from eyas.common.tls import ChannelTls, ServiceTls, explained
+from eyas.common.tls import AMONG_SERVICES, Advice, ChannelTls, ServiceTls, explained
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MESSAGE_TIMEOUT_S = 30.0
@@ -301,10 +301,13 @@ async def _message(context: Any) -> Any:
     return message
 
 
-def map_rpc_error(error: grpc.aio.AioRpcError) -> EyasError:
-    """What the server raised: the class that its trailer names, else the most general one of the status."""
+def map_rpc_error(error: grpc.aio.AioRpcError, advice: Advice = AMONG_SERVICES) -> EyasError:
+    """What the server raised: the class that its trailer names, else the most general one of the status.
+
+    `advice`: to who called, where TLS was in the way.
+    """
     metadata = {key: value for key, value in error.trailing_metadata() or ()}
-    message = explained(error.details() or f"the call ended with {error.code().name}")
+    message = explained(error.details() or f"the call ended with {error.code().name}", advice)
     code = metadata.get(CODE)
     if code is None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in message:
         return PayloadTooLarge(message)

@@ -110,9 +110,18 @@ def service_tls(folder: str | None) -> ServiceTls | None:
     return None if folder is None else ServiceTls.load(folder)
 
 
-_PLAIN = "it does not speak TLS (it has no --tls-dir, or no --ssl-certfile)"
-_CLOSED = (
-    "it closes connections at once: perhaps it wants TLS (--tls-dir), or refuses the certificate it gets"
+@dataclass(frozen=True)
+class Advice:
+    """What one end of a connection can do where the other speaks TLS and it does not, or the reverse."""
+
+    needed: str
+    unasked: str
+
+
+AMONG_SERVICES = Advice("--tls-dir", "it has no --tls-dir, or no --ssl-certfile")
+TO_CALLERS = Advice(
+    "https:// in front of its address, and ca=FILE where the authority is your own",
+    "leave out https://",
 )
 _SAID = (  # gRPC's words for a connection that did not come about, and ours
     (re.compile(r"CERTIFICATE_VERIFY_FAILED: ([a-z -]+)"), r"its certificate is refused: \1"),
@@ -120,19 +129,23 @@ _SAID = (  # gRPC's words for a connection that did not come about, and ours
         re.compile(r"Hostname Verification Check failed"),
         f"its certificate is not for {NAME}, or the name that was dialled",
     ),
-    (re.compile(r"WRONG_VERSION_NUMBER"), _PLAIN),
+    (re.compile(r"WRONG_VERSION_NUMBER"), "it does not speak TLS ({unasked})"),
     (re.compile(r"ALERT"), "it refuses the certificate it gets"),
-    (re.compile(r"failed to connect.*(Socket closed|Connection reset)"), _CLOSED),
+    (
+        re.compile(r"failed to connect.*(Socket closed|Connection reset)"),
+        "it closes connections at once: perhaps it wants TLS ({needed}), or refuses the certificate it gets",
+    ),
 )
 _ADDRESS = re.compile(r"ipv[46]:(?:%5B)?([^ ]*:\d+)")
 
 
-def explained(details: str) -> str:
-    """What gRPC says of a connection, in plain words if TLS was in the way."""
+def explained(details: str, advice: Advice = AMONG_SERVICES) -> str:
+    """What gRPC says of a connection, in plain words if TLS was in the way. `advice`: to who dialled."""
     for pattern, words in _SAID:
         if match := pattern.search(details):
             where = _ADDRESS.search(details)
-            return f"no connection to {where[1] if where else 'it'}: {match.expand(words)}"
+            told = match.expand(words).format(needed=advice.needed, unasked=advice.unasked)
+            return f"no connection to {where[1] if where else 'it'}: {told}"
     return details
 
 

@@ -86,7 +86,8 @@ class Child:
         if self.running:
             self._process.send_signal(word)
             try:
-                await asyncio.wait_for(self.exited(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self.exited()
             except TimeoutError:
                 self._log(self.name, f"did not stop within {grace_s:g} s: killed")
         self.kill()

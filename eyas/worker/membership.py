@@ -11,13 +11,15 @@ import logging
 from collections.abc import Callable
 
 from eyas.common import rpc
+from eyas.common.clients import InfoClient
 from eyas.common.config import WorkerConfig
-from eyas.common.discovery import Presence, is_redis, registry
+from eyas.common.discovery import Presence, is_redis, listed, registry
 from eyas.common.errors import TransferFailed
 from eyas.common.types import Role, WorkerInfo
 
 NEWS_S = 3.0  # after this time, every member knows a new worker
 LOOK_S = 0.1
+ASK_S = 1.0  # an address that is asked once whether this worker is there
 
 _log = logging.getLogger("eyas.membership")
 
@@ -33,6 +35,7 @@ class Membership:
     ) -> None:
         self._config = config
         self._describe = describe
+        self._dial = dial
         self._members = registry(config.registry, dial, config.registry_ca)
         self._presence: Presence | None = None
         if is_redis(config.registry):
@@ -43,7 +46,10 @@ class Membership:
         return self._config.registry == WorkerConfig.registry
 
     async def start(self) -> None:
-        """Publishes this worker (redis only) and starts to follow the other members."""
+        """Publishes this worker (redis only) and starts to follow the other members.
+
+        The worker's server runs already. A list that leaves this worker out is told in the log.
+        """
         roles = set(self._config.engine.roles)
         if self._presence:
             self._presence.start()
@@ -51,6 +57,22 @@ class Membership:
             await self._members.start()
             if self._alone and Role.PREFILL not in roles:
                 _log.warning("no --registry names others: this worker pulls no KV pages, and has no drafter")
+        if not self._presence and not self._alone:
+            await self._look_for_itself()
+
+    async def _look_for_itself(self) -> None:
+        """Warns of a list without this worker, which may stand there by another address than its own."""
+        own, addresses = self._describe().worker, listed(self._config.registry)
+        if own not in addresses and own not in await asyncio.gather(*map(self._name_at, addresses)):
+            _log.warning("--registry leaves out this worker, %s: a gateway with this list never asks it", own)
+
+    async def _name_at(self, address: str) -> str:
+        """How the worker at an address calls itself; "" if none answers."""
+        async with self._dial(address) as channel:
+            try:
+                return (await InfoClient(channel).info(ASK_S)).worker
+            except Exception:  # whatever answers there: following the members tells what is wrong with it
+                return ""
 
     async def close(self) -> None:
         """Withdraws this worker and stops following the others."""

@@ -191,6 +191,8 @@ def _graph_flags(engine: EngineConfig) -> dict[str, object]:
 
 def _speculation_flags(engine: EngineConfig) -> dict[str, object]:
     spec = engine.speculation
+    if not engine.speculates:
+        return {}
     flags: dict[str, object] = {
         "spec-steps": spec.steps,
         "spec-topk": spec.topk,

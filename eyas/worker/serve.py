@@ -65,6 +65,7 @@ class LocalCluster:
         self._children: dict[str, Child] = {}
         self._loading: list[str] = []  # the names of the processes that are not ready yet
         self._keepers: list[asyncio.Task[None]] = []
+        self._stopping = False
         self.start_s = 0.0  # seconds that the start took
 
     @property
@@ -112,6 +113,11 @@ class LocalCluster:
             raise
         return self
 
+    @property
+    def stopping(self) -> bool:
+        """Whether its end has begun, for whatever reason."""
+        return self._stopping
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -125,6 +131,15 @@ class LocalCluster:
     # --- start -----------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
+        try:
+            await self._until_ready()
+        except asyncio.CancelledError:
+            if any((child.returncode or 0) > 0 for child in self._children.values()):
+                self._refuse_early_death()  # it had failed before it was given up
+            raise
+        self._keepers = [asyncio.create_task(keep(child, self._log)) for child in self._children.values()]
+
+    async def _until_ready(self) -> None:
         began = time.monotonic()
         for name in (*self._plan.workers, GATEWAY):
             command = (sys.executable, "-m", "eyas.cli", *self._argv(name))
@@ -144,7 +159,6 @@ class LocalCluster:
                     self._progress(self._loading, waited)
                 await asyncio.sleep(POLL_S)
         self.start_s = time.monotonic() - began
-        self._keepers = [asyncio.create_task(keep(child, self._log)) for child in self._children.values()]
 
     def _argv(self, name: str) -> tuple[str, ...]:
         if name == GATEWAY:
@@ -184,6 +198,7 @@ class LocalCluster:
     # --- stop ------------------------------------------------------------------------------------------
 
     async def _stop(self) -> None:
+        self._stopping = True
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -202,7 +217,8 @@ def run_cluster(cluster: LocalCluster, work: Work, stopping: Callable[[], None])
     """Starts a cluster, runs `work` on it, stops it; returns what `work` returns.
 
     The first Ctrl-C, SIGTERM or SIGHUP calls `stopping`, stops the cluster in order and raises
-    KeyboardInterrupt. A second one kills all processes.
+    KeyboardInterrupt. One that comes while the cluster stops kills all processes, and what it stops for
+    stays: an error of its start, or the end of `work`.
     """
     return asyncio.run(_run_cluster(cluster, work, stopping))
 
@@ -217,7 +233,7 @@ async def _run_cluster(cluster: LocalCluster, work: Work, stopping: Callable[[],
 
     def on_signal() -> None:
         nonlocal signalled
-        if signalled:
+        if signalled or cluster.stopping:
             cluster.kill()
         elif not task.done():
             signalled = True

@@ -177,7 +177,8 @@ async def connections(port: int, count: int, words: bytes) -> AsyncIterator[None
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             with contextlib.suppress(OSError):  # refused: all the better
-                await asyncio.wait_for(connect(stack), 10)
+                async with asyncio.timeout(10):
+                    await connect(stack)
         yield
 
 

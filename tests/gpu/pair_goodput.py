@@ -82,7 +82,8 @@ async def _measure(
 
 async def _layout(setting: Setting, variant: Variant, cases: Sequence[Case], little: bool) -> None:
     async with served(setting, variant, cases[0].workload.targets) as cluster:
-        await asyncio.wait_for(_warm_up(cluster), WARM_UP_S)
+        async with asyncio.timeout(WARM_UP_S):
+            await _warm_up(cluster)
         for case in cases:
             seconds = case.workload.seconds + 60.0
             name = f"{variant}, {case.workload.name} at {case.rate:g}"

@@ -84,7 +84,8 @@ async def _layout(setting: Setting, variant: Variant, prompts: Sequence[int], co
         for number in range(WARM_UP + count):
             for prompt in prompts:
                 ids = token_ids(cluster.vocabulary, prompt, 1, number, prompt)
-                asked = await asyncio.wait_for(ask(cluster.target, ids), ASK_S)
+                async with asyncio.timeout(ASK_S):
+                    asked = await ask(cluster.target, ids)
                 if number >= WARM_UP:
                     found.append(asked)
                     setting.journal.write("asked", layout=str(variant), **dataclasses.asdict(asked))

@@ -176,7 +176,8 @@ async def _end(process: asyncio.subprocess.Process, root: psutil.Process) -> Non
     if process.returncode is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), GRACE_S)
+            async with asyncio.timeout(GRACE_S):
+                await process.wait()
     for left in (*family, root):
         with contextlib.suppress(psutil.Error):
             left.kill()

@@ -13,10 +13,11 @@ from scripted_backend import ScriptedBackend, ScriptedStream, each, nano_tokeniz
 from scripted_worker import Script, ScriptedWorker, workers
 from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gateway, make_request, until
 
+from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import GenerationRequest, Role
 from gateway.backend import GenerationBackend
-from gateway.canary import Canary, CanarySchedule
+from gateway.canary import PARAMS, PROMPT, Canary, CanarySchedule
 from gateway.metrics import GatewayMetrics
 
 PACE = CanarySchedule(every_s=0.3, again_s=0.1, timeout_s=0.4, busy_timeout_s=30.0)
@@ -44,6 +45,11 @@ async def cluster(*roles: tuple[Role, ...]) -> AsyncIterator[tuple[Canary, list[
 
 def runs(metrics: GatewayMetrics, outcome: str) -> float:
     return metrics.registry.get_sample_value("eyas_canary_runs_total", {"outcome": outcome}) or 0.0
+
+
+def test_it_fits_into_the_shortest_context() -> None:
+    """Which is one page: a server that is too short for its canary would never be healthy."""
+    assert len(PROMPT) + (PARAMS.max_tokens or 0) <= EngineConfig.page_size
 
 
 async def test_nothing_is_healthy_before_a_request_got_through() -> None:

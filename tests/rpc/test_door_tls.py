@@ -98,8 +98,9 @@ async def test_strangers_are_told_why(door: Door, ours: Certificates) -> None:
         with pytest.raises(EyasError, match="--ca"):
             grpc_target(door.at(ca=ca)) if ca else await Server(door.at().url, ALICE).get("/health")
     async with AsyncClient(f"127.0.0.1:{door.config.grpc_port}", api_key=ALICE, retries=0) as client:
-        with pytest.raises(Unavailable, match="perhaps it wants TLS"):
+        with pytest.raises(Unavailable, match=r"perhaps it wants TLS \(https:// in front .*ca=FILE") as said:
             await client.models()
+        assert "--tls-dir" not in said.value.message
     assert (
         await Server(door.at().url, ALICE, ours.ca).get("/health") == b'{"status":"ok","arithmetic":"fast"}'
     )

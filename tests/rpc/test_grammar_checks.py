@@ -177,3 +177,21 @@ async def test_a_model_without_a_tokenizer_refuses_all(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no tokenizer"):
         await checks.check(GOOD)
     await checks.aclose()
+
+
+async def test_a_cancellation_that_comes_with_the_turn_is_kept(checks: GrammarChecks) -> None:
+    """Else the gateway would end only when what it no longer wants is compiled."""
+    entered: list[str] = []
+
+    async def turn(name: str) -> None:
+        async with checks._turn(name):
+            entered.append(name)
+
+    async with checks._turn("first"):
+        second = asyncio.create_task(turn("second"))
+        await asyncio.sleep(0.01)
+    second.cancel()  # its turn has come in this very moment
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await turn("third")
+    assert entered == ["third"]

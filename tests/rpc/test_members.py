@@ -20,6 +20,7 @@ from eyas.common import clients, replies, rpc
 from eyas.common.types import KvHandle, Role
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Attach, Command, OpenPull, PullFailed, PullMet, Submit
+from eyas.worker.ports import free_ports
 from eyas.worker.watches import Pulls
 from prefill_svc.transfer import TransferServicer
 
@@ -86,7 +87,7 @@ async def test_a_handle_makes_nobody_dial_who_is_no_member(
             assert failed.failure.code == "transfer_failed" and "--registry" in failed.failure.message
             assert foreign.address in failed.failure.message
         assert foreign.dialled == 0
-    warned = [r for r in caplog.records if r.name == "eyas.membership" and r.levelno == logging.WARNING]
+    warned = [r for r in caplog.records if r.levelno == logging.WARNING and "no --registry" in r.message]
     assert len(warned) == alone
 
 
@@ -151,3 +152,23 @@ async def test_handles_name_no_place_and_only_what_their_owner_described_is_told
     assert len(failed) == 2 and all("restarted" in c.failure.message for c in failed)
     await pulls.close()
     await server.stop(None)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def test_a_list_without_the_worker_itself_is_told(role: Role, caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[str]:
+        found = [r.getMessage() for r in caplog.records if "leaves out this worker" in r.getMessage()]
+        caplog.clear()
+        return found
+
+    async with worker(Role.PREFILL) as other, stranger() as silent:
+        async with worker(role, registry=f"static:{other.address},{silent.address}") as missing:
+            (said,) = told()
+            assert said.startswith("--registry") and missing.address in said
+        assert silent.dialled
+        port = next(free_ports())
+        for name in ("127.0.0.1", "localhost"):  # by its own address, and by another one
+            async with worker(role, port=port, registry=f"static:{other.address},{name}:{port}"):
+                assert told() == []
+    async with worker(role):  # without a registry it has another warning, if it needs one
+        assert told() == []

@@ -151,7 +151,7 @@ async def test_a_front_that_is_killed_takes_the_engine_with_it(tmp_path: Path) -
 
 
 async def test_an_engine_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
-    async with process("decode", tmp_path, engine="refuse", model="x") as p:
+    async with process("prefill", tmp_path, engine="refuse", model="x", member="") as p:
         code, said = await p.ended()
         assert code == 1 and said.splitlines() == ["eyas: ConfigError: model x cannot be read"]
 

@@ -141,6 +141,7 @@ MAY_READ_THE_ENVIRONMENT = (
     "eyas/common/api_keys.py",
     "eyas/common/cache.py",
     "eyas/common/tls_folder.py",
+    "eyas/cli.py",  # gRPC is told in no other way to be silent
     "eyas/common/gpus.py",  # CUDA is told in no other way which GPUs a process may see
     "gateway/tracing.py",  # where OpenTelemetry is told by its own variables
     "eyas/engine/kernels/warm.py",  # Triton is told in no other way where to keep its kernels

@@ -158,7 +158,10 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
     args = parse(*worker_argv(worker))
     assert configuration.worker_config(args) == worker and args.supervised
     plain = dataclasses.replace(
-        worker, engine=dataclasses.replace(engine, draft=None, speculative_token_map=None)
+        worker,
+        engine=dataclasses.replace(
+            engine, draft=None, speculative_token_map=None, speculation=SpeculationConfig()
+        ),
     )
     assert configuration.worker_config(parse(*worker_argv(plain))) == plain
 
@@ -243,7 +246,8 @@ def test_flags_by_the_names_of_another_server() -> None:
         "--context-length": "context_length",
     }
     for flag, field in theirs.items():
-        assert getattr(configuration.engine_config(parse("serve", "--device", "cuda", flag, "7")), field) == 7
+        found = configuration.engine_config(parse("serve", "--device", "cuda", flag, "17"))
+        assert getattr(found, field) == 17
     for flag in ("--spec-adaptive", "--speculative-adaptive"):
         assert configuration.engine_config(parse("serve", flag)).speculation == SpeculationConfig(
             adaptive=True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from test_cli import eyas
@@ -22,6 +24,16 @@ from eyas.worker.ports import free_ports
         (["serve", "--otlp-endpoint", "collector"], "--otlp-endpoint: 'collector' is not an address"),
         (["serve", "--context-length", "4096"], "--context-length: 4096 is more than the 2048 tokens"),
         (["worker", "--context-length", "4096"], "--context-length: 4096 is more than the 2048 tokens"),
+        (["serve", "--context-length", "1"], "--context-length: at least 16 tokens"),
+        (["serve", "--draft", "none", "--draft-workers", "2"], "--draft-workers: there is no draft head"),
+        (["serve", "--draft", "ngram", "--draft-workers", "1"], "--draft-workers: there is no draft head"),
+        (["serve", "--draft", "none", "--spec-topk", "2"], "--spec-topk: nothing is drafted"),
+        (["demo", "--draft", "none", "--spec-adaptive"], "--spec-adaptive: nothing is drafted"),
+        (["worker", "--draft", "none", "--spec-steps", "3"], "--spec-steps: nothing is drafted"),
+        (["worker", "--draft", "none", "--spec-draft-tokens", "9"], "--spec-draft-tokens: nothing is"),
+        (["serve", "--draft", "none", "--spec-ngram"], "--spec-ngram: nothing is drafted"),
+        (["serve", "--draft", "none", "--draft-capture-layers", "1"], "--draft-capture-layers: there is no"),
+        (["serve", "--draft", "ngram", "--draft-capture-layers", "1"], "--draft-capture-layers: there is no"),
         (["certs", "/nowhere", "--names", ","], "--names: ',' is not a host name"),
         (["certs", "/nowhere", "--names", "localhost,my host"], "--names: 'my host' is not a host name"),
     ],
@@ -55,3 +67,45 @@ sys.exit(cli.main(["serve"]))
 def test_a_ctrl_c_among_the_first_imports_leaves_no_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+PEER_THAT_LEAVES = """
+import contextlib, socket, struct, sys, threading
+from eyas import cli
+
+def frame(kind, payload=b""):
+    return struct.pack(">I", len(payload))[1:] + bytes([kind]) + bytes(5) + payload
+
+def leave():
+    connection = listener.accept()[0]
+    connection.recv(65536)
+    connection.sendall(frame(4))  # SETTINGS
+    connection.recv(65536)
+    connection.sendall(frame(7, struct.pack(">II", 0, 2)))  # GOAWAY with an error
+    connection.recv(65536)
+
+listener = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=leave, daemon=True).start()
+cli.main(["keys", "list", sys.argv[1]])
+import grpc
+with grpc.insecure_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel:
+    with contextlib.suppress(grpc.RpcError):
+        channel.unary_unary("/any/Call")(b"", timeout=1)
+"""
+
+
+@pytest.mark.parametrize("asked", [None, "INFO"])
+def test_grpc_itself_is_silent_of_peers_that_leave_unless_asked(tmp_path: Path, asked: str | None) -> None:
+    keys = tmp_path / "keys"
+    keys.touch()
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    environment |= {} if asked is None else {"GRPC_VERBOSITY": asked}
+    done = subprocess.run(
+        [sys.executable, "-c", PEER_THAT_LEAVES, str(keys)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+    assert done.returncode == 0 and ("goaway" in done.stderr) == (asked == "INFO"), done.stderr
+    assert asked or not done.stderr

@@ -86,7 +86,7 @@ def test_every_tensor_that_does_not_fit_is_told(
     problems = [line for line in said.splitlines() if line.startswith("problem: ")]
     assert any("hidden_norm.weight is missing" in problem for problem in problems)
     assert "problem: tensor norm.weight is 32, not 64" in problems
-    assert any("up_proj.weight holds values that are not finite" in problem for problem in problems)
+    assert any("up_proj.weight holds NaN or infinity" in problem for problem in problems)
     assert any("maps outside the target's 256 ids" in problem for problem in problems)
     assert len(problems) == 4 and "extra.weight" in said and "it fits" not in said
 

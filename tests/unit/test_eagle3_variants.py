@@ -187,6 +187,23 @@ def test_a_head_that_cannot_work_is_refused(
         HeadRig(head, Rig(target))
 
 
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        ((1, 2), "--draft-capture-layers: draft head .*head is fed with 3 layers, and 1, 2 are 2"),
+        ((1, 2, 9), "--draft-capture-layers: 1, 2, 9: the target of draft head .*head has the layers 0 to 8"),
+    ],
+)
+def test_layers_that_a_flag_names_and_do_not_fit_are_the_flags(
+    folders: Folders, asked: tuple[int, ...], complaint: str
+) -> None:
+    target, head = folders
+    model: ModelConfig = Rig(target).config
+    with pytest.raises(ConfigError, match=complaint):
+        read_head(head, model, capture_layers=asked)
+    assert read_head(edit(head, None, **{IDS: [2, 4]}), model, capture_layers=USUAL).capture_layers == USUAL
+
+
 def test_what_changes_an_equation_changes_the_fingerprint(folders: Folders) -> None:
     """Draft KV and features of unequal heads must not meet."""
     target, head = folders

@@ -173,6 +173,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["keys", "add", str(path), "carol"]) == 2  # the first one stays valid
     assert "has a key of carol" in capsys.readouterr().err
     assert main(["keys", "add", str(path), "no name"]) == 2
+    capsys.readouterr()
+    assert main(["keys", "list", str(tmp_path / "absent")]) == 2
+    assert capsys.readouterr().err.startswith(f"eyas: {tmp_path / 'absent'}: cannot be read")  # no flag's
     assert main(["keys", "add", str(path), "dan"]) == 0
     assert main(["keys", "remove", str(path), "carol"]) == 0
     capsys.readouterr()

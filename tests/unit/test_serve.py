@@ -189,6 +189,74 @@ async def test_a_killed_supervisor_takes_its_children_along(deaf: bool) -> None:
     await until(lambda: not alive(pid), timeout_s=5)
 
 
+# --- a start that fails ------------------------------------------------------------------------------------
+
+DOOMED = """
+import sys
+from eyas import cli
+from eyas.worker import serve
+
+OTHERS = (
+    "import signal, time\\n"
+    "signal.signal(signal.SIGHUP, lambda *_: print('asked to leave', flush=True))\\n"
+    "time.sleep(3)\\n"
+    "print('up', flush=True)\\n"
+    "time.sleep(60)\\n"
+)
+
+FAILS = "import time; time.sleep(3); exit('eyas: it has no such thing')"
+
+class Doomed(serve.Child):
+    def __init__(self, name, argv, *rest):
+        code = FAILS if name == "decode-0" else OTHERS
+        super().__init__(name, (sys.executable, "-c", code), *rest)
+
+serve.Child = Doomed
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_ctrl_c_while_a_failed_start_is_cleared_away_keeps_its_error() -> None:
+    ports = free_ports()
+    command = [*python(DOOMED), "serve", f"--port={next(ports)}", f"--grpc-port={next(ports)}"]
+    serving = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert serving.stderr
+    while line := serving.stderr.readline():
+        if "asked to leave" in line:  # which they do not: only the second wish of all ends them
+            break
+    began = time.monotonic()
+    serving.send_signal(signal.SIGINT)
+    rest = serving.stderr.read()
+    assert serving.wait(timeout=10) == 2 and "decode-0 ended with code 1 at start: it has no" in rest, rest
+    assert time.monotonic() - began < 5, "a Ctrl-C while it stops means: now"
+    serving.stderr.close()
+
+
+@pytest.mark.parametrize(("code", "error"), [(3, ConfigError), (0, asyncio.CancelledError)])
+async def test_a_start_that_is_given_up_says_whether_it_had_failed(
+    monkeypatch: pytest.MonkeyPatch, code: int, error: type[BaseException]
+) -> None:
+    """A process that a signal ended, or that left in order, may have been asked to by who gives it up."""
+    children: list[Child] = []
+
+    class Ending(Child):
+        def __init__(self, name: str, argv: tuple[str, ...], *rest: object) -> None:
+            ends = f"raise SystemExit({code})" if name == "decode-0" else "import time; time.sleep(60)"
+            super().__init__(name, python(ends), *rest)  # type: ignore[arg-type]
+            children.append(self)
+
+    monkeypatch.setattr("eyas.worker.serve.Child", Ending)
+    monkeypatch.setattr("eyas.worker.serve.LocalCluster._ready", lambda *_: asyncio.sleep(60))
+    ports = free_ports()
+    gateway = GatewayConfig(port=next(ports), grpc_port=next(ports))
+    starting = asyncio.create_task(LocalCluster(ServeConfig(gateway), lambda *_: None).__aenter__())
+    await until(lambda: any(child.returncode == code for child in children))
+    starting.cancel()
+    with pytest.raises(error):
+        await starting
+    assert not any(child.running for child in children)
+
+
 # --- pools ---------------------------------------------------------------------------------------------
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.finite import FiniteCheck
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
 from tests.unit.tiny import write_tiny_llama
 
@@ -48,6 +52,72 @@ def test_missing_and_misshapen_tensors_are_named(folder: Path) -> None:
             weights.take("lm_head.weight", (256, 64))
         with pytest.raises(ConfigError, match=r"model.norm.weight .* is \(64,\), its config says \(65,\)"):
             weights.take("model.norm.weight", (65,))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused_by_the_tensors_name(folder: Path, wrong: float) -> None:
+    stored = load_file(folder / "model.safetensors")
+    stored["model.norm.weight"][7] = wrong
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"tensor model\.norm\.weight of .* holds NaN or infinity"):  # noqa: SIM117
+        with FolderWeights(folder) as weights:
+            weights.take("model.embed_tokens.weight", (256, 64))
+            weights.take("model.norm.weight", (64,))
+    with pytest.raises(KeyError), FolderWeights(folder) as weights:  # an error of the model's comes first
+        weights.take("model.norm.weight", (64,))
+        raise KeyError
+
+
+def test_a_number_that_the_dtype_cannot_hold_is_not_finite(folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    stored["model.norm.weight"][7] = 1e6
+    save_file(stored, folder / "model.safetensors")
+    for dtype, refused in ((torch.float32, False), (torch.bfloat16, False), (torch.float16, True)):
+        with pytest.raises(ConfigError, match=r"norm") if refused else contextlib.nullcontext():  # noqa: SIM117
+            with FolderWeights(folder, placement=Placement(dtype=dtype)) as weights:
+                weights.take("model.norm.weight", (64,))
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16, torch.float16])
+def test_nan_and_infinity_are_found_whatever_the_dtypes(
+    folder: Path, kept: torch.dtype, asked: torch.dtype
+) -> None:
+    stored = {k: v.to(kept) for k, v in load_file(folder / "model.safetensors").items()}
+    for wrong in (float("nan"), -float("inf")):
+        stored["model.norm.weight"][7] = wrong
+        save_file(stored, folder / "model.safetensors")
+        with pytest.raises(ConfigError, match=r"model\.norm"):  # noqa: SIM117
+            with FolderWeights(folder, placement=Placement(dtype=asked)) as weights:
+                weights.take("model.norm.weight", (64,))
+
+
+def test_every_nan_of_fp8_is_found_and_no_other_number() -> None:
+    for byte in range(256):
+        check = FiniteCheck()
+        check.see("w", torch.tensor([3, byte], dtype=torch.uint8).view(torch.float8_e4m3fn))
+        assert check.broken() == (["w"] if byte in (0x7F, 0xFF) else []), byte
+
+
+class _Reads(TorchDispatchMode):
+    """Counts what a device would be waited for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ in ("_local_scalar_dense", "is_nonzero", "equal")
+        return func(*args, **kwargs or {})
+
+
+def test_no_tensor_is_waited_for_until_all_are_seen() -> None:
+    check = FiniteCheck()
+    with _Reads() as reads:
+        for i, dtype in enumerate((torch.float32, torch.bfloat16, torch.float16)):
+            check.see(f"w{i}", torch.full((4, 4), float("nan") if i == 1 else 1.0, dtype=dtype))
+        check.see("ids", torch.tensor([1]))
+        check.see("empty", torch.empty(0))
+        assert reads.count == 0
+    assert check.broken() == ["w1"] and FiniteCheck().broken() == []
 
 
 def test_a_broken_file_is_one_sentence(folder: Path) -> None:

@@ -305,8 +305,9 @@ class DraftConfig:
     """A draft head for a given target. `decoder` holds its own layers' sizes and its own RoPE.
 
     `capture_layers`: the residual stream *entering* these target layers makes the feature (the number of
-    layers: leaving the last). `variants`: how its equations differ from its kind's usual ones, in the words
-    of its kind's file. `target_hidden_size`: the width of the captured streams (None: the head's own).
+    layers: leaving the last). `captures`: how many layers its tensors are made for (0: they do not say).
+    `variants`: how its equations differ from its kind's usual ones, in the words of its kind's file.
+    `target_hidden_size`: the width of the captured streams (None: the head's own).
     `dummy_tensors`: of the tensors that only some heads have, those that a dummy head of these sizes needs.
     `prefixes`: the names of its tensors begin with one of them, in a folder that may hold the target's too.
     `stages`: above 1 it is the number of its layers. Each drafts one token further than the layer before,
@@ -320,6 +321,7 @@ class DraftConfig:
     decoder: ModelConfig
     draft_vocab_size: int
     capture_layers: tuple[int, ...]
+    captures: int = 0
     variants: frozenset[str] = frozenset()
     target_hidden_size: int | None = None
     dummy_tensors: frozenset[str] = frozenset()

@@ -55,10 +55,10 @@ class Inspection(FolderWeights):
             return torch.zeros(shape, dtype=dtype)
         if self._blank and not dtype.is_floating_point:
             return torch.zeros(shape, dtype=dtype)
-        found = super()._load(name, shape, part, dtype)
-        if not bool(found.isfinite().all()):
-            self.complaints.append(f"tensor {name} holds values that are not finite")
-        return found
+        return super()._load(name, shape, part, dtype)
+
+    def _complain(self, broken: list[str]) -> None:
+        self.complaints += [f"tensor {name} holds NaN or infinity" for name in broken]
 
 
 def _said(shape: Shape) -> str:

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import fp8
+from eyas.engine.checkpoint.finite import FiniteCheck
 from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.checkpoint.quantized import Fp8
 from eyas.engine.checkpoint.staging import Staging
@@ -140,8 +141,9 @@ class FolderWeights(Weights):
     """Reads a folder's safetensors files. A context manager: it holds the files and a progress bar open.
 
     `spelling` maps a stored name to the name by which models ask for the tensor; `prefixes`: only tensors
-    whose stored names begin with one of them are there. Raises ConfigError if a file cannot be read, and for
-    a tensor that is stored in FP8 where `quantized` does not say so.
+    whose stored names begin with one of them are there. Raises ConfigError if a file cannot be read, for a
+    tensor that is stored in FP8 where `quantized` does not say so, and at its end for one that holds NaN or
+    infinity.
     """
 
     def __init__(
@@ -156,6 +158,7 @@ class FolderWeights(Weights):
         self._folder = folder
         self._open = contextlib.ExitStack()
         self._home: dict[str, tuple[Any, str]] = {}
+        self._finite = FiniteCheck()
         for path in weight_files(folder):
             try:
                 file = self._open.enter_context(safe_open(path, framework="pt"))
@@ -175,8 +178,15 @@ class FolderWeights(Weights):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._open.close()
+        if kind is None and (broken := self._finite.broken()):
+            self._complain(broken)
+
+    def _complain(self, broken: list[str]) -> None:
+        """Called at the end if any tensor that was taken has NaN or infinity."""
+        others = f", as {len(broken) - 1} others do" if broken[1:] else ""
+        raise ConfigError(f"tensor {broken[0]} of {self._folder} holds NaN or infinity{others}")
 
     def __contains__(self, name: str) -> bool:
         return name in self._home
@@ -186,9 +196,17 @@ class FolderWeights(Weights):
             read = self._mapped(name, shape)
             if dtype.is_floating_point:
                 _check_meaning(name, read, _PLAIN)
-            return self._place(read[part]).to(dtype)
+            return self._as(dtype, name, self._place(read[part]))
         wide = fp8.widened(self._mapped(name, shape)[:], self._scales(name, shape))
-        return self._place(wide[part].to(dtype))
+        return self._as(dtype, name, self._place(wide[part].to(dtype)))
+
+    def _as(self, dtype: torch.dtype, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """The tensor in another dtype. The shorter of both is looked at: it costs less, and NaN and infinity
+        stay what they are on the way, which may add some where a number becomes too large.
+        """
+        taken = stored.to(dtype)
+        self._finite.see(name, min(taken, stored, key=lambda tensor: tensor.itemsize))
+        return taken
 
     def in_fp8(self, name: str) -> bool:
         if name not in self._home:
@@ -207,7 +225,10 @@ class FolderWeights(Weights):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         stored = self._mapped(name, shape)[part].view(torch.uint8)
         held = self._scales(name, shape)[scales]
-        return self._place(stored).view(torch.float8_e4m3fn), self._place(held)
+        weight, placed = self._place(stored).view(torch.float8_e4m3fn), self._place(held)
+        self._finite.see(name, weight)
+        self._finite.see(name, placed)
+        return weight, placed
 
     def _scales(self, name: str, shape: Shape) -> torch.Tensor:
         """As `fp8.scales_of`, float32."""

@@ -70,6 +70,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         decoder=dataclasses.replace(decoder, layers=layers, load_format=load_format),
         draft_vocab_size=outputs,
         capture_layers=_capture_layers(raw, target.num_layers),
+        captures=shapes.get("fc.weight", NO_SHAPE)[1] // target.hidden_size,
         variants=_variants(raw),
         target_hidden_size=target.hidden_size,
         dummy_tensors=frozenset() if outputs == target.vocab_size else OWN_HEAD,

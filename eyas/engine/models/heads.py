@@ -121,8 +121,14 @@ def _capturing(config: DraftConfig, target: ModelConfig, asked: tuple[int, ...])
         what = f"draft head {config.folder} is fed with what leaves the last layer, and with no other"
         raise ConfigError(f"--{flag}: {what}", param=flag)
     layers = asked or config.capture_layers
+    named = ", ".join(map(str, layers))
+    if asked and config.captures not in (0, len(asked)):
+        what = f"draft head {config.folder} is fed with {config.captures} layers"
+        raise ConfigError(f"--{flag}: {what}, and {named} are {len(asked)}", param=flag)
     if not all(0 <= layer <= last for layer in layers):
-        named = ", ".join(map(str, layers))
+        text = f"the target of draft head {config.folder} has the layers 0 to {last}"
+        if asked:
+            raise ConfigError(f"--{flag}: {named}: {text}", param=flag)
         text = f"draft head {config.folder} captures the layers {named}, and the target has 0 to {last}"
         raise ConfigError(f"{text} (--{flag} names others)", param=flag)
     return dataclasses.replace(config, capture_layers=layers)
