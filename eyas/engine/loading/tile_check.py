@@ -23,8 +23,8 @@ from eyas.engine.loading.fold_check import operands, same
 from eyas.engine.parallel.shards import config_of_rank
 
 CHOICES = tuple((1 << i) + more for i in range(18) for more in (0, 1))
-"""How many rows, or choices of experts, tiles are asked for: both ends of each bucket of a table, which has no
-other tiles between them.
+"""How many rows, or choices of experts, tiles are asked for: both ends of each bucket of a table. Between
+them there are no other tiles.
 """
 
 ROWS = 130
