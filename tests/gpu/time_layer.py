@@ -52,7 +52,7 @@ from tests.gpu.answer_latent import write_rank
 PAGE = 16
 KERNELS = {
     "norm": [(row_kernels, "_norm")],
-    "products": [(grouped, "_product"), (single, "_forth"), (single, "_back")],
+    "products": [(grouped, "product_kernel"), (single, "_products"), (single, "_back")],
     "norms and kept row": [(latent_rows, "_write")],
     "into latents": [(latent_products, "_absorb")],
     "attention": [(latent_attend, "_attend")],

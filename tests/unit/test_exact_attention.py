@@ -66,6 +66,14 @@ def test_prompt_chunks_however_they_are_cut(tokens: Tokens) -> None:
     assert said(runs) == []
 
 
+def test_programs_of_a_chunk_take_every_query_of_its_tile() -> None:
+    """Of five heads a tile of 128 rows has 25 queries, and a program of 64 rows 12."""
+    own = Tokens(420, (5, 1, 16), "cpu", torch.float16)
+    runs = plain(own, 24, 25, 26)
+    runs["chunk"] = partial(Exact(own, SHORT).chunks, [(PATH[:26], 0)], 64)
+    assert said(runs) == []
+
+
 @pytest.mark.parametrize("length", [61, 126])
 def test_a_trees_nodes_stand_in_the_columns_of_their_paths(tokens: Tokens, length: int) -> None:
     """Its spine is the path that follows; siblings stand between, and paths cross a block and a part."""

@@ -138,6 +138,16 @@ def test_experts_in_fp8() -> None:
     assert said(table, products(), (1, 30)) == []
 
 
+@pytest.mark.parametrize("shape", [Shape(1, 9216, 1536, True, 1), Shape(8, 3072, 256, False, 2), NARROW])
+def test_every_tile_that_rows_may_meet_is_asked_for(shape: Shape) -> None:
+    """Also where a number of rows is none of a table's bounds."""
+    measured = {key_of(shape, count): Tile(32, 64, 64, 4, 4, split=2) for count in (64, 4096, 16384)}
+    for table in ({}, measured):
+        asked = Asked(shape).tiles(table)
+        counts = (*range(1, 600), *range(600, 140000, 97))
+        assert {exact_tile_for(shape, count, table) for count in counts} <= {*asked}
+
+
 def test_a_tile_that_adds_up_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tile_check, "ROWS", 20)
     monkeypatch.setattr(tile_check, "CHOICES", (1, 4096))

@@ -107,7 +107,7 @@ def one_row() -> None:
         x = empty(1, HIDDEN)
         read = quantise(x, gate_up.rounding, pdl=True) if isinstance(gate_up, Fp8Weight) else x
         inner = single.gated(read, gate_up, chosen.experts, pdl=True)
-        if single.rounds(down):
+        if single.can_round(down):
             single.back(inner, down, chosen, pdl=True)
             single.back_add(inner, down, chosen, x, pdl=True)
         single.dense(read, weight_of(2112, HIDDEN, rows=rows), pdl=True)
@@ -135,7 +135,7 @@ def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch:
     assert len(found) == kernels
     assert not any(map(spills, tmp_path.rglob("*.ptx")))
     if recipe not in ("routed", "one_row"):
-        products = [code for code in found if "_product" in code]
+        products = [code for code in found if "product_kernel" in code]
         assert all("wgmma" in code and ("e4m3" in code) == (recipe != "bf16") for code in products)
         assert all(".local" not in code for code in products)
         assert sum("prefetch.global.L2" in code for code in products) == 2  # of few rows: `down`, and dense

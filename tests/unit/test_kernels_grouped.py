@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import triton
 
 from eyas.engine.checkpoint.fp8 import Rounding, widened
-from eyas.engine.kernels import grouped as grouped_kernels
+from eyas.engine.kernels import grouped
 from eyas.engine.kernels.blocks import Fp8Weight, quantise
 from eyas.engine.kernels.group import group
 from eyas.engine.kernels.grouped import Gate, Products, Weight, shape_of
@@ -168,7 +168,7 @@ def test_a_planted_fault_is_caught(fault: str, kind: str, monkeypatch: pytest.Mo
             made = group(*args)  # type: ignore[arg-type]
             return replace(made, order=made.order.roll(1))
 
-        monkeypatch.setattr(grouped_kernels, "group", shifted)
+        monkeypatch.setattr(grouped, "group", shifted)
     with pytest.raises(AssertionError):
         close(run(x.to(DEVICE), experts, (gate_up, down))[0], expected, kind)
 
@@ -181,7 +181,7 @@ def test_a_planted_fault_is_caught(fault: str, kind: str, monkeypatch: pytest.Mo
 def test_dense_products_however_they_are_cut(
     tile: Tile, gate: Gate | None, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped_kernels, "programs", lambda tile, shape: 3)  # some have two tiles
+    monkeypatch.setattr(grouped, "programs", lambda tile, shape: 3)  # some have two tiles
     plain = random(256, HIDDEN, seed=4)
     weight = in_kind(plain, kind)
     shared = products(tile, (weight, gate, 70))

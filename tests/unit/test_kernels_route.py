@@ -65,8 +65,8 @@ def routes(
 def test_the_router_chooses_as_the_plain_one(name: str) -> None:
     """Also with scores that a correction makes negative, and with many that are equal."""
     router = ROUTERS[name]
-    for logits, shift in ((logits_of(7, router.experts), 0.0), (logits_of(3, router.experts), -2.0)):
-        found, experts, weights = routes(router, logits, shift)
+    for rows, shift in ((7, 0.0), (3, -2.0), (3, -4.0)):
+        found, experts, weights = routes(router, logits_of(rows, router.experts), shift)
         assert torch.equal(found.experts.cpu().long(), experts)
         torch.testing.assert_close(found.weights.cpu(), weights, rtol=3e-6, atol=0.0)
 

@@ -13,7 +13,7 @@ from eyas.engine.kernels.route import Chosen
 from eyas.engine.kernels.single import Rows, Weight
 from tests.unit.test_kernels_grouped import DEVICE, PDL, act, in_kind, meant, random, rounded
 
-EXPERTS, HIDDEN, WIDTH = 6, 384, 256
+EXPERTS, HIDDEN, WIDTH = 6, 400, 384  # no powers of two, and not all whole blocks
 KINDS = ["float32", "blocks", "powers", "token", "tensor"]
 TAKEN = (4, 0, -1, 3, 5)
 
@@ -36,14 +36,15 @@ def test_a_dense_product(n: int, k: int, kind: str) -> None:
     close(found, expected)
     with pytest.raises(AssertionError):
         close(found.roll(1, 1), expected)
-    if single.reads(x, weight):  # rounds it, if need be
+    if single.can_read(x, weight):  # rounds it, if need be
         assert torch.equal(single.dense(x.to(DEVICE), weight, PDL), found)
 
 
 @pytest.mark.parametrize("rows", [2, 8])
-def test_few_rows_meet_a_weight_one_after_the_other(rows: int) -> None:
-    x, weight = random(rows, HIDDEN), random(32, HIDDEN, seed=1)
-    assert single.takes(x, weight) and not single.takes(random(9, HIDDEN), weight)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_few_rows_meet_a_weight_one_after_the_other(rows: int, dtype: torch.dtype) -> None:
+    x, weight = random(rows, HIDDEN).to(dtype), random(32, HIDDEN, seed=1).to(dtype)
+    assert single.can_take(x, weight) and not single.can_take(random(9, HIDDEN), weight)
     found = single.dense(x.to(DEVICE), weight.to(DEVICE), PDL, torch.float32)
     close(found, x.double() @ weight.double().t())
 
@@ -93,7 +94,7 @@ def test_a_row_meets_its_experts(kind: str) -> None:
 @pytest.mark.parametrize("fault", ["", "shares", "experts", "weight"])
 def test_the_way_back_adds_experts_up(kind: str, fault: str) -> None:
     _, _, weight, chosen = layer(kind)
-    assert single.rounds(weight)
+    assert single.can_round(weight)
     inner = random(len(TAKEN), WIDTH, seed=5)
     expected = back_of(inner, weight, chosen.weights.cpu())
     if fault == "shares":
@@ -118,6 +119,6 @@ def test_the_way_back_adds_the_residual_and_leaves_sums() -> None:
 
 
 def test_rows_that_no_program_holds_are_told() -> None:
-    assert single.holds(random(1, 4096)) and not single.holds(random(1, 4096), together=2)
-    assert single.holds(in_kind(random(128, 8192), "blocks"))
-    assert not single.rounds(in_kind(random(4, 128), "token"))
+    assert single.can_hold(random(1, 4096)) and not single.can_hold(random(1, 4096), together=2)
+    assert single.can_hold(in_kind(random(128, 8192), "blocks"))
+    assert not single.can_round(in_kind(random(4, 128), "token"))

@@ -198,7 +198,7 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
     compiled["qwen3_moe"] = ["_choose", "_place"]
     told = _told(LAYERS, json.dumps([str(tmp_path / "model"), compiled[family]]))
     assert told["found"] == told["every"]
-    routed = {"_choose", "_count", "_place", "_product", "_combine"} if family == "qwen3_moe" else set()
+    routed = {"_choose", "_count", "_place", "product_kernel", "_combine"} if family == "qwen3_moe" else set()
     assert {name for name, _ in told["found"]} == PLAIN | routed
     windows = {"window=40" in key for name, key in told["found"] if name in ("_attend", "_attend_chunks")}
     assert windows == ({True, False} if family == "gemma3" else {False})
@@ -212,7 +212,7 @@ def test_a_layer_that_is_partly_in_fp8_has_its_kernels(tmp_path: Path, cache: Pa
     write_format(tmp_path / "model", tmp_path / "plain", FORMATS["fp8, static"], kept=kept)
     told = _told(LAYERS, json.dumps([str(tmp_path / "model"), ["_quantise_rows"]]))
     assert told["found"] == told["every"]
-    assert {"_quantise_rows", "_product"} <= {name for name, _ in told["found"]}
+    assert {"_quantise_rows", "product_kernel"} <= {name for name, _ in told["found"]}
     write_format(tmp_path / "whole", tmp_path / "plain", FORMATS["fp8, static"])
     whole = _told(LAYERS, json.dumps([str(tmp_path / "whole"), []]))
     assert len(whole["found"]) < len(told["found"])

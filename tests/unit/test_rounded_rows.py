@@ -7,7 +7,7 @@ import torch
 
 from eyas.engine.checkpoint.config import Rope
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels import grouped as grouped_kernels
+from eyas.engine.kernels import grouped
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, Normed, quantise
 from eyas.engine.kernels.group import group
@@ -93,7 +93,7 @@ def test_the_inner_row_of_latent_queries_is_rounded(queries: int, rounding: Roun
 def test_what_a_gate_passes_is_rounded_by_its_tile(
     split: int, width: int, rounding: Rounding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped_kernels, "programs", lambda tile, shape: 3)  # some have two tiles
+    monkeypatch.setattr(grouped, "programs", lambda tile, shape: 3)  # some have two tiles
     experts, per_row, hidden = 3, 2, 512
     weight = in_blocks(experts, 2 * width, hidden, rounding=rounding)
     down = in_blocks(experts, hidden, width, rounding=rounding)

@@ -65,7 +65,8 @@ def attend_chunks_exactly(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     where = (kv.tables, kv.tables.stride(0), tiles)
     args = (q, q.stride(0), kv.pool, kv.values, *where, out, kv.rule.factor, layout)
-    grid = (kv.kv_heads, tiles.shape[0], triton.cdiv(TILE, cut.rows))
+    programs = triton.cdiv(TILE // layout.group, cut.rows // layout.group)  # each takes whole queries
+    grid = (kv.kv_heads, tiles.shape[0], programs)
     options = {"num_warps": cut.warps, "num_stages": cut.stages, "enable_fp_fusion": False}
     if compile_only:
         _attend_chunks.warmup(*args, grid=grid, **options)

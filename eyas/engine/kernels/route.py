@@ -17,7 +17,7 @@ from eyas.engine.kernels.launching import after_previous
 
 TINY = tl.constexpr(1e-20)
 LAST = tl.constexpr(0xFFFF)  # no expert has a larger number
-CLOSED = tl.constexpr(-(2**62))
+CLOSED = tl.constexpr(-(2**63))  # below whatever is wanted
 MOST = tl.constexpr(1e30)  # of a logit, either way: differences stay numbers
 
 

@@ -31,7 +31,7 @@ _ROUNDED = 2048  # elements of a row that each program rounds by itself; more ar
 _PROGRAMS = 264  # fewer have fewer rows each: two for every SM of a Hopper GPU
 
 
-def holds(weight: Weight, together: int = 1) -> bool:
+def can_hold(weight: Weight, together: int = 1) -> bool:
     """Whether a program can hold a row of the weight [.., n, k], of `together` experts at once; and of those
     whose halves a gate joins, two.
     """
@@ -39,17 +39,17 @@ def holds(weight: Weight, together: int = 1) -> bool:
     return bool(2 * block * _itemsize(weight) <= _HELD)
 
 
-def takes(x: torch.Tensor, weight: Weight) -> bool:
+def can_take(x: torch.Tensor, weight: Weight) -> bool:
     """Whether rows x [m, k] are few enough to meet the weight one after the other."""
-    return len(x) <= _ROWS and holds(weight)
+    return len(x) <= _ROWS and can_hold(weight)
 
 
-def rounds(weight: Weight) -> bool:
+def can_round(weight: Weight) -> bool:
     """Whether `back` knows how rows are rounded that meet the weight."""
     return not isinstance(weight, Fp8Weight) or weight.rounding.rows == "block"
 
 
-def reads(x: Rows, weight: Weight) -> bool:
+def can_read(x: Rows, weight: Weight) -> bool:
     """Whether `dense` takes x as it is: in the weight's type, or short enough to be rounded here."""
     if isinstance(x, Fp8Rows) or not isinstance(weight, Fp8Weight):
         return True
@@ -153,7 +153,7 @@ def _start(
     choices = 1 if chosen is None else chosen.numel()
     each = block * _itemsize(weight) * (2 if is_gated else 1)
     held = _rows_held(each if chosen is None else each // 2, outputs * choices)
-    _forth[(triton.cdiv(outputs, held), choices)](
+    _products[(triton.cdiv(outputs, held), choices)](
         *(rows, row_scales, stored, scales, out, chosen, rows.shape[0]),
         N=n,
         K=k,
@@ -190,7 +190,7 @@ def _rows_held(each: int, wanted: int) -> int:
 
 
 @triton.jit(do_not_specialize=["m"])
-def _forth(
+def _products(
     x, x_scales, weights, scales, out, chosen, m,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, CHANNELS: tl.constexpr, ROUNDED: tl.constexpr,

@@ -22,8 +22,10 @@ from eyas.engine.kernels.grouped_tiles import Shape, Table, Tile, exact_tile_for
 from eyas.engine.loading.fold_check import operands, same
 from eyas.engine.parallel.shards import config_of_rank
 
-CHOICES = tuple(1 << i for i in range(18))
-"""How many rows, or choices of experts, tiles are asked for."""
+CHOICES = tuple((1 << i) + more for i in range(18) for more in (0, 1))
+"""How many rows, or choices of experts, tiles are asked for: both ends of each bucket of a table. Between
+them there are no other tiles.
+"""
 
 ROWS = 130
 """Of the products that are compared: a full tile of any kind, and a part of one."""

@@ -68,7 +68,7 @@ class FusedExperts:
         if step.context.group.ranks > 1:
             return add_over_ranks(self.wide(normed, step), residual, step)
         chosen = self._chosen(normed, step)
-        if self._has_one_row(normed, step):
+        if self._is_single(normed, step):
             inner = self._inner_of_one_row(normed, chosen, step)
             return NarrowRows(*single.back_add(inner, self._down, chosen, residual.x, launch.pdl))
         made = self._made(normed, chosen, step)
@@ -77,7 +77,7 @@ class FusedExperts:
     def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
         launch, chosen = step.context.launch, self._chosen(normed, step)
-        if self._has_one_row(normed, step):
+        if self._is_single(normed, step):
             inner = self._inner_of_one_row(normed, chosen, step)
             return single.back(inner, self._down, chosen, launch.pdl)
         return combine.combine(*self._made(normed, chosen, step), launch.pdl, launch.exact)
@@ -90,7 +90,7 @@ class FusedExperts:
     def _chosen(self, normed: Normed, step: Forward) -> route.Chosen:
         """What each row takes."""
         context, rows = step.context, normed.plain
-        if single.takes(rows, self._router) and not context.launch.exact:
+        if single.can_take(rows, self._router) and not context.launch.exact:
             logits = single.dense(rows, self._router, context.launch.pdl, torch.float32)
         else:
             logits = rows.new_empty(rows.shape[0], self._router.shape[0], dtype=torch.float32)
@@ -100,12 +100,12 @@ class FusedExperts:
             logits, self._spec, self._correction, shared=self._joined, uniform=uniform, pdl=pdl
         )
 
-    def _has_one_row(self, normed: Normed, step: Forward) -> bool:
-        """Whether weights can wait for the row; a shared expert must then be one of the others."""
+    def _is_single(self, normed: Normed, step: Forward) -> bool:
+        """Whether there is one row, for which weights can wait; a shared expert must be one of the others."""
+        if self._shared is not None or not single.can_round(self._down):
+            return False
         products, read = step.context.products, normed.read_by(self._gate_up)
-        whole = products.has_one_row(read, self._gate_up)
-        whole = whole and products.has_one_row(read, self._down, together=self._per_row)
-        return whole and self._shared is None and single.rounds(self._down)
+        return products.is_single(read, self._gate_up) and products.is_single(read, self._down, self._per_row)
 
     def _inner_of_one_row(self, normed: Normed, chosen: route.Chosen, step: Forward) -> torch.Tensor:
         """What the gates of its experts pass, [experts of a row, width]."""
