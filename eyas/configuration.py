@@ -98,6 +98,17 @@ def _check_private(transfer: str, tls_dir: str | None) -> None:
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
+OF_DRAFTS = (
+    "spec_steps",
+    "spec_topk",
+    "spec_draft_tokens",
+    "spec_adaptive",
+    "spec_ngram",
+    "draft_capture_layers",
+)
+"""Flags that are refused where nothing is drafted."""
+
+
 def _check_drafts(args: argparse.Namespace) -> None:
     """Raises ConfigError for a flag of drafts where there are none, or of a head where there is none."""
     usual = SpeculationConfig()

@@ -14,7 +14,7 @@ from typing import Any
 
 from eyas.bench.shapes import SHAPES, write_head, write_model
 from eyas.common.config import NANO, ServeConfig
-from eyas.configuration import own_config, usual_layout
+from eyas.configuration import OF_DRAFTS, own_config, usual_layout
 
 ON_CPU = ("chat1", "chat8", "bs1", "bs8")
 ON_GPU = ("bs1", "bs8", "bs32", "s1k", "s8k")
@@ -94,7 +94,8 @@ def _shapes(args: argparse.Namespace, folder: Path) -> Iterator[Setup]:
     write_head(SHAPES[SHAPE], head)
     made = {"model": str(model), "load_format": "dummy"}
     command = f"{asked(_with(args, cases=cases_of(args)))} --model M8 --load-format dummy"
-    plain = own_config(_with(args, **made, draft="none"))
+    unasked = {name: args.parser.get_default(name) for name in OF_DRAFTS}
+    plain = own_config(_with(args, **made, **unasked, draft="none"))
     yield Setup(f"{SHAPE}'s shape, plain", plain, (True,), f"{command} --draft none")
     chain = own_config(_with(args, **made, draft=str(head), **CHAIN))
     title = f"{SHAPE}'s shape, EAGLE-3 chains of 3, 3.0 tokens per round by chance"

@@ -67,9 +67,9 @@ def read_site(flags: Sequence[str]) -> Site:
     add_layout(parser)
     add_engine(parser)
     args = parser.parse_args([*map(str, (*SIZES, *PLACES)), *flags])
-    drafts = ("draft_workers",) if args.device == "cpu" else ()
+    drafted = ("draft_workers",) if args.device == "cpu" and own_config(args).engine.draft else ()
     split = own_config(args).layout == "split"
-    for name in ("prefill", "decode", *drafts) if split else ("workers",):
+    for name in ("prefill", "decode", *drafted) if split else ("workers",):
         setattr(args, name, WORKERS)
     return Site(own_config(args))
 

@@ -138,6 +138,11 @@ def test_on_a_cpu_it_is_the_embedded_model_with_drafts_and_without(tmp_path: Pat
     assert setup.drafts == (True,), "cases that are named run once"
 
 
+def test_flags_of_drafts_are_for_the_part_that_drafts(tmp_path: Path) -> None:
+    plain, chains = setups(parsed("--device", "cuda", "--spec-adaptive"), tmp_path)
+    assert [setup.config.engine.speculation.adaptive for setup in (plain, chains)] == [False, True]
+
+
 def test_on_a_gpu_it_is_a_large_shape_plain_and_with_chains(tmp_path: Path) -> None:
     args = parsed("--device", "cuda")
     plain, chains = setups(args, tmp_path)
