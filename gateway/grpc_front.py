@@ -30,6 +30,7 @@ from gateway.grpc_messages import delta_to_pb
 from gateway.keys import Keys
 from gateway.message_reader import MessageReader
 from gateway.metrics import GatewayMetrics
+from gateway.pace import Pace
 from gateway.parsers.message import Reading
 from gateway.quotas import Quotas, headers, pay
 from gateway.text import TextRules, TextStream
@@ -67,7 +68,12 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     """`Chat`, `Generate` and `Models`. Errors go to the server's interceptor."""
 
     def __init__(
-        self, config: GatewayConfig, backend: GenerationBackend, tokenizer: Tokenizer, metrics: GatewayMetrics
+        self,
+        config: GatewayConfig,
+        backend: GenerationBackend,
+        tokenizer: Tokenizer,
+        metrics: GatewayMetrics,
+        pace: Pace,
     ) -> None:
         self.keys = Keys(config)
         self._config = config
@@ -75,12 +81,13 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self._tokenizer = tokenizer
         self._chats = ChatModel.of(config, tokenizer)
         self._metrics = metrics
+        self._pace = pace
 
     async def Chat(
         self, request: eyas_pb2.ChatRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.ChatResponse, None]:
         """Answers a chat: deltas, then the usage. Raises InvalidRequest naming the field, or what fails."""
-        self._check(request)
+        await self._check(request, context)
         chat = chat_of(request)
         text, prompt = await chat_prompt(self._chats, chat.messages, chat)
         reading = reading_of(self._chats.dialect, chat, chat.messages, text)
@@ -96,7 +103,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self, request: eyas_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.GenerateResponse, None]:
         """Continues a text or token ids: deltas, then the usage. Raises as `Chat` does."""
-        self._check(request)
+        await self._check(request, context)
         if request.WhichOneof("prompt") == "ids":
             if not request.options.HasField("truncate_prompt_tokens"):
                 answer_limit(await self._served(), len(request.ids.ids), least=0)  # before they are copied
@@ -116,10 +123,15 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
         return eyas_pb2.ModelsResponse(models=[info])
 
-    def _check(self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest) -> None:
-        """Raises ModelNotFound unless the request names the served model, or none."""
+    async def _check(
+        self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest, context: Context
+    ) -> None:
+        """Waits for the turn of a large request. Raises Overloaded if too much waits, ModelNotFound unless it
+        names the served model, or none.
+        """
         if request.model:
             check_model(self._config, request.model)
+        await self._pace.enter(grpc_door.caller_of(context, self.keys).name, request.ByteSize())
 
     async def _served(self) -> ServedModel:
         return served_model(self._config, await self._backend.models())
@@ -192,9 +204,10 @@ class GrpcFront:
         None: no limits. Raises ConfigError if the port is taken, or for a bad certificate or key file.
         """
         self._backend = backend
-        servicer = EyasServicer(config, backend, tokenizer, metrics)
+        quotas = quotas or Quotas()
+        servicer = EyasServicer(config, backend, tokenizer, metrics, quotas.pace)
         self._server = rpc.server(
-            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys, quotas or Quotas(), metrics.tracer),
+            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys, quotas, metrics.tracer),
             grpc_door.limits(config),
         )
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)

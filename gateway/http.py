@@ -200,11 +200,14 @@ class HttpFront:
         return self._run(request, call, partial(SglangFormat, call, body.shape, self._tokenizer.table))
 
     def _run(self, request: Request, call: ApiCall, make_format: Callable[[Answer], Format]) -> Response:
-        return WhileConnected(partial(self._answer, call.of(request.state.caller.name), make_format))
+        deadline = request.state.came + call.timeout_s
+        call = call.of(request.state.caller.name)
+        return WhileConnected(partial(self._answer, call, deadline, make_format))
 
-    async def _answer(self, call: ApiCall, make_format: Callable[[Answer], Format], reply: Reply) -> None:
+    async def _answer(
+        self, call: ApiCall, deadline: float, make_format: Callable[[Answer], Format], reply: Reply
+    ) -> None:
         """Runs the call and writes its response, all within the request's deadline."""
-        deadline = asyncio.get_running_loop().time() + call.timeout_s
         with self._metrics.meter() as meter:
             async with contextlib.AsyncExitStack() as owned:
                 async with _until(deadline):
@@ -225,7 +228,10 @@ class HttpFront:
 
     async def _body(self, kind: type[B], request: Request) -> B:
         """The request's body as `kind`; the response's headers will name its ignored fields."""
-        body = parse(kind, await read_body(request, self._config.max_body_bytes, self._arriving))
+        raw = await read_body(request, self._config.max_body_bytes, self._arriving)
+        request.state.came = asyncio.get_running_loop().time()
+        await self._quotas.pace.enter(request.state.caller.name, len(raw))
+        body = parse(kind, raw)
         request.state.ignored = ignored(body)
         return body
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.errors import ConfigError, RateLimited
+from gateway.pace import Pace
 
 FLAG = "key-limits"
 
@@ -160,11 +161,12 @@ def _span(seconds: float) -> str:
 
 
 class Quotas:
-    """The accounts of all callers of one gateway process."""
+    """The accounts of all callers of one gateway process. `pace`: the turns of their large prompts."""
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits or Limits()
         self.clock = clock
+        self.pace = Pace(lambda caller: self.limits.of(caller).weight)
         self._accounts: dict[str, Account] = {}
 
     def use(self, caller: str) -> Use:

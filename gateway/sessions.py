@@ -11,14 +11,17 @@ import logging
 import time
 from typing import Protocol
 
-from eyas.common.clients import DecodeSession, DecodeSessionClient, Heartbeat, Reply
+from eyas.common.clients import DecodeSession, DecodeSessionClient, Heartbeat, Reply, SessionEvent
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.replies import Step
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
 from gateway.backend import Lane
 
 SILENCE_S = 5.0  # without a message a worker counts as lost: it sends a heartbeat every second
-HEARD_S = 0.1  # of it: how much older the deadline may be than the newest message
+LOOKS, LOOK_S = 5, 0.05
+"""Before that verdict the event loop turns this often, with pauses of this length: if it was busy, it first
+reads what the worker has sent meanwhile."""
+
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 
@@ -63,6 +66,7 @@ class Session:
         self._listeners: dict[str, Listener] = {}
         self._stream: DecodeSession | None = None
         self._draining = False
+        self._heard = 0.0  # a message, in monotonic seconds
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -124,31 +128,48 @@ class Session:
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
     async def _listen(self, stream: DecodeSession) -> None:
-        """Hands out messages. Raises when the stream breaks, TimeoutError when none comes in `SILENCE_S`.
+        """Hands out messages. Raises when the stream breaks, TimeoutError when the worker falls silent.
 
         The first message opens the session: a worker that cannot serve ends the stream without one.
         """
-        clock = asyncio.get_running_loop().time
-        heard = clock()
-        async with asyncio.timeout(SILENCE_S + HEARD_S) as silence:
-            async for event in stream:
-                if (now := clock()) - heard > HEARD_S:  # a new deadline costs as much as some rows
-                    heard = now
-                    silence.reschedule(now + SILENCE_S + HEARD_S)
-                if self._stream is None:
-                    self._stream, self._draining = stream, False
-                    _log.info("session with worker %s is open", self.worker)
-                match event:
-                    case Step(entries):
-                        self._hand_out(entries)
-                    case Heartbeat(draining=True):
-                        self._drain()
-                    case Heartbeat():
-                        pass
-                    case _:
-                        listener = self._listeners.get(event.id)
-                        if listener is not None and event.attempt >= listener.attempt:
-                            listener.on_reply(event)
+        self._heard = time.monotonic()
+        async with asyncio.timeout(None) as silence:
+            watch = asyncio.create_task(self._end_in_silence(silence), name=f"silence {self.worker}")
+            try:
+                async for event in stream:
+                    self._heard = time.monotonic()
+                    if self._stream is None:
+                        self._stream, self._draining = stream, False
+                        _log.info("session with worker %s is open", self.worker)
+                    self._take(event)
+            finally:
+                watch.cancel()
+
+    async def _end_in_silence(self, silence: asyncio.Timeout) -> None:
+        """Lets `silence` expire once nothing came for `SILENCE_S`, and nothing was there to be read."""
+        while True:
+            heard = self._heard
+            await asyncio.sleep(heard + SILENCE_S - time.monotonic())
+            for _ in range(LOOKS):
+                if self._heard != heard:
+                    break
+                await asyncio.sleep(LOOK_S)
+            if self._heard == heard:
+                silence.reschedule(asyncio.get_running_loop().time())
+                return
+
+    def _take(self, event: SessionEvent) -> None:
+        match event:
+            case Step(entries):
+                self._hand_out(entries)
+            case Heartbeat(draining=True):
+                self._drain()
+            case Heartbeat():
+                pass
+            case _:
+                listener = self._listeners.get(event.id)
+                if listener is not None and event.attempt >= listener.attempt:
+                    listener.on_reply(event)
 
     def _hand_out(self, entries: tuple[Entry, ...]) -> None:
         now, known = time.monotonic(), self._listeners

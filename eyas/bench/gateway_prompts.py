@@ -37,6 +37,7 @@ STREAMS, STEP_MS = 32, 20
 SETTLE_S = 1.0
 ANSWER_S = 60.0  # for a prompt's first token
 ALONE = 7  # times that the tokenizer is timed
+_FAILED = b'{"error"'
 
 
 class Kind(NamedTuple):
@@ -168,10 +169,11 @@ class _Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.times.append(time.perf_counter())
         if self._first.done():
+            self.ended |= _FAILED in data  # its connection stays open
             return
         if b"data: " in data:
             self._first.set_result(None)
-        elif (at := data.find(b'{"error"')) >= 0:
+        elif (at := data.find(_FAILED)) >= 0:
             self._first.set_exception(EyasError(f"a prompt was refused: {data[at:].decode()}"))
 
     def connection_lost(self, exc: Exception | None) -> None:

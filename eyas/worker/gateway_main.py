@@ -39,6 +39,7 @@ from gateway.grammar_checks import GrammarBackend, GrammarChecks
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
+from gateway.pace import PacedBackend
 from gateway.placement import Targets
 from gateway.quotas import Quotas, read_limits
 from gateway.sampling_defaults import sampling_defaults, with_file_names
@@ -94,7 +95,7 @@ async def _run(config: GatewayConfig) -> None:
         if config.layout == "auto":
             targets = Targets(config.ttft_target, config.tpot_target)
             auto = AutoLayout(cluster.candidates, targets, metrics.placement)
-        canary = Canary(ClusterBackend(cluster, auto), metrics)
+        canary = Canary(PacedBackend(ClusterBackend(cluster, auto), quotas.pace), metrics)
         fair = FairBackend(canary, lambda caller: quotas.limits.of(caller).weight)
         exit = DrainableBackend(GrammarBackend(fair, grammars))
         async with metrics, fronts(config, exit, tokenizer, metrics, quotas), asyncio.TaskGroup() as tasks:

@@ -122,6 +122,13 @@ async def huge_prompts(target: Target, tally: Tally) -> None:
     await post(target, tally, "/v1/completions", bodies)
 
 
+async def a_flood_of_huge_prompts(target: Target, tally: Tally) -> None:
+    """Ids that take long to read, more at a time than may wait."""
+    await post(
+        target, tally, "/v1/completions", [encoded(TEXT | {"prompt": [1234] * 300_000})] * 300, at_once=100
+    )
+
+
 # --- chats -------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +300,7 @@ BODIES: list[Attack] = [
     attack("hostile JSON", hostile_json, "200 400 413", 10),
     attack("numbers beyond their ends", numbers, "200 400 504", 15),
     attack("prompts of 2 MB", huge_prompts, "200 400 413", 60),
+    attack("300 prompts of 300,000 ids", a_flood_of_huge_prompts, "400 429", 30),
     attack("chats and tools of 2 MB", huge_chats, "200 400 413", 60),
     attack("37 grammars that explode", grammars, "200 400", 45),
     attack("90 slow grammars at once", a_crowd_of_grammars, "200 400 429", 90),

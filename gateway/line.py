@@ -1,0 +1,71 @@
+"""Pieces of work that wait for a turn: which is next, and which is refused once too much waits.
+
+What was begun goes before what is new, so that nothing piles up half done; within either, callers take turns
+(`gateway.turns`). What is new is bounded in bytes: past the bound, the caller that holds most for its weight
+loses its newest. Pure values: no clock, no event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from gateway.turns import Claim, Turns
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+class Line(Generic[Item]):
+    """At most `most` bytes of new pieces wait."""
+
+    def __init__(self, most: int, weight: Callable[[str], float]) -> None:
+        self._most = most
+        self._weight = weight
+        self._begun: Turns[Item] = Turns()
+        self._new: Turns[Item] = Turns()
+        self._sizes: dict[str, dict[Item, int]] = {}  # by caller, of its new pieces, the oldest first
+        self._callers: dict[Item, str] = {}
+        self.waiting = 0  # bytes, of new pieces
+
+    def __len__(self) -> int:
+        return len(self._begun) + len(self._new)
+
+    def add_begun(self, item: Item, caller: str, size: int) -> None:
+        """The rest of work that had its first turn."""
+        self._begun.add(item, self._claim(caller, size))
+
+    def add_new(self, item: Item, caller: str, size: int) -> list[Item]:
+        """Gives the pieces that are refused for it, this one perhaps: they wait no more."""
+        self._new.add(item, self._claim(caller, size))
+        self._callers[item] = caller
+        self._sizes.setdefault(caller, {})[item] = size
+        self.waiting += size
+        refused = []
+        while self.waiting > self._most:
+            refused.append(next(reversed(self._sizes[self._heaviest()])))
+            self.remove(refused[-1])
+        return refused
+
+    def next(self) -> Item:
+        """The piece whose turn it is, which waits no more. At least one must wait."""
+        turns = self._begun or self._new
+        item = turns.first()
+        turns.serve(item)
+        self.remove(item)
+        return item
+
+    def remove(self, item: Item) -> None:
+        """It waits no more. Nothing if it did not."""
+        self._begun.remove(item)
+        self._new.remove(item)
+        if (caller := self._callers.pop(item, None)) is not None:
+            own = self._sizes[caller]
+            self.waiting -= own.pop(item)
+            if not own:
+                del self._sizes[caller]
+
+    def _claim(self, caller: str, size: int) -> Claim:
+        return Claim(caller, float(size), self._weight(caller))
+
+    def _heaviest(self) -> str:
+        return max(self._sizes, key=lambda caller: sum(self._sizes[caller].values()) / self._weight(caller))

@@ -1,0 +1,92 @@
+"""Large prompts beside streams: they are answered or refused, and nothing that has begun ends for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import grpc
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from scripted_backend import ScriptedBackend, each, first, nano_tokenizer
+from scripted_worker import expected, workers
+from test_generate_paths import UNIFIED, gateway, make_request
+
+from eyas.bench.gateway_prompts import measure
+from eyas.common.config import GatewayConfig
+from gateway import pace, sessions
+from gateway.grpc_front import GrpcFront
+from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
+from gateway.quotas import Quotas
+from protos import eyas_pb2
+
+LARGE = {"model": "eyas-nano", "prompt": [7] * 100, "max_tokens": 4, "user": "x" * pace.LARGE_BYTES}
+
+
+async def test_what_waits_to_be_read_is_bounded_on_both_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused has been sent to no worker; who asks for little is served meanwhile."""
+    monkeypatch.setattr(pace, "MAX_WAITING_BYTES", 5 * pace.LARGE_BYTES)
+    backend, config = ScriptedBackend(nano_tokenizer()), GatewayConfig(grpc_port=0)
+    given = (config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()), Quotas())
+    front = GrpcFront(*given)
+    await front.start()
+    transport = httpx.ASGITransport(create_app(*given))
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=10) as http,
+        grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel,
+    ):
+        posts = [http.post("/v1/completions", json=LARGE) for _ in range(12)]
+        small = http.post("/v1/completions", json=LARGE | {"user": "x"})
+        *replies, little = await asyncio.gather(*posts, small)
+        statuses = Counter(reply.status_code for reply in replies)
+        assert statuses[200] >= 5 and statuses[429] >= 5 and little.status_code == 200, statuses
+        refused = next(reply for reply in replies if reply.status_code == 429)
+        assert refused.headers["retry-after"] == "1" and "too many large prompts" in refused.text
+        assert len(backend.requests) == statuses[200] + 1
+        codes = Counter(await asyncio.gather(*(_generate(channel) for _ in range(12))))
+        read, waited = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert codes[read] >= 1 and codes[waited] >= 1 and codes[read] + codes[waited] == 12, codes
+    await front.aclose()
+
+
+async def _generate(channel: grpc.aio.Channel) -> grpc.StatusCode:
+    """How a large call ends, whose stop string is too long: that is known once it is read."""
+    asked = eyas_pb2.GenerateRequest(ids=eyas_pb2.TokenIds(ids=[7] * 100))
+    asked.options.max_tokens = 4
+    asked.options.stop.append("x" * pace.LARGE_BYTES)
+    call = channel.unary_stream("/eyas.v1.Eyas/Generate")(asked.SerializeToString(), timeout=10)
+    try:
+        async for _ in call:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return await call.code()
+
+
+async def test_a_busy_gateway_does_not_take_its_worker_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came while the event loop was busy is read before the verdict."""
+    monkeypatch.setattr(sessions, "SILENCE_S", 0.3)
+    async with workers(UNIFIED) as started, gateway(started) as (backend, _):
+        started[0].script.step_s = 0.05
+        request = make_request(tokens=30)
+        stream = await backend.start(request)
+        entries = await first(stream, 1)
+        for _ in range(3):
+            time.sleep(0.6)  # as parsing without an end would
+            await asyncio.sleep(0)
+        entries += [entry async for entry in each(stream)]
+        assert [id for entry in entries for id in entry.tokens] == expected(request)
+        assert len(started[0].of("submit")) == 1
+
+
+@pytest.mark.slow
+async def test_a_flood_of_large_prompts_ends_no_stream() -> None:
+    """More than a process can read come for some seconds: `measure` raises if a stream beside them ends."""
+    calm, *_, flood = [row async for row in measure(seconds=5, ids_rate=150)]
+    print(calm, flood)
+    assert flood["prompts"] >= 30
+    _, p99, longest = flood["gaps_p50_p99_max"]
+    assert p99 < 1000 and longest < calm["gaps_p50_p99_max"][2] + 1500

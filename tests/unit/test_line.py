@@ -1,0 +1,83 @@
+"""Whose large piece of work is next, and whose is refused."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from gateway.line import Line
+
+
+def line(most: int = 1000, **weights: float) -> Line[str]:
+    return Line(most, lambda caller: weights.get(caller, 1.0))
+
+
+def drained(waiting: Line[str]) -> list[str]:
+    return [waiting.next() for _ in range(len(waiting))]
+
+
+def test_one_caller_is_served_in_order_and_what_was_begun_goes_first() -> None:
+    waiting = line()
+    for name in ("a1", "a2", "a3"):
+        assert waiting.add_new(name, "a", 10) == []
+    waiting.add_begun("a0", "a", 10)
+    assert drained(waiting) == ["a0", "a1", "a2", "a3"] and waiting.waiting == 0
+
+
+def test_callers_take_turns_by_bytes_over_weight() -> None:
+    waiting = line(b=2.0)
+    for number in range(6):
+        waiting.add_new(f"a{number}", "a", 10)
+    for number in range(6):
+        waiting.add_new(f"b{number}", "b", 10)
+    assert Counter(name[0] for name in drained(waiting)[:6]) == {"a": 2, "b": 4}
+
+
+def test_who_holds_most_for_its_weight_loses_its_newest() -> None:
+    waiting = line(100, b=2.0)
+    assert waiting.add_new("a1", "a", 40) == []
+    assert waiting.add_new("a2", "a", 20) == []
+    assert waiting.add_new("b1", "b", 40) == []
+    assert waiting.add_new("a3", "a", 10) == ["a3"]  # its own
+    assert waiting.add_new("c1", "c", 20) == ["a2"]  # for another, who holds less
+    assert waiting.add_new("b2", "b", 50) == ["b2"]
+    assert waiting.waiting == 100 and sorted(drained(waiting)) == ["a1", "b1", "c1"]
+
+
+def test_a_piece_larger_than_the_bound_is_refused_alone() -> None:
+    waiting = line(100)
+    waiting.add_new("a1", "a", 60)
+    assert waiting.add_new("b1", "b", 101) == ["b1"]
+    assert drained(waiting) == ["a1"]
+
+
+def test_what_was_begun_is_never_refused() -> None:
+    waiting = line(100)
+    for number in range(5):
+        waiting.add_begun(f"a{number}", "a", 90)
+    assert waiting.add_new("a5", "a", 100) == [] and len(waiting) == 6
+
+
+def test_bytes_are_counted_once_through_any_history() -> None:
+    rng, waiting, sizes, begun = random.Random(5), line(500), dict[str, int](), set[str]()
+    for number in range(5000):
+        name, caller, size = f"{number}", rng.choice("abc"), rng.randrange(1, 200)
+        match rng.randrange(4):
+            case 0:
+                waiting.add_begun(name, caller, size)
+                begun.add(name)
+            case 1:
+                sizes[name] = size
+                for refused in waiting.add_new(name, caller, size):
+                    del sizes[refused]
+            case 2 if len(waiting):
+                served = waiting.next()
+                assert served in begun or not begun
+                begun.discard(served)
+                sizes.pop(served, None)
+            case 3 if sizes:
+                left = rng.choice(list(sizes))
+                waiting.remove(left)
+                waiting.remove(left)  # it may have left before
+                del sizes[left]
+        assert waiting.waiting == sum(sizes.values()) <= 500 and len(waiting) == len(sizes) + len(begun)

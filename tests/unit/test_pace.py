@@ -1,0 +1,90 @@
+"""Large pieces of work and the event loop that they leave to others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from eyas.common.errors import DeadlineExceeded, Overloaded
+from gateway import pace as pace_module
+from gateway.pace import LARGE_BYTES, Pace
+
+WORK_S = 0.02
+
+
+async def piece(pace: Pace, done: list[str], name: str, size: int = LARGE_BYTES) -> None:
+    await pace.enter(name[0], size)
+    time.sleep(WORK_S)
+    done.append(name)
+
+
+async def test_the_loop_turns_for_others_between_two_pieces() -> None:
+    """Whatever comes in ten pieces' time, no two of them work in one turn of the loop."""
+    pace, done, turns = Pace(), list[str](), list[int]()
+
+    async def count() -> None:
+        while len(done) < 10:
+            turns.append(len(done))
+            await asyncio.sleep(0.001)
+
+    counting = asyncio.create_task(count())
+    await asyncio.gather(*(piece(pace, done, f"a{number}") for number in range(10)))
+    await counting
+    assert done == [f"a{number}" for number in range(10)]
+    assert set(turns) >= set(range(1, 10)) and min(turns.count(seen) for seen in range(1, 10)) >= 2
+
+
+async def test_small_pieces_never_wait() -> None:
+    pace, done = Pace(), list[str]()
+    waiting = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(5)]
+    await asyncio.sleep(0)
+    assert len(done) == 1
+    pace.enter("b", LARGE_BYTES - 1).close()
+    with pytest.raises(StopIteration):  # it ends without giving up the loop
+        pace.enter("b", LARGE_BYTES - 1).send(None)
+    await asyncio.gather(*waiting)
+
+
+async def test_who_leaves_or_waits_too_long_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace_module, "WAIT_S", 3 * WORK_S)
+    pace, done = Pace(), list[str]()
+    tasks = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(8)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(answers[1], asyncio.CancelledError) and isinstance(answers[-1], Overloaded)
+    assert "a0" in done and "a1" not in done and "a7" not in done
+    await piece(pace, done, "b0")
+    assert done[-1] == "b0"
+
+
+async def test_a_turn_that_comes_while_its_caller_leaves_is_passed_on() -> None:
+    pace, done = Pace(), list[str]()
+    tasks = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(3)]
+    await asyncio.sleep(0)
+    first = next(iter(pace._line._callers))
+    first.cancel()  # as a task does that is cancelled, before it runs again
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert done == ["a0", "a2"]
+
+
+async def test_more_work_on_what_has_entered_goes_first_and_has_a_deadline() -> None:
+    pace, done = Pace(), list[str]()
+    tasks = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(DeadlineExceeded, match="waited 0.001 s"):
+        await pace.go_on("a", LARGE_BYTES, 0.001)
+    await pace.go_on("a", LARGE_BYTES, 5.0)
+    assert len(done) < 3
+    await asyncio.gather(*tasks)
+
+
+async def test_what_is_too_much_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace_module, "MAX_WAITING_BYTES", 2 * LARGE_BYTES)
+    pace, done = Pace(), list[str]()
+    names = ["a0", "a1", "a2", "a3", "b0"]
+    answers = await asyncio.gather(*(piece(pace, done, name) for name in names), return_exceptions=True)
+    refused = [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, Overloaded)]
+    assert refused == ["a2", "a3"] and sorted(done) == ["a0", "a1", "b0"]
