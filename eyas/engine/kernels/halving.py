@@ -31,7 +31,7 @@ def halving_total(values, COUNT: tl.constexpr):
     for level in tl.static_range(LEVELS):
         pairs = ()
         for i in tl.static_range(COUNT >> (level + 1)):
-            pairs = pairs + (values[2 * i] + values[2 * i + 1],)
+            pairs = pairs + (values[2 * i] + values[2 * i + 1],)  # type: ignore[assignment]
         values = pairs
     return values[0]
 

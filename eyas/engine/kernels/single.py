@@ -35,7 +35,7 @@ def can_hold(weight: Weight, together: int = 1) -> bool:
     """Whether a program can hold a row of the weight [.., n, k], of `together` experts at once; and of those
     whose halves a gate joins, two.
     """
-    block = triton.next_power_of_2(weight.shape[-1]) * triton.next_power_of_2(together)
+    block = int(triton.next_power_of_2(weight.shape[-1]) * triton.next_power_of_2(together))
     return 2 * block * _itemsize(weight) <= _HELD
 
 
@@ -106,7 +106,7 @@ def back_add(
 
 def _rows_of_back(inner: torch.Tensor, weight: Weight) -> int:
     """How many columns of the result a program makes."""
-    each = max(triton.next_power_of_2(inner.shape[1]), SIDE) * len(inner) * _itemsize(weight)
+    each = max(int(triton.next_power_of_2(inner.shape[1])), SIDE) * len(inner) * _itemsize(weight)
     return min(1 << (3 * _HELD // each).bit_length() - 1, SIDE)
 
 
@@ -294,11 +294,11 @@ def _back(
         expert = tl.load(chosen + choice, cache_modifier=".cg")  # past L1: others wrote it just now
         taken, expert = expert >= 0, tl.maximum(expert, 0)
         at = weights + (expert * N + row).to(tl.int64)[:, None] * K + column[None, :]
-        held = held + (tl.load(at, mask=there & taken, other=0.0),)
+        held = held + (tl.load(at, mask=there & taken, other=0.0),)  # type: ignore[assignment]
         factor = tl.where(taken, tl.load(shares + choice, cache_modifier=".cg"), 0.0)
         if scales is not None:
             factor = factor * _spread(scales + (expert * ((N + 127) // 128) + first // 128) * WIDTH, K, BLOCK)
-        factors = factors + (factor,)
+        factors = factors + (factor,)  # type: ignore[assignment]
     if PDL:
         gdc_wait()
     total = tl.zeros((ROWS, BLOCK // 16), tl.float32)
