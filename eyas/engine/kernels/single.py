@@ -32,11 +32,11 @@ _PROGRAMS = 264  # fewer have fewer rows each: two for every SM of a Hopper GPU
 
 
 def can_hold(weight: Weight, together: int = 1) -> bool:
-    """Whether a program can hold a row of the weight [.., n, k], of `together` experts at once; and of those
-    whose halves a gate joins, two.
+    """Whether a program's registers hold two rows of the weight [.., n, k], which a gate may join, of each of
+    `together` experts.
     """
-    block = triton.next_power_of_2(weight.shape[-1]) * triton.next_power_of_2(together)
-    return bool(2 * block * _itemsize(weight) <= _HELD)
+    block = int(triton.next_power_of_2(weight.shape[-1]) * triton.next_power_of_2(together))
+    return 2 * block * _itemsize(weight) <= _HELD
 
 
 def can_take(x: torch.Tensor, weight: Weight) -> bool:
@@ -87,7 +87,8 @@ def back(inner: torch.Tensor, weight: Weight, chosen: Chosen, pdl: bool = False)
     """inner [choices, width], weight [experts, hidden, width] -> [1, hidden]: what one row's experts make of
     it, added up by weight in float32. What meets weights in FP8 is rounded here, in blocks of 128.
 
-    The kernel before the one that makes `inner` must have made `chosen`, or one before that.
+    With `pdl`, `chosen` is read before the wait for `inner`. So what makes `inner` must itself wait for
+    `chosen` before it lets others be launched, as `gated` does.
     """
     return _start_back(inner, weight, chosen, None, None, pdl)
 
@@ -106,7 +107,7 @@ def back_add(
 
 def _rows_of_back(inner: torch.Tensor, weight: Weight) -> int:
     """How many columns of the result a program makes."""
-    each: int = max(triton.next_power_of_2(inner.shape[1]), SIDE) * len(inner) * _itemsize(weight)
+    each = max(int(triton.next_power_of_2(inner.shape[1])), SIDE) * len(inner) * _itemsize(weight)
     return min(1 << (3 * _HELD // each).bit_length() - 1, SIDE)
 
 
@@ -282,7 +283,7 @@ def _back(
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of the result, of all choices."""
+    """Some columns of the result, of all choices. These are there at once: see `back`."""
     if PDL:
         gdc_launch_dependents()
     first = tl.program_id(0) * ROWS

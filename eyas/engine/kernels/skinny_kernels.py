@@ -233,13 +233,14 @@ def _squares(sums, m, parts, plan: tl.constexpr):
     """
     row = tl.arange(0, plan.rows)
     if plan.slots == 0:
-        squares = 0.0
+        squares = ()
     elif plan.row_a_thread:
+        squares = ()
         SLOTS: tl.constexpr = plan.slots
-        squares = ()  # type: ignore[assignment]
         for part in tl.static_range(SLOTS):
             at = sums + part * SUMS_WIDTH + row
-            squares = squares + (tl.load(at, mask=(part < parts) & (row < m), other=0.0),)  # type: ignore[operator]
+            one = tl.load(at, mask=(part < parts) & (row < m), other=0.0)
+            squares = squares + (one,)  # type: ignore[assignment]
     else:
         part = tl.arange(0, plan.slots)[:, None]
         at = sums + part * SUMS_WIDTH + row[None, :]
