@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from eyas.bench import interrupts
 from eyas.bench.figures import figures, without_details
 from eyas.bench.files import append_line, check_writable
 from eyas.bench.http import Server
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     output.check()
     plan = make_plan(args)
     if args.url:
-        return int(uvloop.run(measure(Server(args.url, client_key(args), args.ca), plan, output)))
+        return int(interrupts.run(measure(Server(args.url, client_key(args), args.ca), plan, output)))
 
     async def work(cluster: LocalCluster) -> int:
         return await measure(Server(cluster.url), plan, output)

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvloop
-
+from eyas.bench import interrupts
 from eyas.bench.backends import backend_for
 from eyas.bench.cases import CASES, LoadCase, make_case
 from eyas.bench.datasets.draw import Draw
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.url:
         drafts = (True, False) if args.both else (True,)
         measurement = Suite(names, drafts, args.served_model, args.output_file)
-        rows = uvloop.run(measurement.measure(Server(args.url, client_key(args), args.ca)))
+        rows = interrupts.run(measurement.measure(Server(args.url, client_key(args), args.ca)))
         tables = [Table(args.url, asked(args), rows)]
     else:
         tables = _clusters(args, names)

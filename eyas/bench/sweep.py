@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
+from eyas.bench import interrupts
 from eyas.bench.figures import figures
 from eyas.bench.files import append_line, check_writable
 from eyas.bench.http import Server
@@ -112,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.url:
         servers = {name: Server(url, client_key(args), args.ca) for name, url in args.url}
-        return int(uvloop.run(sweep(args, servers)))
+        return int(interrupts.run(sweep(args, servers)))
 
     async def work(cluster: LocalCluster) -> int:
         return await sweep(args, {cluster.model: Server(cluster.url)})
