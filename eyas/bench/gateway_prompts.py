@@ -94,7 +94,7 @@ async def measure(
 
 
 def _prompt(tokenizer: Tokenizer, tokens: int) -> tuple[str, list[int]]:
-    """A text of about so many tokens, and its ids."""
+    """A text of about that number of tokens, and its ids."""
     said = "\n".join(message["content"] for chat in held_out_prompts(400, 1) for message in chat)
     each = len(tokenizer.encode(said))
     text = "\n".join([said] * (tokens // each + 1))

@@ -14,7 +14,7 @@ from test_client_sdk import CHAT, in_thread, served
 from eyas.client import AsyncClient, Cancelled, Client, InvalidRequest
 from eyas.common.errors import ConfigError
 
-NOBODY = "127.0.0.1:1"  # no server listens there, so that calls are tried again
+UNSERVED = "127.0.0.1:1"  # no server listens there, so that calls are tried again
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def closed_while(client: Client, call: Callable[[], object]) -> BaseException:
 
 
 def test_a_call_that_waits_for_its_next_try_ends() -> None:
-    client = Client(NOBODY, retries=20)
+    client = Client(UNSERVED, retries=20)
     assert isinstance(closed_while(client, lambda: client.chat(CHAT)), Cancelled)
     assert not threads()
 
@@ -88,7 +88,7 @@ async def test_so_does_its_twin(backend: ScriptedBackend) -> None:
 def test_a_client_that_cannot_be_leaves_no_thread() -> None:
     for key in ("a key\n", "schl\u00fcssel"):
         with pytest.raises(InvalidRequest, match="api_key must be printable ASCII"):
-            Client(NOBODY, api_key=key)
+            Client(UNSERVED, api_key=key)
     with pytest.raises(ConfigError):
         Client("https://127.0.0.1:1", ca="/none")
     assert not threads()

@@ -218,8 +218,8 @@ def _attend_shared(
 
 @triton.jit
 def _own_columns(tables, table_stride, slots, starts, layout: tl.constexpr):
-    """The sequence's page table and start, the first column that a query sees, the end of those that programs
-    share, the program's own, and how many programs there are.
+    """The sequence's page table and start; the first column that a query sees; the end of the columns that
+    programs share; the program's own columns; and how many programs there are.
     """
     start = tl.load(starts + tl.program_id(2), volatile=True)  # both at once, and again after a wait
     # Before the wait this may be anything, and must still lead to a page that exists.
