@@ -43,16 +43,18 @@ class Came(NamedTuple):
 
 
 class Clocked(Loopback):
-    """A cluster that notes when every entry came."""
+    """A cluster that notes when every entry came, and counts tokens as they come: looks cost it nothing."""
 
     def __init__(self, *configs: EngineConfig) -> None:
         self.came: list[Came] = []
+        self.tokens = 0  # of all that came
         super().__init__(*configs)
 
     def event(self, worker: Any, event: Event) -> None:
         if isinstance(event, Step):
             now = time.perf_counter()
             self.came += [Came(now, entry) for entry in event.entries]
+            self.tokens += sum(len(entry.tokens) for entry in event.entries)
         super().event(worker, event)
 
     def cancel(self, ids: Sequence[str]) -> None:
@@ -77,6 +79,9 @@ class Rate:
     rounds: int
     tokens: float
     seconds: float
+
+    def __add__(self, other: Rate) -> Rate:
+        return Rate(self.rounds + other.rounds, self.tokens + other.tokens, self.seconds + other.seconds)
 
     def line(self, batch: int) -> dict[str, float]:
         """For a file of results."""
@@ -147,6 +152,7 @@ def clocked(config: EngineConfig) -> Iterator[Clocked]:
 def submit(cluster: Clocked, requests: Sequence[GenerationRequest]) -> list[Result]:
     """All at once."""
     cluster.came.clear()
+    cluster.tokens = 0
     return [cluster.submit(request, split=False) for request in requests]
 
 

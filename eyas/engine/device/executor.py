@@ -50,12 +50,21 @@ class Captured:
     rest: torch.cuda.CUDAGraph
 
 
+@dataclass(frozen=True)
+class CapturedLate:
+    """How sequences catch up, recorded. `words`: where the graph reads `Late.words`, on the device."""
+
+    words: torch.Tensor
+    graph: torch.cuda.CUDAGraph
+
+
 class Executor:
     """Runs steps on one device: `begin`, what is asked of the step's rows, then `finish`."""
 
     def __init__(self, state: DeviceState) -> None:
         self.state = state
         self._captured: dict[StepShape, Captured] = {}
+        self._captured_late: dict[tuple[int, int], CapturedLate] = {}  # by sequences and width
         self._program: StepProgram | None = None
         self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
         self.certain: torch.Tensor | None = None  # of the step that was finished, as `StepProgram.certain`
@@ -100,10 +109,17 @@ class Executor:
         self._catch_up(late)
 
     def _catch_up(self, late: Late) -> None:
+        words, captured = _pinned(late.words, self.state.device), self._captured_late.get(late.shape)
+        if captured is None:
+            self._take_late(words.to(self.state.device, non_blocking=True), late.width)
+        else:
+            captured.words.copy_(words, non_blocking=True)
+            captured.graph.replay()
+
+    def _take_late(self, words: torch.Tensor, width: int) -> None:
         assert self.state.drafter is not None
-        words = _pinned(late.words, self.state.device).to(self.state.device, non_blocking=True)
-        self.state.drafter.catch_up(words, late.width)
-        if late.width > 1:
+        self.state.drafter.catch_up(words, width)
+        if width > 1:
             self.state.look_up(words[0].clone())
 
     @torch.inference_mode()
@@ -273,10 +289,9 @@ class Executor:
         self.wait()
 
     @torch.inference_mode()
-    def rehearse_late(self, count: int) -> None:
+    def rehearse_late(self, count: int, width: int) -> None:
         """Let `count` sequences of padding catch up."""
-        words = np.array([[self.state.tables.padding_slot] * count, [0] * count], np.int32)
-        self._catch_up(Late(words, self.tables.sizes.width))
+        self._catch_up(Late.padding(count, width, self.tables.padding_slot))
         self.wait()
 
     def wait(self) -> None:
@@ -285,8 +300,11 @@ class Executor:
             torch.cuda.synchronize()
 
     @torch.inference_mode()
-    def capture(self, shapes: SequenceOf[StepShape]) -> None:
-        """Record a graph for each shape, all in one pool of memory; no two are replayed at once."""
+    def capture(self, shapes: SequenceOf[StepShape], late: SequenceOf[tuple[int, int]] = ()) -> None:
+        """Record a graph for each shape, all in one pool of memory; no two are replayed at once.
+
+        `late`: as many sequences that catch up before rounds of such a width.
+        """
         if not shapes:
             return
         pool = torch.cuda.graph_pool_handle()
@@ -302,6 +320,13 @@ class Executor:
             with torch.cuda.graph(rest, pool=pool, capture_error_mode=CAPTURE):
                 program.rest(program.choose())
             self._captured[shape] = Captured(program, forward, rest)
+        for count, width in late:
+            self.rehearse_late(count, width)
+            padding = Late.padding(count, width, self.tables.padding_slot)
+            words, graph = torch.from_numpy(padding.words).to(self.state.device), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode=CAPTURE):
+                self._take_late(words, width)
+            self._captured_late[padding.shape] = CapturedLate(words, graph)
 
     # --- after the last step -------------------------------------------------------------------------
 
@@ -309,6 +334,7 @@ class Executor:
         """Gives up the graphs. False: the device may hang, so nothing waits for it any more."""
         self._program = self._rows = None
         self._captured.clear()
+        self._captured_late.clear()
         return True
 
 

@@ -155,6 +155,16 @@ class Late:
     words: np.ndarray
     width: int
 
+    @staticmethod
+    def padding(count: int, width: int, slot: int) -> Late:
+        """As many sequences in the slot of padding, which have nothing to catch up with."""
+        return Late(np.array([[slot] * count, [0] * count], np.int32), width)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Sequences, and rows of a round."""
+        return self.words.shape[1], self.width
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -116,7 +116,7 @@ def build_rank(
         depths = by_depth(loaded).values() or (buckets,)
         slowest = max(_warm_up(executor, rehearsed(loaded, depth)) for depth in depths)
     with start.phases("capture"):
-        executor.capture(captured(loaded))
+        executor.capture(captured(loaded), captured_late(loaded, state))
     return Rank(loaded, executor, buckets, slowest)
 
 
@@ -314,6 +314,14 @@ def captured(loaded: EngineSpec) -> list[StepShape]:
     return sorted(shapes, key=lambda shape: -shape.rows)
 
 
+def captured_late(loaded: EngineSpec, state: DeviceState) -> list[tuple[int, int]]:
+    """Sequences and widths of every graph by which sequences catch up."""
+    if state.drafter is None or not state.drafter.adaptive:
+        return []
+    sizes = reversed(late_sizes(state.tables.padding_slot))
+    return [(size, depth.width) for size in sizes for depth in by_depth(loaded).values()]
+
+
 def rehearsed(loaded: EngineSpec, buckets: Buckets) -> Iterator[StepShape]:
     """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; and a round.
 
@@ -344,7 +352,7 @@ def _warm_up(executor: Executor, shapes: Iterable[StepShape]) -> float:
         executor.rehearse_join(program)
         if executor.state.drafter.adaptive:
             for size in late_sizes(executor.tables.padding_slot):
-                executor.rehearse_late(size)
+                executor.rehearse_late(size, executor.tables.sizes.width)
     return slowest
 
 
