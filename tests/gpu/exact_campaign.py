@@ -42,7 +42,9 @@ from eyas.engine.kernels import skinny
 from eyas.engine.kernels.skinny_tiles import tile_for
 from eyas.engine.loading import arithmetic
 from eyas.engine.loading.startup import Start
+from eyas.engine.models import fused_feed_forward
 from eyas.engine.models.fused import FusedDecoder
+from tests.gpu import atomic_sums
 from tests.gpu.exact_rig import KINDS, ONE_WAY, Bed, Engine, Ledger, Way, asked
 
 REQUESTS, ALONE, TURNS = 512, 24, 24
@@ -82,6 +84,7 @@ PARTS = (
     Part(Way("exact", "tree 32"), 0.2),
 )
 POWER = "power"  # the name of all hazards' part
+ATOMICS = "sums by atomics"  # of a dense layer's products
 CONTROL = "nothing put back"  # where the same few requests must not differ
 HAZARDS: dict[str, Callable[[], Any]] = {
     CONTROL: lambda: contextlib.nullcontext(),
@@ -91,14 +94,16 @@ HAZARDS: dict[str, Callable[[], Any]] = {
         arithmetic, ExactAttention=PagedAttention, ExactLatents=PagedLatents
     ),
     "today's wide rows": lambda: patch.object(FusedDecoder, "_exact_wide", FusedDecoder._wide),
+    ATOMICS: lambda: patch.object(fused_feed_forward, "exact_wide", atomic_sums.instead()),
 }
-BY_WAYS = ("k cut by rows", "today's wide rows")
+BY_WAYS = ("k cut by rows", "today's wide rows", ATOMICS)
 """Hazards of models whose layers have two ways."""
 
 
 def hazards_of(kind: str) -> list[str]:
     """Those that a kind of model must notice."""
-    return [name for name in HAZARDS if kind not in ONE_WAY or name not in BY_WAYS]
+    left_out = BY_WAYS if kind in ONE_WAY else (ATOMICS,) if kind == "experts" else ()
+    return [name for name in HAZARDS if name not in left_out]
 
 
 # --- one engine ------------------------------------------------------------------------------------------

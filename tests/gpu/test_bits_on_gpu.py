@@ -27,6 +27,7 @@ from tests.bits.grouped import DenseRows, ExpertRows, Where
 from tests.bits.grouped import compositions as grouped_compositions
 from tests.bits.latents import Latents
 from tests.bits.products import Product, ProductRows, WideRows, compositions, cut_by
+from tests.gpu import atomic_sums
 
 pytestmark = [
     pytest.mark.gpu,
@@ -99,6 +100,14 @@ def test_todays_sums_by_tile_are_noticed() -> None:
     launch = skinny.Launch.on("cuda", pdl=False)
     cuts = [cut_by(launch, product, [Tile(columns, 64, 4, 3)] * 4) for columns in (64, 128)]
     assert differences(Composition(str(i), partial(rows.run, range(128), cut)) for i, cut in enumerate(cuts))
+
+
+def test_sums_by_atomics_are_noticed() -> None:
+    """The same rows twice: stretches of k are added up as they come."""
+    x, weight = (torch.randn(rows, 14336, device="cuda").bfloat16() for rows in (512, 4096))
+    found = atomic_sums.product(x, weight)
+    torch.testing.assert_close(found, x @ weight.t(), rtol=0.02, atol=1.0)
+    assert any(not torch.equal(found, atomic_sums.product(x, weight)) for _ in range(20))
 
 
 # --- experts, and other grouped products ----------------------------------------------------------------

@@ -27,6 +27,10 @@ class Depths:
         """The depths, ascending."""
         return tuple(self._buckets)
 
+    def graphed(self, batch: int) -> int:
+        """The next batch whose plain rounds have a graph, of at least so many; itself, if none has."""
+        return min((one for one in self._buckets[0].batches if one >= batch), default=batch)
+
     def beside_prompts(self) -> Buckets:
         """Of the next step, if it has prompts."""
         return self._buckets[self._mixed(self._pacing.depth)]

@@ -17,14 +17,17 @@ from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.speculation.pacing import Pacing
 
 RUNS = 3  # of each: the shortest counts
-BATCHES = (1, 8, 32, 64, 128, 256)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def measure_depths(runner: DeviceRunner, depths: Depths, pacing: Pacing, config: EngineConfig) -> None:
-    """Tells `pacing` of a few batches. Their rows are garbage that is never read."""
+    """Tells `pacing` of a few batches. Their rows are garbage that is never read.
+
+    A batch takes as long as the next larger one that has a graph: that one is measured in its place.
+    """
     occupancies = itertools.count(-2, -1)  # real ones count from 0 up; -1 is none
     most = config.max_running
-    for batch in sorted({min(batch, most) for batch in BATCHES}):
+    for batch in sorted({min(depths.graphed(batch), most) for batch in BATCHES}):
         works = [_work(slot, next(occupancies), config) for slot in range(batch)]
         for depth in reversed(depths.places):  # plain rounds last: what they leave is never caught up
             depths.fixed = depth

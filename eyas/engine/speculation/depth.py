@@ -20,9 +20,11 @@ from eyas.engine.speculation.round_times import RoundTimes
 DEPTHS = (1, 3, 5, 7, 11, 15, 23)
 MARGIN = 0.005  # a depth that promises less than this more is not changed to
 BUDGET = 0.004  # of all time, for trying other depths
-NEAR = 0.8  # of the best depth's promise: one beside it that promises less is not tried
+NEAR = 0.8  # of the best depth's promise: one beside it that promises less is not tried ..
+DOUBTFUL = 0.5  # .. or less than this, while it has hardly been seen in such a batch
 KEPT_ROUNDS = 4  # for which a choice holds
 MOST_CREDIT = 2  # rounds: the most that is saved up for trials, and the most that one may leave owed
+MOST_LATE = 1.3  # of what a round should take: what is beyond that is not its depth's to pay
 LEAST_PRICE = 0.04  # of a round: what trying a depth counts at least, also where it promises as much
 
 
@@ -151,7 +153,8 @@ class AdaptiveDepth:
         rounds tell all that is accepted, but not how long others take: if that is believed too long, nothing
         else would lead back, so the depth before them is tried for two, whatever it promises.
         """
-        near = tokens / seconds > NEAR * self._rate
+        seen = [self.times.seen(self._size, depth) for depth in self.depths]
+        near = tokens / seconds > np.where(seen, NEAR, DOUBTFUL) * self._rate
         beside = {
             place: price(tokens, seconds, self._place, place)
             for place in (self._place - 1, self._place + 1)
@@ -180,5 +183,6 @@ class AdaptiveDepth:
         if alike:
             self.times.learn(batch, depth, seconds)
         if self._tried is not None and (not alike or depth == self._tried):
-            debt = seconds - gave / self._rate - self._credit
-            self._credit = -min(debt, MOST_CREDIT * self.times.seconds(batch, depth))
+            usual = self.times.seconds(batch, depth)
+            debt = min(seconds, MOST_LATE * usual) - gave / self._rate - self._credit
+            self._credit = -min(debt, MOST_CREDIT * usual)

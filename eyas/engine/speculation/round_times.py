@@ -2,20 +2,23 @@
 
 What counts is how depths compare in one batch. What all of them have in common there (attention over contexts
 that grow, the host) comes on top of a round whatever its depth: so it is learnt in seconds, from whichever
-runs. A batch that was never seen compares depths as those beside it do. It knows no clock.
+runs. A batch that was never seen compares depths as those beside it do. Whatever holds a round up (newcomers,
+the host) makes it longer, never shorter: so one round alone is not believed. It knows no clock.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 COMMON, OWN = 0.05, 0.03  # of a surprise: what all depths of the batch learn, what the depth learns besides
 PER_STEP = 0.1  # of a plain round: what each step of drafting adds, until it is known
 SURPRISE = 0.3  # of what was expected: the largest that counts, for an interrupted round says little
-FIRST_SURPRISE = 1.0  # of a batch's first round, and of a depth's
+FIRST_SURPRISE = 1.0  # where all that was expected was a guess
+MEASURED = 3  # rounds that what a start measured counts as
+LAST = 3  # rounds of a batch and depth whose middle one is believed; of two, the shorter
 
 
 class RoundTimes:
@@ -23,39 +26,43 @@ class RoundTimes:
 
     def __init__(self) -> None:
         self._known: dict[int, dict[int, float]] = {}
-        self._seen: Counter[tuple[int, int]] = Counter()  # rounds that were learnt from; steps -1: all
+        self._seen: Counter[tuple[int, int]] = Counter()  # rounds that were learnt from, by batch and depth
+        self._last: dict[tuple[int, int], deque[float]] = {}
 
     def measured(self, batch: int, steps: int, seconds: float) -> None:
         """A round of `batch` sequences takes `seconds`, as was found before anything ran."""
         self._known.setdefault(_bucket(batch), {})[steps] = seconds
+        self._seen[_bucket(batch), steps] = MEASURED
 
     def learn(self, batch: int, steps: int, seconds: float) -> None:
         """A round of `batch` sequences took `seconds`.
 
-        The first of a batch says what all its depths have in common, a depth's first ones most about itself.
-        No time at all, which a coarse clock may tell, says nothing.
+        A depth's first rounds say most about itself. No time at all, which a coarse clock may tell, says
+        nothing.
         """
         if seconds <= 0.0:
             return
         bucket = _bucket(batch)
-        here = self._here(bucket)
+        guessed, here = not self._known, self._here(bucket)
         expected = here.setdefault(steps, self._seconds(bucket, steps) if here else seconds)
-        rounds, own = self._seen[bucket, -1], self._seen[bucket, steps]
-        most = expected * (SURPRISE if own else FIRST_SURPRISE)
-        surprise = min(max(seconds - expected, -most), most)
-        if not rounds:
-            _shift(here, surprise)
-        else:
-            _shift(here, COMMON * surprise)
-            here[steps] += max(OWN, 0.5 / (own + 1)) * surprise
-        self._seen[bucket, -1] += 1
+        last = self._last.setdefault((bucket, steps), deque(maxlen=LAST))
+        last.append(seconds)
+        most = expected * (FIRST_SURPRISE if guessed else SURPRISE)
+        surprise = min(max(sorted(last)[(len(last) - 1) // 2] - expected, -most), most)
+        _shift(here, COMMON * surprise)
+        here[steps] += max(OWN, 1.0 / (self._seen[bucket, steps] + 1)) * surprise
         self._seen[bucket, steps] += 1
+
+    def seen(self, batch: int, steps: int) -> bool:
+        """Have such rounds run often enough for one that was held up not to count?"""
+        return len(self._last.get((_bucket(batch), steps), ())) == LAST
 
     def _here(self, bucket: int) -> dict[int, float]:
         """What is known of a batch: at first what the others say."""
         if bucket not in self._known:
             steps = {one for known in self._known.values() for one in known}
             self._known[bucket] = {one: self._seconds(bucket, one) for one in steps}
+            self._seen.update({(bucket, one): 1 for one in steps})
         return self._known[bucket]
 
     def seconds(self, batch: int, steps: int) -> float:
