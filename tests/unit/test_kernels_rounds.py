@@ -181,7 +181,7 @@ def test_synthetic_verdict(grow, rates: tuple[float, ...]) -> None:
         lengths = case.tables.length.tolist()
         verdict(case.batch, chosen, found, table)
         for b, slot in enumerate(case.slots):
-            key = int(case.tables.seed[slot])
+            key = int(case.tables.seed[slot]) + slot
             draws = [uniform(key, lengths[slot], step) < rate for step, rate in enumerate(rates)]
             tokens, path = synthetic_walk(case.tree(slot), chosen[b * 6 : b * 6 + 6].tolist(), draws)
             assert found.result[b].tolist()[FACTS : FACTS + len(tokens)] == tokens
@@ -192,7 +192,7 @@ def test_synthetic_verdict(grow, rates: tuple[float, ...]) -> None:
                 assert int(case.tables.root[slot]) == tokens[-1]
 
 
-@pytest.mark.parametrize("length, rounds, error", [(3.0, 1, 0.0), (2.4, 8, 0.1)])
+@pytest.mark.parametrize("length, rounds, error", [(3.0, 1, 0.0), (2.4, 32, 0.08)])
 def test_synthetic_length_is_the_mean(length: float, rounds: int, error: float) -> None:
     """Sixteen sequences with chains of three; a mean that is no whole number takes some rounds to show."""
     case = random_case(0, 4, batch=17, grow=lambda rng, size: chain(rng, 3))
@@ -205,6 +205,17 @@ def test_synthetic_length_is_the_mean(length: float, rounds: int, error: float) 
         verdict(case.batch, chosen, found, rates)
         tokens += int(found.result[:-1, 0].sum())
     assert tokens / (16 * rounds) == pytest.approx(length, abs=error)
+
+
+def test_greedy_sequences_of_one_length_have_draws_of_their_own() -> None:
+    """A batch that accepts and refuses as one would say little about its rates."""
+    case = random_case(0, 4, batch=17, grow=lambda rng, size: chain(rng, 3))
+    case.tables.length.fill_(7)
+    case.tables.seed.zero_()
+    case.tables.drafts[:-1] = 1
+    found = new_verdicts(17, 4, 4)
+    verdict(case.batch, picked(case, 4, 0), found, torch.tensor((0.5, 0.5, 0.5), device=DEVICE))
+    assert len(set(found.result[:-1, 0].tolist())) > 2
 
 
 def test_synthetic_rates() -> None:

@@ -250,7 +250,8 @@ def _verdict(
     offered = draft >= 0
     limit = PATH - 1
     if SYNTHETIC:
-        limit = _draw(tl.load(seed + slot), start, rates, PATH, BLOCK)
+        own = tl.load(seed + slot) + slot  # greedy requests have no seed, and may be as long as each other
+        limit = _draw(own, start, rates, PATH, BLOCK)
     accepted = 0
     nodes = tl.where(node == 0, 0, -1)
     tokens = tl.full([BLOCK], -1, tl.int32)
