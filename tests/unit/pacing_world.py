@@ -1,10 +1,8 @@
 """A made-up engine whose depth adapts, on a clock of its own: what its rounds take, and what they give.
 
-Times are those of an 8B model on one H200, as docs/experiments.md has them: products by rows up to 512
-(beyond at 750 TFLOP/s), the rest of a step (attention over 700 tokens, sampling) by sequences, and drafting
-as rounds of chains of 3 exceed plain ones at 1 and 32 sequences; other depths and batches lie on straight
-lines. What a start measures has neither contexts nor steps that overlap. It knows the policy alone: no
-device, no tokens.
+Times are those of an 8B model with an EAGLE-3 head on one H200, measured by tests/gpu/time_adaptive.py on
+2026-11-24; other batches lie on straight lines between them. What a start measures has neither contexts nor
+steps that overlap. It knows the policy alone: no device, no tokens.
 """
 
 from __future__ import annotations
@@ -23,29 +21,30 @@ BATCHES = (1, 4, 16, 64, 128, 256)
 TABLES = (0.0, 0.5, 0.75, 0.95)
 STARTS = (1, 8, 32, 64, 128, 256)  # batches that are measured at a start
 KEPT_ROWS = 16  # plain rounds after which the draft head catches up
-AT_ONCE = 64  # sequences that catch up at once
-CONTEXT_MS = 0.0235  # of a sequence's attention, in the middle of its answer
-HOST_MS = 0.8  # of a step that does not overlap with the one before it
-EAGER_MS = 0.2  # the least that a forward of the head takes, launched kernel by kernel
+HOST_MS = 0.3  # of a step that does not overlap with the one before it
 INTERRUPTED, LONGER = 0.01, 0.5  # a share of rounds, and by how much each
 ANSWER = 700  # tokens, in the mean
-PRODUCTS = ((1, 3.53), (8, 3.53), (32, 3.67), (48, 3.97), (128, 4.47), (320, 6.6), (384, 7.43), (512, 9.29))
+FIRST = 3  # rounds of a batch
+ROUND_MS = {
+    1: (4.01, 4.32, 4.76, 5.07, 5.52),
+    4: (4.01, 4.33, 4.82, 5.25, 5.70),
+    16: (4.19, 4.49, 5.25, 6.33, 6.91),
+    64: (4.73, 5.98, 8.88, 12.2, 15.4),
+    128: (5.81, 8.80, 15.2, 22.0, 28.2),
+    256: (8.52, 15.1, 29.5, 43.5, 55.5),
+}
+"""Of rounds at each of DEPTHS, by sequences."""
 
 
-def round_ms(batch: int, steps: int, context_ms: float = CONTEXT_MS) -> float:
+def round_ms(batch: int, steps: int) -> float:
     """A round of chains."""
-    rows = batch * (1 + steps)
-    known, times = zip(*PRODUCTS, strict=True)
-    products = float(np.interp(rows, known, times)) + max(rows - 512, 0) * 0.0187
-    drafting = 0.25 + steps * (0.19 + 0.0012 * batch) + 0.0003 * rows if steps else 0.0
-    return products + 0.5 + context_ms * batch + drafting
+    times = [by_depth[DEPTHS.index(steps)] for by_depth in ROUND_MS.values()]
+    return float(np.interp(batch, list(ROUND_MS), times))
 
 
 def catch_up_ms(batch: int, rows: int, steps: int) -> float:
-    """The head over rows that plain rounds left to it, and its drafts below them, some sequences at once."""
-    forwards = -(-batch // AT_ONCE)
-    device = max(0.0008 * batch * rows, EAGER_MS * forwards)
-    return device + steps * max(0.19 + 0.0012 * batch, EAGER_MS * forwards)
+    """The head over rows that plain rounds left to it, and its drafts below them."""
+    return 0.3 + 0.0019 * batch * rows + steps * (0.19 + 0.0012 * batch)
 
 
 def worth(rate: float, drafts: int) -> float:
@@ -63,7 +62,7 @@ def started(slots: int = max(BATCHES)) -> AdaptiveDepth:
     policy = AdaptiveDepth(SPEC, slots)
     for batch in STARTS:
         for depth in policy.depths:
-            policy.times.measured(batch, depth, 1e-3 * (round_ms(batch, depth, 0.0) + HOST_MS))
+            policy.times.measured(batch, depth, 1e-3 * (round_ms(batch, depth) + HOST_MS))
     return policy
 
 
@@ -83,11 +82,16 @@ class Run:
 class Engine:
     """Runs `policy` for batches that change; a round is chosen before the one before it has landed.
 
-    An answer ends now and then, and another one takes its slot. `noise`: of times, as a share.
+    An answer ends now and then, and another one takes its slot. `noise`: of times, as a share. `held_up`: by
+    how much, at most, the first rounds of a batch are longer, since its prompts keep the host busy.
     """
 
-    def __init__(self, policy: AdaptiveDepth, seed: int = 1, noise: float = 0.02) -> None:
+    def __init__(
+        self, policy: AdaptiveDepth, seed: int = 1, noise: float = 0.02, held_up: float = 0.0
+    ) -> None:
         self.policy = policy
+        self._held_up = held_up
+        self._first = 0  # rounds of the batch that are still to be held up
         self._random = np.random.default_rng(seed)
         self._noise = noise
         self._occupancies = np.zeros(0, np.int64)
@@ -101,6 +105,7 @@ class Engine:
         self._occupancies = np.arange(self._newest, self._newest + size)
         self._newest += size
         self._waiting = np.zeros(size, np.int64)
+        self._first = FIRST if self._held_up else 0
 
     def run(self, rate: float, ms: float) -> Run:
         """For so long; each draft is accepted with this chance, once those above it were."""
@@ -129,6 +134,9 @@ class Engine:
         ms = round_ms(size, depth) + late
         seen = ms * self._random.lognormal(0.0, self._noise)
         seen *= 1.0 + LONGER * (self._random.random() < INTERRUPTED)
+        if self._first:
+            seen *= 1.0 + self._held_up * self._random.random()
+            self._first -= 1
         kept = self._random.random((size, SPEC.steps)) < rate
         accepted = (kept & (np.arange(SPEC.steps) < drafted[:, None])).cumprod(1).sum(1)
         self._land()

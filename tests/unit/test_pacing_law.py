@@ -10,6 +10,7 @@ import pytest
 from pacing_world import BATCHES, HOST_MS, SPEC, STARTS, TABLES, Engine, best_fixed, round_ms, started
 
 from eyas.engine.speculation import depth as depth_module
+from eyas.engine.speculation import round_times
 from eyas.engine.speculation.acceptance import Acceptance
 from eyas.engine.speculation.depth import AdaptiveDepth
 
@@ -56,6 +57,38 @@ def test_with_what_learning_costs() -> None:
     assert min(found.values()) >= 0.96, found
 
 
+def in_moments(batches: tuple[int, ...], seed: int, held_up: float = 2.0) -> dict[str, float]:
+    """As tests/gpu/time_adaptive.py measures: batches begin again and again, and some moments are counted."""
+    engine, found = Engine(started(), seed=seed, held_up=held_up), {}
+    for batch in batches:
+        for rate in TABLES:
+            moments = []
+            for _ in range(4):
+                engine.batch(batch)
+                engine.run(rate, 700.0)
+            for _ in range(4):
+                engine.batch(batch)
+                moments.append(engine.run(rate, 350.0))
+            speed = sum(one.tokens for one in moments) / sum(one.ms for one in moments)
+            found[f"{batch} at {rate}"] = speed / best_fixed(batch, rate)
+    return found
+
+
+def test_rounds_that_newcomers_hold_up_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rounds of every batch take up to three times as long, whatever their depth."""
+    found = in_moments((16, 64), seed=2)
+    assert min(found.values()) >= 0.97, found
+    monkeypatch.setattr(round_times, "LAST", 1)
+    assert min(in_moments((16, 64), seed=2).values()) < 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_moments_of_all_batches(seed: int) -> None:
+    found = in_moments(BATCHES, seed)
+    assert min(found.values()) >= 0.95, found
+
+
 @pytest.mark.parametrize("batch", [1, 64])
 def test_acceptance_that_goes_and_returns(batch: int) -> None:
     engine = Engine(started(), seed=3)
@@ -77,7 +110,7 @@ def test_the_deepest_rounds_are_left_though_others_are_believed_slow() -> None:
     policy = started()
     for batch in STARTS:
         for depth in policy.depths[:-1]:
-            policy.times.measured(batch, depth, 1.7e-3 * (round_ms(batch, depth, 0.0) + HOST_MS))
+            policy.times.measured(batch, depth, 1.7e-3 * (round_ms(batch, depth) + HOST_MS))
     engine = Engine(policy, seed=2)
     engine.batch(64)
     engine.run(0.95, 1000.0)
