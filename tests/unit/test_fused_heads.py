@@ -114,8 +114,11 @@ def same_drafts(target: Path, folder: Path, first: int) -> bool:
         expected = plain.forward(features, spans, tokens.tolist())
         rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
         given = features.clone()
+        head.keep(given, rows.tokens, rows, twin.pool)
+        kept = twin.pool.tensor.view(torch.int32).clone()
         found, below = head.forward(given, rows.tokens, rows, twin.pool)
         assert below is found and torch.equal(given, features)
         same += [close(found, expected), same_rows_written(twin.pool, plain.pool)]
+        same.append(torch.equal(kept, twin.pool.tensor.view(torch.int32)))
         same.append(close(head.logits(found[:5]), plain.head.logits(expected[:5])))
     return all(same)

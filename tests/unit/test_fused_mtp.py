@@ -103,7 +103,11 @@ def same_drafts(folder: Path, first: int) -> bool:
         assert close(features, plain.capture.features(tapped))
         expected, under = plain.drafted(features, spans, tokens.tolist())
         rows = with_tokens(twin.rows(rounds, chunks), tokens.tolist())
+        if plain.config.stages == 1:
+            head.keep(features, rows.tokens, rows, twin.pool)
+        kept = twin.pool.tensor.view(torch.int32).clone()
         found, below = head.forward(features, rows.tokens, rows, twin.pool)
+        same.append(plain.config.stages > 1 or torch.equal(kept, twin.pool.tensor.view(torch.int32)))
         assert (below is found) == (plain.config.stages == 1)
         assert head.token_map is plain.head.token_map is None
         same += [close(found, expected), close(below, under), same_rows_written(twin.pool, plain.pool)]

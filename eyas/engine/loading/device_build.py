@@ -21,7 +21,6 @@ from eyas.common.types import KvKind
 from eyas.engine.attention.device import chunk_tile_rows
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
-from eyas.engine.batch.rows import Rows
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.depths import Depths
@@ -39,7 +38,7 @@ from eyas.engine.loading.depth_times import measure_depths
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases, Start
-from eyas.engine.models.base import DraftModel, FeatureTap
+from eyas.engine.models.base import DeviceDraft, FeatureTap
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_step import LayerContext, RowAttention
 from eyas.engine.models.heads import device_head, load_device_draft
@@ -233,7 +232,7 @@ def table_sizes(loaded: EngineSpec) -> TableSizes:
 
 def _models(
     arithmetic: Arithmetic, ranks: ProcessGroup, attentions: dict[KvKind, RowAttention]
-) -> tuple[FusedDecoder, FeatureTap | None, DraftModel[Rows] | None]:
+) -> tuple[FusedDecoder, FeatureTap | None, DeviceDraft | None]:
     """The target, and as much of the head as runs here."""
     loaded = arithmetic.loaded
 

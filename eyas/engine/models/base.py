@@ -90,3 +90,10 @@ class DraftModel(Protocol[RowsT]):
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """`Drafted.rows`, all or some [r, ...] -> float32 [r, draft vocab]."""
+
+
+class DeviceDraft(DraftModel[Rows], Protocol):
+    """One on a device."""
+
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
+        """`forward` of certain rows whose result is not wanted: it writes their KV."""

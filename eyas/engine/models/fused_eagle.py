@@ -31,11 +31,19 @@ class FusedEagleDraft:
 
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> Drafted:
         """features [m, hidden] joined with tokens int32 [m]; rows are the next features, [m, hidden]."""
-        launch = self._context.launch
-        joined = join(tokens, self._embedding, features, None, launch.pdl)
-        x = product(joined, self._fc, launch, self._bias)
+        x = self._entering(features, tokens)
         x = self._layers(x, x, pool, Forward(rows, self._context))
         return Drafted(x, x)
+
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
+        """As of `DeviceDraft`."""
+        x = self._entering(features, tokens)
+        self._layers.keep(x, x, pool, Forward(rows, self._context))
+
+    def _entering(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        launch = self._context.launch
+        joined = join(tokens, self._embedding, features, None, launch.pdl)
+        return product(joined, self._fc, launch, self._bias)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """`Drafted.rows`, all or some [n, hidden] -> float32 [n, vocab]."""

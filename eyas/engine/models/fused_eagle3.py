@@ -62,14 +62,23 @@ class FusedEagle3Draft:
         """features [m, hidden] joined with tokens int32 [m]; rows are [m, hidden], before the head's norm, or
         with `norm_output` after it.
         """
-        pdl, residual = self._context.launch.pdl, features
-        joined = join(tokens, self._embedding, features, self._eps, pdl)
-        if "norm_before_residual" in self._variants:
-            residual = row_kernels.norm(features, self._eps, self._feature_gain, pdl=pdl)
+        joined, residual = self._entering(features, tokens)
         x = self._layers(joined, residual, pool, Forward(rows, self._context))
         if "norm_output" in self._variants:
             x = self._normed(x)
         return Drafted(x, x)
+
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
+        """As of `DeviceDraft`."""
+        self._layers.keep(*self._entering(features, tokens), pool, Forward(rows, self._context))
+
+    def _entering(self, features: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the first layer's attention reads [m, 2 * hidden], and the residual [m, hidden]."""
+        pdl, residual = self._context.launch.pdl, features
+        joined = join(tokens, self._embedding, features, self._eps, pdl)
+        if "norm_before_residual" in self._variants:
+            residual = row_kernels.norm(features, self._eps, self._feature_gain, pdl=pdl)
+        return joined, residual
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """`Drafted.rows`, all or some [n, hidden] -> float32 [n, draft vocab]."""

@@ -48,12 +48,24 @@ class HeadLayers:
         run = self._narrow if step.rows.count <= self._narrow_rows else self._wide
         return run(given, x, pool, step)
 
+    def keep(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> None:
+        """The same, as far as it writes the rows' KV: nothing of the last layer reads it."""
+        keep = self._keep_narrow if step.rows.count <= self._narrow_rows else self._keep_wide
+        keep(given, x, pool, step)
+
     def _narrow(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         first, *others = self._layers
         residual = first.narrow(skinny.Source(given), NarrowRows(x), pool.layer(0), step)
         for i, layer in enumerate(others, 1):
             residual = layer.narrow(layer.source(residual), residual, pool.layer(i), step)
         return residual.x
+
+    def _keep_narrow(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> None:
+        source, residual, last = skinny.Source(given), NarrowRows(x), len(self._layers) - 1
+        for i, layer in enumerate(self._layers[:last]):
+            residual = layer.narrow(source, residual, pool.layer(i), step)
+            source = self._layers[i + 1].source(residual)
+        self._layers[last].keep_narrow(source, pool.layer(last), step)
 
     def _wide(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         pdl, (first, *others) = step.context.launch.pdl, self._layers
@@ -62,3 +74,11 @@ class HeadLayers:
             normed = layer.settle(residual, pdl)
             residual = layer.wide(normed, residual.x, pool.layer(i), step)
         return residual.settled(self._eps, pdl)
+
+    def _keep_wide(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> None:
+        normed, last = Normed(given), len(self._layers) - 1
+        x = x.clone() if last else x
+        for i, layer in enumerate(self._layers[:last]):
+            residual = layer.wide(normed, x, pool.layer(i), step)
+            normed, x = self._layers[i + 1].settle(residual, step.context.launch.pdl), residual.x
+        self._layers[last].keep_wide(normed, pool.layer(last), step)

@@ -87,24 +87,32 @@ class FusedLatent:
         rows = torch.arange(heads * each, device=weights.placement.device)
         return halves_last(rows.view(heads, each, 1), self._spec).reshape(-1)
 
-    def narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
-        """-> every head's values, [m, heads * value], which `out` reads. Not of weights in FP8."""
+    def keep_narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        """Keeps the rows -> as of `_settled`. Not of weights in FP8."""
         assert isinstance(self._first, torch.Tensor)
-        launch = step.context.launch
         first = skinny.empty_padded(source.x.shape[0], self._first.shape[0], like=source.x)
-        skinny.linear(source, self._first, first, launch)
+        skinny.linear(source, self._first, first, step.context.launch)
         queries = self._settled(first, layer, step)
         assert isinstance(queries, torch.Tensor)
+        return queries
+
+    def keep_wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor | Fp8Rows:
+        """As `keep_narrow`, of any weights."""
+        return self._settled(step.product(normed, self._first), layer, step)
+
+    def narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        """-> every head's values, [m, heads * value], which `out` reads. Not of weights in FP8."""
+        queries = self.keep_narrow(source, layer, step)
         if self._second is not None:
             assert isinstance(self._second, torch.Tensor)
             inner = skinny.Source(queries)
-            queries = skinny.empty_padded(first.shape[0], self._second.shape[0], like=first)
-            skinny.linear(inner, self._second, queries, launch)
+            queries = skinny.empty_padded(inner.x.shape[0], self._second.shape[0], like=inner.x)
+            skinny.linear(inner, self._second, queries, step.context.launch)
         return self._attended(queries, layer, step)
 
     def wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
-        queries = self._settled(step.product(normed, self._first), layer, step)
+        queries = self.keep_wide(normed, layer, step)
         if self._second is not None:
             queries = step.product(queries, self._second)
         assert isinstance(queries, torch.Tensor)

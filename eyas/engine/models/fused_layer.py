@@ -102,6 +102,14 @@ class FusedLayer:
             residual = add_product(attended, out, residual, self._post_attention, self._eps, step)
         return self._mlp.narrow(residual, step)
 
+    def keep_narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> None:
+        """`narrow`, as far as it writes the rows' KV."""
+        self._attention.keep_narrow(source, layer, step)
+
+    def keep_wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> None:
+        """`wide`, as far as it writes the rows' KV."""
+        self._attention.keep_wide(normed, layer, step)
+
     def wide(self, normed: Normed, x: torch.Tensor, layer: torch.Tensor, step: Forward) -> WideRows:
         """Attention reads `normed`, which may be x; its result is added to the residual x [m, hidden] in
         place, the feed-forward's not yet.
@@ -182,22 +190,33 @@ class _Attention:
         assert isinstance(self._weight, torch.Tensor)
         return skinny.QkvWeights(self._weight, self._bias, self._norms)
 
-    def narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
-        """-> what every query has attended to, [m, heads * dim]."""
+    def keep_narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        """Writes keys and values -> queries [m, heads, dim]."""
         rows, heads = step.rows, self._heads
         q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=source.x)
         kv = skinny.KvRows(layer, rows.kv_rows)
         skinny.qkv_rope(source, self._qkv, q, step.rotation(self._rope), kv, step.context.launch)
-        return step.context.attention(q, layer, rows, self._scores)
+        return q
 
-    def wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
-        """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
+    def keep_wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        """As `keep_narrow`."""
         rows, heads = step.rows, self._heads
         qkv = step.product(normed, self._weight, self._bias)
         q = qkv.new_empty(rows.count, heads.q, heads.dim)
         kv = skinny.KvRows(layer, rows.kv_rows)
         row_kernels.rope_write(qkv, heads, q, step.rotation(self._rope), kv, step.context.launch.pdl)
-        return step.product(step.context.attention(q, layer, rows, self._scores), self.out, self.out_bias)
+        return q
+
+    def narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        """-> what every query has attended to, [m, heads * dim]."""
+        q = self.keep_narrow(source, layer, step)
+        return step.context.attention(q, layer, step.rows, self._scores)
+
+    def wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
+        """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
+        q = self.keep_wide(normed, layer, step)
+        attended = step.context.attention(q, layer, step.rows, self._scores)
+        return step.product(attended, self.out, self.out_bias)
 
     def exact_wide(
         self, x: torch.Tensor, scales: torch.Tensor, layer: torch.Tensor, step: Forward

@@ -14,6 +14,7 @@ from eyas.engine.checkpoint.config import DraftConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import newest, skinny
 from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels.blocks import Normed
 from eyas.engine.kernels.join import join
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
@@ -54,14 +55,29 @@ class FusedMtpLayer:
         self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool
     ) -> torch.Tensor:
         """features [m, hidden] joined with tokens int32 [m] -> [m, hidden], after the layer's norm."""
-        pdl = self._context.launch.pdl
+        joined, step = self._entering(features, tokens, rows)
+        run = self._narrow if rows.count <= self._layer.narrow_rows else self._wide
+        x = run(joined, pool, step)
+        return row_kernels.norm(x, self._eps, self._gain, pdl=self._context.launch.pdl)
+
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
+        """As of `DeviceDraft`."""
+        joined, step = self._entering(features, tokens, rows)
+        own = pool.layer(self._stage)
+        if rows.count <= self._layer.narrow_rows:
+            self._layer.keep_narrow(source_of(self._joined_narrow(joined), self._eps), own, step)
+        else:
+            self._layer.keep_wide(self._joined_wide(joined)[1], own, step)
+
+    def _entering(
+        self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows
+    ) -> tuple[torch.Tensor, Forward]:
+        """Both rows joined and normed [m, 2 * hidden], and what the layer computes of them."""
         blank = None
         if self._first_is_blank:
             blank = rows.positions - self._stage if self._stage else rows.positions
-        joined = join(tokens, self._embedding, features, self._eps, pdl, blank)
-        step = Forward(self._bounded(rows), self._context)
-        run = self._narrow if rows.count <= self._layer.narrow_rows else self._wide
-        return row_kernels.norm(run(joined, pool, step), self._eps, self._gain, pdl=pdl)
+        joined = join(tokens, self._embedding, features, self._eps, self._context.launch.pdl, blank)
+        return joined, Forward(self._bounded(rows), self._context)
 
     def _bounded(self, rows: Rows) -> Rows:
         """Rows that are none in this layer are not seen."""
@@ -73,20 +89,25 @@ class FusedMtpLayer:
         return replace(rows, firsts=firsts + self._unseen)
 
     def _narrow(self, joined: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
+        residual, own = self._joined_narrow(joined), pool.layer(self._stage)
+        return self._layer.narrow(source_of(residual, self._eps), residual, own, step).x
+
+    def _joined_narrow(self, joined: torch.Tensor) -> NarrowRows:
         source, launch = skinny.Source(joined), self._context.launch
         parts = skinny.linear_parts(source, self._join, launch)
         sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=joined.device)
         x = skinny.empty_padded(joined.shape[0], self._join.shape[0], like=joined)
         skinny.linear(source, self._join, x, launch, sums=sums)
-        residual = NarrowRows(x, sums)
-        own = pool.layer(self._stage)
-        return self._layer.narrow(source_of(residual, self._eps), residual, own, step).x
+        return NarrowRows(x, sums)
 
     def _wide(self, joined: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
-        pdl = self._context.launch.pdl
+        x, normed = self._joined_wide(joined)
+        made = self._layer.wide(normed, x, pool.layer(self._stage), step)
+        return made.settled(self._eps, self._context.launch.pdl)
+
+    def _joined_wide(self, joined: torch.Tensor) -> tuple[torch.Tensor, Normed]:
         x = torch.mm(joined, self._join.t())
-        normed = row_kernels.normed(x, self._layer.norm, pdl)
-        return self._layer.wide(normed, x, pool.layer(self._stage), step).settled(self._eps, pdl)
+        return x, row_kernels.normed(x, self._layer.norm, self._context.launch.pdl)
 
 
 class FusedMtpDraft:
@@ -116,6 +137,13 @@ class FusedMtpDraft:
         made = self._below if rows.depth else self._certain
         gave = made(features, tokens, rows, pool)
         return Drafted(gave[:, first].contiguous(), gave.flatten(1))
+
+    def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
+        """As of `DeviceDraft`. Of several layers each reads what the one before it gave: all are run."""
+        if len(self._layers) == 1:
+            self._layers[0].keep(features, tokens, rows, pool)
+        else:
+            self.forward(features, tokens, rows, pool)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """`Drafted.rows`, all or some [n, hidden] -> float32 [n, vocab]."""

@@ -16,13 +16,12 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
-from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.token_map import read_token_map, refused
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.models import llama
-from eyas.engine.models.base import DraftModel, FeatureTap, FinalNorm
+from eyas.engine.models.base import DeviceDraft, DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import FusedEnds
 from eyas.engine.models.fused_step import LayerContext
@@ -76,7 +75,7 @@ class DeviceHead(Protocol):
 
     def load_draft(
         self, config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
-    ) -> DraftModel[Rows]:
+    ) -> DeviceDraft:
         """The half that drafts. `ends`: the target's, for a head without its own; `context`: of the head's
         own layers.
         """
@@ -182,7 +181,7 @@ def load_draft(
 
 def load_device_draft(
     config: DraftConfig, weights: Weights, ends: FusedEnds, context: LayerContext
-) -> DraftModel[Rows]:
+) -> DeviceDraft:
     """The same on a device. `context`: of the head's own layers."""
     kind = device_head(config.algorithm)
     return _mapped(
@@ -192,7 +191,7 @@ def load_device_draft(
     )
 
 
-Draft = TypeVar("Draft", bound=DraftModel[ForwardBatch] | DraftModel[Rows])
+Draft = TypeVar("Draft", bound=DraftModel[ForwardBatch] | DeviceDraft)
 
 
 def _mapped(draft: Draft, config: DraftConfig, weights: Weights) -> Draft:

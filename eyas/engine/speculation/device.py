@@ -19,7 +19,7 @@ from eyas.engine.kernels import chains, couple, paths, trees
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kernels.rows import gather_rows
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.base import Drafted, DraftModel, FeatureTap
+from eyas.engine.models.base import DeviceDraft, Drafted, FeatureTap
 from eyas.engine.speculation.depth import ladder, shallower
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 
@@ -45,7 +45,7 @@ class DeviceDrafter:
 
     def __init__(
         self,
-        head: tuple[FeatureTap, DraftModel[Rows]],
+        head: tuple[FeatureTap, DeviceDraft],
         pool: KvPool,
         tables: Tables,
         spec: SpeculationConfig,
@@ -144,12 +144,14 @@ class DeviceDrafter:
         assert self._ring is not None
         slots = words[0].clone()
         tapped, rows = self._ring.waiting(words, self.pool.page_size)
-        rounds = DecodeRows(slots, rows.starts, KEPT_ROWS)
-        drafted = self._proposer.run(self._tap.features(tapped), rows, rounds)
-        if (spec := self._specs.get(width)) is not None:
-            first = torch.arange(0, rows.tokens.shape[0], KEPT_ROWS, dtype=torch.int32, device=words.device)
-            newest = first + (words[1] - 1).clamp(min=0)
-            self._proposer.propose(self._proposer.picked(drafted, newest), slots, spec)
+        rounds, features = DecodeRows(slots, rows.starts, KEPT_ROWS), self._tap.features(tapped)
+        if (spec := self._specs.get(width)) is None:
+            self._proposer.keep(features, rows, rounds)
+            return
+        drafted = self._proposer.run(features, rows, rounds)
+        first = torch.arange(0, rows.tokens.shape[0], KEPT_ROWS, dtype=torch.int32, device=words.device)
+        newest = first + (words[1] - 1).clamp(min=0)
+        self._proposer.propose(self._proposer.picked(drafted, newest), slots, spec)
 
     @staticmethod
     def _extension(batch: round_kernels.Batch, features: torch.Tensor, few: int) -> paths.PathRows:
@@ -184,7 +186,7 @@ class DeviceProposer:
 
     def __init__(
         self,
-        head: DraftModel[Rows],
+        head: DeviceDraft,
         pool: KvPool,
         tables: Tables,
         spec: SpeculationConfig,
@@ -269,8 +271,14 @@ class DeviceProposer:
         self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows, depth: int = 0
     ) -> Drafted:
         """Rows without prompts, so far below the certain ones: what the head makes of them."""
-        forward = Rows(rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=self._firsts, depth=depth)
-        return self._head.forward(features, rows.tokens, forward, self.pool)
+        return self._head.forward(features, rows.tokens, self._forward(rows, rounds, depth), self.pool)
+
+    def keep(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows) -> None:
+        """Certain rows, of which only what later rows see of them is wanted."""
+        self._head.keep(features, rows.tokens, self._forward(rows, rounds), self.pool)
+
+    def _forward(self, rows: round_kernels.RoundRows, rounds: DecodeRows, depth: int = 0) -> Rows:
+        return Rows(rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=self._firsts, depth=depth)
 
 
 def _round_rows(like: torch.Tensor, count: int) -> round_kernels.RoundRows:
