@@ -1,4 +1,4 @@
-"""How tests share the cores (`pytest -n 2`): threads of each, and neighbours; Ctrl-C works in all of them."""
+"""How tests share the cores (`pytest -n 3`): threads of each, and neighbours; Ctrl-C works in all of them."""
 
 from __future__ import annotations
 
@@ -48,11 +48,15 @@ def one_thread() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """Whole clusters come first and never two at once: one alone has more processes than there are cores."""
+    """One process runs all tests of a file, so that what its tests share is made once.
+
+    Whole clusters come first and never two at once: one alone has more processes than there are cores.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneCluster(LoadScopeScheduling):
+    class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "clusters" if nodeid.startswith("tests/e2e/") else nodeid
+            return "clusters" if nodeid.startswith("tests/e2e/") else nodeid.partition("::")[0]
 
-    return OneCluster(config, log)
+    config.option.loadscopereorder = False  # files of many tests are not the long ones; clusters are
+    return ByFile(config, log)
