@@ -46,17 +46,34 @@ def one_thread() -> Iterator[None]:
         yield
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole clusters first, then the files of all other folders, evenly mixed: some wait, some compute."""
+    folders: dict[str, dict[str, None]] = {}  # their files, each once
+    for item in items:
+        folders.setdefault(_file(item.nodeid).rpartition("/")[0], {})[_file(item.nodeid)] = None
+    place = {file: i / len(files) for files in folders.values() for i, file in enumerate(files)}
+    items.sort(key=lambda item: (not _is_cluster(item.nodeid), place[_file(item.nodeid)]))
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def _is_cluster(nodeid: str) -> bool:
+    return nodeid.startswith("tests/e2e/")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     """One process runs all tests of a file, so that what its tests share is made once.
 
-    Whole clusters come first and never two at once: one alone has more processes than there are cores.
+    Never two whole clusters at once: one alone has more processes than there are cores.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "clusters" if nodeid.startswith("tests/e2e/") else nodeid.partition("::")[0]
+            return "clusters" if _is_cluster(nodeid) else _file(nodeid)
 
-    config.option.loadscopereorder = False  # files of many tests are not the long ones; clusters are
+    config.option.loadscopereorder = False  # the order is the collection's
     return ByFile(config, log)
