@@ -219,10 +219,8 @@ class DraftSequences:
     def _open_with_handle(self, key: Key, message: DraftOpen, handle: KvHandle) -> None:
         """All choices of a request share the pull of its handle."""
         name = _name(handle)
-        prompt = self._prompts.get(name)
-        new = prompt is None
-        if prompt is None:
-            prompt = self._prompts[name] = Prompt()
+        new = name not in self._prompts
+        prompt = self._prompts.setdefault(name, Prompt())
         prompt.users.append(key)
         self.followed[key] = DraftedSequence(message, first=0, prompt=prompt, rows=message.base_len)
         if new:
@@ -253,10 +251,9 @@ class DraftSequences:
             self._closed.append((key[0], DraftClosed(commit.seq, commit.generation, reason)))
             return
         expected = followed.first + followed.end
-        told = followed.told
         if commit.base_len != expected:
             self.close(key, f"rows from {expected} on were expected, not from {commit.base_len}")
-        elif commit.place < 0 and told and told[-1].place >= 0:
+        elif commit.place < 0 and any(one.place >= 0 for one in followed.told):
             self.close(key, "features came by the host after some that did not")
         elif not self._makes_sense(commit):
             self.close(key, "a commit must have known ids, a feature for each, and sane options")
