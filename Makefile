@@ -19,10 +19,10 @@ serve: $(STAMP)
 	@exec $(BIN)/eyas serve
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile  # a file's clusters are started once; a test waits a third of its time
+	$(BIN)/python -m pytest -n 3  # on two cores: a test waits a third of its time
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest -n 2 -m slow
 
 check: $(STAMP)
 	$(BIN)/ruff check .

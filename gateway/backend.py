@@ -121,3 +121,22 @@ class GenerationBackend(Protocol):
     def health(self) -> BackendHealth:
         """Whether a request sent now would succeed, as far as is known already: it never waits."""
         ...
+
+
+class PassingBackend(GenerationBackend):
+    """Passes everything to the backend behind it: what stands before a backend says only what it changes."""
+
+    def __init__(self, backend: GenerationBackend) -> None:
+        self._backend = backend
+
+    async def start(self, request: GenerationRequest) -> GenerationStream:
+        return await self._backend.start(request)
+
+    async def models(self) -> list[WorkerInfo]:
+        return await self._backend.models()
+
+    def links(self) -> list[Candidate]:
+        return self._backend.links()
+
+    def health(self) -> BackendHealth:
+        return self._backend.health()

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
+from eyas.common.types import Entry, GenerationRequest, Role
 from gateway import router
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lanes
+from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lanes, PassingBackend
 from gateway.metrics import GatewayMetrics
 from gateway.router import Candidate
 from gateway.text import RequestTrace
@@ -44,7 +44,7 @@ class CanarySchedule:
     busy_timeout_s: float = 30.0  # while real requests are running
 
 
-class Canary(GenerationBackend):
+class Canary(PassingBackend):
     """A backend that is healthy only if a request has lately got through the backend behind it.
 
     Its owner runs `run` as a task; without it only real requests are proofs.
@@ -53,7 +53,7 @@ class Canary(GenerationBackend):
     def __init__(
         self, backend: GenerationBackend, metrics: GatewayMetrics, schedule: CanarySchedule | None = None
     ) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._metrics = metrics
         self._schedule = schedule or CanarySchedule()
         self._clock = asyncio.get_running_loop().time
@@ -71,12 +71,6 @@ class Canary(GenerationBackend):
         stream = await self._backend.start(request)
         self._in_flight += 1
         return ObservedStream(stream, self)
-
-    async def models(self) -> list[WorkerInfo]:
-        return await self._backend.models()
-
-    def links(self) -> list[Candidate]:
-        return self._backend.links()
 
     def health(self) -> BackendHealth:
         behind = self._backend.health()

@@ -110,27 +110,29 @@ class Cluster:
 
         Returns how many of the tokens it should not have yet.
         """
-        missing = prompt
-        for info in self.workers():
-            if info.worker == worker:
-                missing = prompt - self._cached(info, prefix)
-                now = time.monotonic()
-                self._sent.add((worker, info.epoch), prefix.names(self._shape(info)), now)
-                self._breakers.note(worker, info.epoch, self._breakers.of(worker, info.epoch).sent(now))
+        info = self._ours(worker)
+        if info is None:
+            return prompt
+        missing, now = prompt - self._cached(info, prefix), time.monotonic()
+        self._sent.add((worker, info.epoch), prefix.names(self._shape(info)), now)
+        self._breakers.note(worker, info.epoch, self._breakers.of(worker, info.epoch).sent(now))
         return missing
 
     def did(self, worker: str, error: EyasError | None = None) -> None:
         """Notes that `worker` did what it was sent, or failed it; a fault of the caller does not count."""
         own = isinstance(error, Unavailable | TransferFailed) or type(error) is EyasError
-        if error is not None and not own:
+        info = self._ours(worker)
+        if info is None or (error is not None and not own):
             return
-        for info in self.workers():
-            if info.worker == worker:
-                known = self._breakers.of(worker, info.epoch)
-                new = known.succeeded() if error is None else known.failed(time.monotonic())
-                if known.allows(0.0) and not new.allows(0.0):
-                    _log.warning("worker %s fails what it is sent: others are preferred", worker)
-                self._breakers.note(worker, info.epoch, new)
+        known = self._breakers.of(worker, info.epoch)
+        new = known.succeeded() if error is None else known.failed(time.monotonic())
+        if known.allows(0.0) and not new.allows(0.0):
+            _log.warning("worker %s fails what it is sent: others are preferred", worker)
+        self._breakers.note(worker, info.epoch, new)
+
+    def _ours(self, worker: str) -> WorkerInfo | None:
+        """The worker of this name, if it may get requests."""
+        return next((info for info in self.workers() if info.worker == worker), None)
 
     def _cached(self, info: WorkerInfo, prefix: Prefix) -> int:
         """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""

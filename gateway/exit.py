@@ -10,18 +10,23 @@ import asyncio
 from collections.abc import Callable
 
 from eyas.common.errors import Unavailable
-from eyas.common.types import GenerationRequest, WorkerInfo
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, WatchedStream
-from gateway.router import Candidate
+from eyas.common.types import GenerationRequest
+from gateway.backend import (
+    BackendHealth,
+    GenerationBackend,
+    GenerationStream,
+    PassingBackend,
+    WatchedStream,
+)
 
 DRAINING = "the server is draining: it is about to stop"
 
 
-class DrainableBackend(GenerationBackend):
+class DrainableBackend(PassingBackend):
     """Passes everything to the backend behind it until `close`; then it refuses requests and is unhealthy."""
 
     def __init__(self, backend: GenerationBackend) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._closed = False
         self._starting: set[asyncio.Timeout] = set()
         self._open: set[WatchedStream] = set()
@@ -64,12 +69,6 @@ class DrainableBackend(GenerationBackend):
             self._starting.discard(limit)
             self._check_empty()
         return stream
-
-    async def models(self) -> list[WorkerInfo]:
-        return await self._backend.models()
-
-    def links(self) -> list[Candidate]:
-        return self._backend.links()
 
     def health(self) -> BackendHealth:
         return BackendHealth(DRAINING) if self._closed else self._backend.health()

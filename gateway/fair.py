@@ -14,21 +14,20 @@ from collections.abc import Callable
 import msgspec
 
 from eyas.common.errors import DeadlineExceeded, Overloaded
-from eyas.common.types import GenerationRequest, WorkerInfo
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, WatchedStream
-from gateway.router import Candidate
+from eyas.common.types import GenerationRequest
+from gateway.backend import GenerationBackend, GenerationStream, PassingBackend, WatchedStream
 from gateway.turns import Claim, Turns
 
 LOOK_S = 0.1  # a place may also be freed by requests of another gateway
 
 
-class FairBackend(GenerationBackend):
+class FairBackend(PassingBackend):
     """Passes requests to the backend behind it; where that is full, callers share it by `weight`."""
 
     def __init__(
         self, backend: GenerationBackend, weight: Callable[[str], float] = lambda caller: 1.0
     ) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._weight = weight
         self._held: dict[str, int] = {}  # by caller: requests that are open, or wait here
         self._turns: Turns[_Place] = Turns()
@@ -50,15 +49,6 @@ class FairBackend(GenerationBackend):
             if stream is None:
                 self._leave(caller)
         return WatchedStream(stream, lambda _: self._leave(caller))
-
-    async def models(self) -> list[WorkerInfo]:
-        return await self._backend.models()
-
-    def links(self) -> list[Candidate]:
-        return self._backend.links()
-
-    def health(self) -> BackendHealth:
-        return self._backend.health()
 
     # --- turns -----------------------------------------------------------------------------------------
 

@@ -91,9 +91,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._prefill: PrefillLeg | None = None
         self._first_tokens: tuple[FirstToken, ...] = ()  # as prefill sent them
         self._decode_spoke = False  # some token came from decode: the prompt's pages alone no longer suffice
-        self._ended_elsewhere = (
-            False  # some choice was cancelled or ended at prefill, which decode does not know
-        )
+        self._ended_elsewhere = False  # decode does not know of some end: a cancelled choice, or prefill's
         self._avoid: set[str] = set()
         self._retries = Retries(cluster.retry_budget, self._clock())
 

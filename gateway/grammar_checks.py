@@ -22,9 +22,8 @@ import msgspec
 
 from eyas.common.errors import InvalidRequest, Overloaded
 from eyas.common.grammar import Grammar
-from eyas.common.types import GenerationRequest, WorkerInfo
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
-from gateway.router import Candidate
+from eyas.common.types import GenerationRequest
+from gateway.backend import GenerationBackend, GenerationStream, PassingBackend
 from gateway.turns import Claim, Turns
 
 COMPILE_S = 10.0
@@ -37,26 +36,17 @@ _TOO_LARGE = "it needs too much memory to compile"
 _log = logging.getLogger("eyas.gateway")
 
 
-class GrammarBackend(GenerationBackend):
+class GrammarBackend(PassingBackend):
     """Checks a request's grammar, then passes the request to the backend behind it."""
 
     def __init__(self, backend: GenerationBackend, checks: GrammarChecks) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._checks = checks
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
         if request.params.grammar is not None:
             await self._checks.check(request.params.grammar, request.caller)
         return await self._backend.start(request)
-
-    async def models(self) -> list[WorkerInfo]:
-        return await self._backend.models()
-
-    def links(self) -> list[Candidate]:
-        return self._backend.links()
-
-    def health(self) -> BackendHealth:
-        return self._backend.health()
 
 
 class GrammarChecks:

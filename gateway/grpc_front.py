@@ -199,10 +199,7 @@ class GrpcFront:
         metrics: GatewayMetrics,
         quotas: Quotas | None = None,
     ) -> None:
-        """`quotas`:
-
-        None: no limits. Raises ConfigError if the port is taken, or for a bad certificate or key file.
-        """
+        """`quotas` None: no limits. Raises ConfigError if the port is taken, or the certificate is bad."""
         self._backend = backend
         quotas = quotas or Quotas()
         servicer = EyasServicer(config, backend, tokenizer, metrics, quotas.pace)
@@ -236,10 +233,7 @@ class GrpcFront:
 
 
 async def _begin(model: ServedModel, context: Context) -> None:
-    """Sends the initial metadata:
-
-    the call's id and trace, its key's limits, and whether answers mean nothing.
-    """
+    """Sends the initial metadata: the call's id and trace, its key's limits, whether answers mean nothing."""
     metadata = [(rpc.REQUEST_ID, request_id.get()), *headers().items()]
     if traceparent.get():
         metadata.append((rpc.TRACEPARENT, traceparent.get()))

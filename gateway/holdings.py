@@ -49,9 +49,8 @@ class Holding:
         self._names.update(split(news.added))
 
     def matched(self, prefix: Prefix) -> int:
-        """Tokens at the start of the prompt that are here:
-
-        caches forget a page after those that follow it.
+        """How many tokens at the start of the prompt are here. Caches forget a page after those that
+        follow it, so the first missing page is found by halves.
         """
         names = prefix.names(self.shape)
         return self.shape.size * bisect_left(names, True, key=lambda name: name not in self._names)

@@ -37,9 +37,8 @@ class KeyLimits:
 
 @dataclass(frozen=True)
 class Limits:
-    """`keys`:
-
-    by caller (`gateway.keys.Caller.name`); `default`: of each other key, and of callers without.
+    """What callers may use. `keys`: by caller (`gateway.keys.Caller.name`). `default`: of each other key, and
+    of callers without one.
     """
 
     default: KeyLimits = KeyLimits()

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from eyas.common.types import Role, WorkerInfo
 from gateway.ledger import UnderWay
 
-CROWD = (
-    4  # a worker with more sequences than twice the idlest one's plus this is avoided, cached prefix or not
-)
+CROWD = 4
+"""A worker with more sequences than twice the idlest one's plus this is avoided, cached prefix or not."""
 
 
 @dataclass(frozen=True)

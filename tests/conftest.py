@@ -1,4 +1,4 @@
-"""How tests share the cores (`pytest -n 2`): threads of each, and neighbours; Ctrl-C works in all of them."""
+"""How tests share the cores (`pytest -n 3`): threads of each, and neighbours; Ctrl-C works in all of them."""
 
 from __future__ import annotations
 
@@ -46,13 +46,34 @@ def one_thread() -> Iterator[None]:
         yield
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole clusters first, then the files of all other folders, evenly mixed: some wait, some compute."""
+    folders: dict[str, dict[str, None]] = {}  # their files, each once
+    for item in items:
+        folders.setdefault(_file(item.nodeid).rpartition("/")[0], {})[_file(item.nodeid)] = None
+    place = {file: i / len(files) for files in folders.values() for i, file in enumerate(files)}
+    items.sort(key=lambda item: (not _is_cluster(item.nodeid), place[_file(item.nodeid)]))
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def _is_cluster(nodeid: str) -> bool:
+    return nodeid.startswith("tests/e2e/")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """Whole clusters come first and never two at once: one alone has more processes than there are cores."""
+    """One process runs all tests of a file, so that what its tests share is made once.
+
+    Never two whole clusters at once: one alone has more processes than there are cores.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneCluster(LoadScopeScheduling):
+    class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "clusters" if nodeid.startswith("tests/e2e/") else nodeid
+            return "clusters" if _is_cluster(nodeid) else _file(nodeid)
 
-    return OneCluster(config, log)
+    config.option.loadscopereorder = False  # the order is the collection's
+    return ByFile(config, log)

@@ -7,6 +7,8 @@ to know what is good: the limits are in `tests/unit/test_architecture.py` and `t
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,14 +62,25 @@ class Definition:
 
 def modules(*folders: str, root: Path = ROOT) -> list[Module]:
     """Every module below these folders of `root`, generated stubs left out unless `protos` is asked for."""
+    paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
     found = []
-    for folder in folders:
-        for path in sorted((root / folder).rglob("*.py")):
+    with unsearched():
+        for path in paths:
             parts = path.relative_to(root).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             text = path.read_text()
             found.append(Module(name, text, ast.parse(text)))
     return found
+
+
+@contextlib.contextmanager
+def unsearched() -> Iterator[None]:
+    """No search for garbage: millions of nodes come and none goes, so it would take most of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 # --- sizes -----------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from eyas.bench.jobs import Job, Turn, draw_ids, poisson
 from eyas.common.errors import ConfigError
 
-DEFAULT_CASES = ("chat1", "chat8", "bs1", "bs8")
 CLOSED = {"bs1": (1, 256, 512, 2), "bs8": (8, 256, 512, 8), "bs32": (32, 256, 512, 32)}
 POISSON = {"s1k": 1024, "s8k": 8192}  # longest prompt
 POISSON_RATE = 16.0  # requests per second

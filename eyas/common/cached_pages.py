@@ -53,9 +53,9 @@ class CachedPages:
             self._logged -= sum(map(len, self._log.popleft()))
 
     def since(self, number: int | None) -> CacheNews | None:
-        """What changed from `number` on; None:
+        """What changed from `number` on; for None, or where the log is too short, all that is held.
 
-        nothing. All that is held for None, and where the log is short.
+        None: nothing changed.
         """
         if number == self._end:
             return None

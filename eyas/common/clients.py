@@ -51,9 +51,8 @@ class DecodeSession:
 
     def __init__(self, stub: decode_pb2_grpc.DecodeServiceStub, worker: str) -> None:
         self._worker = worker
-        self._up: asyncio.Queue[decode_pb2.DecodeServiceSessionRequest | None] = (
-            asyncio.Queue()
-        )  # None: nothing more
+        # None: nothing more
+        self._up: asyncio.Queue[decode_pb2.DecodeServiceSessionRequest | None] = asyncio.Queue()
         self._call = stub.Session(self._requests())
 
     def submit(self, request: GenerationRequest, attempt: int, attach: bool) -> None:

@@ -378,8 +378,3 @@ class ServeConfig:
     decode_tp: int = 1
     workers: int = 1
     gpus: tuple[int, ...] = ()
-
-
-def replace_engine(config: ServeConfig, **changes: object) -> ServeConfig:
-    """A copy of `config` whose engine part has `changes`."""
-    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, **changes))  # type: ignore[arg-type]

@@ -51,6 +51,15 @@ def begin(source: Source, out: Output, name: str, known: Tools | None = None) ->
     out.begin(name)
 
 
+def call_by_name(source: Source, out: Output, name: str) -> Wait[None]:
+    """Reads the arguments of a call whose name is known: an object. Raises Malformed for anything else."""
+    if (first := (yield from source.peek())) != "{":
+        raise Malformed if first else Cut
+    begin(source, out, name)
+    yield from source.json(out.arguments)
+    out.done()
+
+
 def call_object(source: Source, out: Output, known: Tools | None = None) -> Wait[None]:
     """Reads {"name": ..., "arguments": {...}}, its keys in any order; "parameters" is another name of the
     arguments, which may also be the text of an object. Raises Malformed for anything else.

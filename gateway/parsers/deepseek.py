@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from gateway.parsers.calls import NAME, Tools, attempt, begin
+from gateway.parsers.calls import NAME, Tools, attempt, call_by_name
 from gateway.parsers.output import Output
-from gateway.parsers.source import Cut, Malformed, Source, Wait
+from gateway.parsers.source import Malformed, Source, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -40,11 +40,7 @@ def _call(source: Source, out: Output) -> Wait[None]:
         yield from source.expect(FENCE)
         yield from source.run(_LANGUAGE)
         yield from source.space()
-    if (first := (yield from source.peek())) != "{":
-        raise Malformed if first else Cut
-    begin(source, out, name)
-    yield from source.json(out.arguments)
-    out.done()
+    yield from call_by_name(source, out, name)
     if fenced:
         yield from source.space()
         yield from source.accept(FENCE)

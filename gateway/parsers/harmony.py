@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 
-from gateway.parsers.calls import Tools, attempt, begin
+from gateway.parsers.calls import Tools, attempt, call_by_name
 from gateway.parsers.output import Output
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import Cut, Malformed, Sink, Source, Wait
+from gateway.parsers.source import Sink, Source, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, optional, sequence, text
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -71,11 +71,7 @@ def _header(source: Source, out: Output) -> Wait[str | None]:
 
 def _call(source: Source, out: Output, name: str) -> Wait[None]:
     yield from source.space()
-    if (first := (yield from source.peek())) != "{":
-        raise Malformed if first else Cut
-    begin(source, out, name)
-    yield from source.json(out.arguments)
-    out.done()
+    yield from call_by_name(source, out, name)
 
 
 def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:

@@ -64,11 +64,6 @@ def objects_of(schema: Any, root: Any, seen: set[int] | None = None) -> Iterator
             yield from objects_of(branch, root, seen)
 
 
-def kind_of(schema: Any, root: Any) -> Kind:
-    """The kind of a value that `schema` describes, within `root`."""
-    return _kind(_forms(schema, root, set()))
-
-
 def followed(schema: Any, root: Any) -> Any:
     """What the schema refers to, if that is all that it says and it is there."""
     try:

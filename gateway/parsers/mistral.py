@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 
-from gateway.parsers.calls import NAME, Tools, attempt, begin, call_object
+from gateway.parsers.calls import NAME, Tools, attempt, call_by_name, call_object
 from gateway.parsers.output import Output
-from gateway.parsers.source import Cut, Malformed, Source, Wait
+from gateway.parsers.source import Source, Wait
 from gateway.parsers.tags import (
     Format,
     Mark,
@@ -63,11 +63,7 @@ def _named(source: Source, out: Output) -> Wait[None]:
         yield from source.run(_ID)
     yield from source.skip(ARGUMENTS)
     yield from source.space()
-    if (first := (yield from source.peek())) != "{":
-        raise Malformed if first else Cut
-    begin(source, out, name)
-    yield from source.json(out.arguments)
-    out.done()
+    yield from call_by_name(source, out, name)
 
 
 def listed_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:

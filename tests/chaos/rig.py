@@ -15,7 +15,7 @@ from pathlib import Path
 from eyas.client import AsyncClient
 from eyas.common import rpc
 from eyas.common.clients import InfoClient
-from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, replace_engine
+from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
 from eyas.common.discovery import registry
 from eyas.common.errors import EyasError
 from eyas.common.replies import Admitted, PrefillDone, PrefillStarted
@@ -177,7 +177,8 @@ async def rig(lease_s: float, log: Callable[[str, str], None], site: Site = ON_C
     """A cluster from ready to gone; `log` gets (process, line) for all that its processes say."""
     ports = free_ports()
     outer = dataclasses.replace(site.config.gateway, port=next(ports), grpc_port=next(ports))
-    config = replace_engine(dataclasses.replace(site.config, gateway=outer), lease_s=lease_s)
+    engine = dataclasses.replace(site.config.engine, lease_s=lease_s)
+    config = dataclasses.replace(site.config, gateway=outer, engine=engine)
     async with Processes(config, log) as processes, AsyncClient(processes.grpc_address) as client:
         gateway = Cluster(registry("static:" + ",".join(processes.addresses.values())))
         await gateway.start()

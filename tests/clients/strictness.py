@@ -6,6 +6,7 @@ It knows pydantic and nothing of Eyas, so that scripts of this folder can import
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -25,8 +26,14 @@ def unknown(value: Any, path: str = "") -> Iterator[str]:
             yield from unknown(part, f"{path}[]")
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """It takes longer to make than to use."""
+    return TypeAdapter(kind)
+
+
 def strictly(kind: Any, raw: Any) -> None:
     """The wire's own value must be of the SDK's type, without a conversion and without unknown fields."""
-    read = TypeAdapter(kind).validate_python(raw, strict=True)
+    read = _adapter(kind).validate_python(raw, strict=True)
     more = sorted(set(unknown(read)))
     assert not more, f"{type(read).__name__} does not know {more}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -39,6 +40,7 @@ INFO = WorkerInfo(
 )
 
 
+@cache
 def nano_tokenizer() -> Tokenizer:
     return Tokenizer.load(NANO)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
 from tokenizers import Tokenizer as HFTokenizer
@@ -25,6 +27,7 @@ CONTROL = [
 WIDE = msgspec.structs.replace(INFO, context_length=1 << 16, vocab_size=8192)
 
 
+@cache
 def tokenizer_of(dialect: str) -> Tokenizer:
     """The embedded tokenizer with this dialect's template, and some markers as special tokens."""
     hf = HFTokenizer.from_str(nano_tokenizer().table.hf.to_str())

@@ -9,6 +9,7 @@ what it reads of it is always a number.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -21,13 +22,19 @@ from triton.runtime import interpreter
 _patch_tensor = interpreter._patch_lang_tensor
 _patch = interpreter._patch_lang
 _convert = interpreter._convert_float
+_get_dtype = interpreter._get_np_dtype
+_init_block = tl.block_type.__init__
+_init_tensor = tl.tensor.__init__
 _patched: set[ModuleType] = set()
+_blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
+_tensors: dict[str, dict[str, Any]] = {}
+_dtypes: dict[str, np.dtype[Any]] = {}
 
 
 class _Scope(interpreter._LangPatchScope):
     """Modules replaced until the kernel ends."""
 
-    def __init__(self, replaced: set[ModuleType], restore: Callable[[], None]) -> None:
+    def __init__(self, replaced: frozenset[ModuleType], restore: Callable[[], None]) -> None:
         super().__init__()
         self._replaced = replaced
         self._restore = restore
@@ -42,8 +49,15 @@ def _patch_with_index(tensor: type, scope: interpreter._LangPatchScope) -> None:
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
 
+@functools.cache
+def _languages(kernel: Callable[..., None]) -> frozenset[ModuleType]:
+    """The modules that a kernel calls the language by."""
+    seen = set(map(id, kernel.__globals__.values()))
+    return frozenset(lang for lang in (tl, tl.core) if id(lang) in seen)
+
+
 def _patch_once(kernel: Callable[..., None]) -> interpreter._LangPatchScope:
-    modules = {lang for lang in (tl, tl.core) if any(lang is value for value in kernel.__globals__.values())}
+    modules = _languages(kernel)
     if modules <= _patched:
         return interpreter._LangPatchScope()
     _patched.update(modules)
@@ -61,8 +75,35 @@ def _convert_to_fp8(values: np.ndarray[Any, Any], source: tl.dtype, target: tl.d
     return rounded.view(torch.uint8).numpy()
 
 
+def _type_block(block: Any, element_ty: tl.dtype, shape: Any) -> None:
+    """A type's shape and name are worked out once, not at every operation."""
+    key = element_ty.name, *shape
+    if key not in _blocks:
+        _init_block(block, element_ty, shape)
+        _blocks[key] = dict(vars(block))
+    vars(block).update(_blocks[key], element_ty=element_ty)
+
+
+def _type_tensor(tensor: Any, handle: Any, type: tl.dtype) -> None:
+    """As `_type_block`: of a tensor's parts only the handle is its own."""
+    if type.name not in _tensors:
+        _init_tensor(tensor, handle, type)
+        _tensors[type.name] = {name: vars(tensor)[name] for name in ("shape", "numel")}
+    vars(tensor).update(_tensors[type.name], handle=handle, type=type, dtype=type.scalar)
+
+
+def _numpy_dtype(type: tl.dtype) -> np.dtype[Any]:
+    """Looked up, not tabulated at every call."""
+    if type.name not in _dtypes:
+        _dtypes[type.name] = _get_dtype(type)
+    return _dtypes[type.name]
+
+
 def install() -> None:
     """From now on, in this process."""
+    tl.block_type.__init__ = _type_block
+    tl.tensor.__init__ = _type_tensor
+    interpreter._get_np_dtype = _numpy_dtype
     interpreter._convert_float = _convert_to_fp8
     interpreter._patch_lang_tensor = _patch_with_index
     interpreter._patch_lang = _patch_once

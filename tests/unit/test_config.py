@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.common.config import NANO, EngineConfig, ServeConfig, replace_engine
+from eyas.common.config import NANO, EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.worker.folder import check_draft, check_engine, check_model
 
@@ -22,7 +22,6 @@ def test_a_config_is_frozen_and_refuses_unknown_keys() -> None:
         EngineConfig().device = "cuda"  # type: ignore[misc]
     with pytest.raises(TypeError, match="num_page"):
         EngineConfig(num_page=1)  # type: ignore[call-arg]
-    assert replace_engine(ServeConfig(), num_pages=7).engine.num_pages == 7
 
 
 def folder(path: Path, **files: str) -> str:

@@ -34,6 +34,13 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)[^)]*\)")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees_of_this_file_alone() -> Iterator[None]:
+    """Later tests need none of them, and would search them for garbage."""
+    yield
+    trees.cache_clear()
+
+
 def problems(text: str, folder: str = "") -> list[str]:
     """What a page in `folder` names that does not exist, each as a sentence. Links are relative to it."""
     blocks = BLOCK.findall(text)

@@ -205,13 +205,21 @@ def test_cached_prefixes_change_no_token(base: EngineConfig) -> None:
     cluster.close()
 
 
-@pytest.mark.parametrize("draft", [True, False])
-def test_a_prompt_is_cached_while_its_answer_goes_on(base: EngineConfig, draft: bool) -> None:
-    """The next turn of a chat may come before the last one is answered."""
+@pytest.fixture(scope="module")
+def turns(base: EngineConfig) -> tuple[list[GenerationRequest], list[dict]]:
+    """A turn of a chat with a long answer, the turn after it, and what both give alone."""
     prompt = tuple(random.Random(6).randrange(VOCAB) for _ in range(100))
     first = GenerationRequest("a", prompt, SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True))
     follow = GenerationRequest("b", (*prompt, 1, 2, 3), SamplingParams(temperature=0.0, max_tokens=8))
-    wanted = _plain(base, [first, follow])
+    return [first, follow], _plain(base, [first, follow])
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_a_prompt_is_cached_while_its_answer_goes_on(
+    base: EngineConfig, turns: tuple[list[GenerationRequest], list[dict]], draft: bool
+) -> None:
+    """The next turn of a chat may come before the last one is answered."""
+    (first, follow), wanted = turns
     cluster = Loopback(base if draft else replace(base, draft=None))
     before = cluster.submit(first, split=False)
     while not before.tokens:

@@ -23,7 +23,6 @@ from eyas.common.pool import Geometry
 from eyas.common.types import Shard
 from kv_transfer.area import Area, DeviceArea, create_file
 from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
-from kv_transfer.backends.local import LocalBackend
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import PageWriter, StreamBackend, chunks
@@ -127,13 +126,11 @@ def documented() -> Callable[[Site], Backend]:
     return found["PreadBackend"]
 
 
-NEIGHBOURS: dict[bytes, Area] = {}
 AGENTS = FakeNixl()
 MAKERS: dict[str, Callable[[Site], Backend]] = {
     **{name: backend(name) for name in BACKENDS},
     "cuda_ipc": OnFakeGpu,
     "nixl": lambda site: NixlBackend(site, lambda: AGENTS),
-    "local": lambda site: LocalBackend(site, NEIGHBOURS),
     "pread": documented(),
 }
 

@@ -40,9 +40,7 @@ class StepLoop:
     counts: StepCounts = field(default_factory=StepCounts)
     share: PromptShare = field(default_factory=PromptShare)
     _flight: Flight | None = field(default=None, init=False)
-    _landed_at: float | None = field(
-        default=None, init=False
-    )  # when the last step landed; None: it idled since
+    _landed_at: float | None = field(default=None, init=False)  # the last step; None: it idled since
     _clock: StepClock = field(default_factory=StepClock, init=False)
 
     @property

@@ -65,9 +65,7 @@ class DeviceDraftRunner:
         self._tile_rows = tile_rows
         self._width = width
         self._seats = Seats(tables.padding_slot)
-        self.alignment = (
-            proposer.pool.shape.page_size
-        )  # a slot's page table has a place per page of positions
+        self.alignment = proposer.pool.shape.page_size  # a page table has a place per page of positions
 
     @property
     def pool(self) -> KvPool:

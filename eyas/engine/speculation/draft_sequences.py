@@ -84,9 +84,14 @@ class DraftedSequence:
         return self.prompt is None or self.prompt.pages is not None
 
     @property
+    def told(self) -> list[DraftCommit]:
+        """All commits whose rows are not written, the oldest first."""
+        return [*self.repairs, *self.commits]
+
+    @property
     def end(self) -> int:
         """The row after the last that it was told of: the root token's."""
-        told = [*self.repairs, *self.commits]
+        told = self.told
         return told[-1].base_len + len(told[-1].tokens) - self.first if told else self.rows
 
     @property
@@ -110,7 +115,7 @@ class DraftedSequence:
 
         `rows`: where its peer's device writes features. Raises DraftRefused for features that are nowhere.
         """
-        told = [*self.repairs, *self.commits]
+        told = self.told
         near = [commit for commit in told if commit.place < 0]
         features = torch.cat([_features(commit) for commit in near]) if near else torch.empty(0, 0)
         ringed = [row for commit in told[len(near) :] for row in _ring_rows(commit, rows)]
@@ -214,10 +219,8 @@ class DraftSequences:
     def _open_with_handle(self, key: Key, message: DraftOpen, handle: KvHandle) -> None:
         """All choices of a request share the pull of its handle."""
         name = _name(handle)
-        prompt = self._prompts.get(name)
-        new = prompt is None
-        if prompt is None:
-            prompt = self._prompts[name] = Prompt()
+        new = name not in self._prompts
+        prompt = self._prompts.setdefault(name, Prompt())
         prompt.users.append(key)
         self.followed[key] = DraftedSequence(message, first=0, prompt=prompt, rows=message.base_len)
         if new:
@@ -248,10 +251,9 @@ class DraftSequences:
             self._closed.append((key[0], DraftClosed(commit.seq, commit.generation, reason)))
             return
         expected = followed.first + followed.end
-        told = [*followed.repairs, *followed.commits]
         if commit.base_len != expected:
             self.close(key, f"rows from {expected} on were expected, not from {commit.base_len}")
-        elif commit.place < 0 and told and told[-1].place >= 0:
+        elif commit.place < 0 and any(one.place >= 0 for one in followed.told):
             self.close(key, "features came by the host after some that did not")
         elif not self._makes_sense(commit):
             self.close(key, "a commit must have known ids, a feature for each, and sane options")
