@@ -76,6 +76,70 @@ def test_dynamic_rope_is_transformers_for_a_sequence_that_fills_the_context(
         assert (plain - expected).abs().max() > 100 * CLOSE
 
 
+def edit(folder: Path, **changes: Any) -> None:
+    """Changes keys of its config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_mistral_whose_layers_have_kinds_is_a_ministral(tmp_path: Path) -> None:
+    """Ministral-8B was published under Mistral's name, and transformers takes it for what it is."""
+    model = write_family(tmp_path, "ministral")
+    edit(tmp_path, architectures=["MistralForCausalLM"], model_type="mistral")
+    assert type(transformers.AutoModelForCausalLM.from_pretrained(tmp_path)) is type(model)
+    tokens = prompt()
+    assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_windows"])
+def test_biases_of_a_qwen2_are_there_whatever_attention_bias_says(tmp_path: Path, name: str) -> None:
+    model = write_family(tmp_path, name)
+    edit(tmp_path, attention_bias=False)
+    tokens = prompt()
+    assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
+
+
+def test_a_mixtral_that_leaves_keys_out_has_transformers_defaults(tmp_path: Path) -> None:
+    write_family(tmp_path, "mixtral")
+    edit(tmp_path, rope_parameters=None, rms_norm_eps=None)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if v is not None}))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    tokens = prompt()
+    assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"attn_logit_softcapping": 20.0}, "attn_logit_softcapping"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
+            "rope_parameters has factor, rope_type",
+        ),
+    ],
+)
+def test_what_transformers_leaves_out_of_a_gemma3_is_refused(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    write_family(tmp_path, "gemma3")
+    edit(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=complaint):
+        read_model(tmp_path)
+
+
+def test_both_kinds_of_a_gemmas_rope_count_for_its_context(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    ropes = {"full_attention": yarn, "sliding_attention": {"rope_type": "default"}}
+    write_family(tmp_path, "gemma3", rope_parameters=ropes)
+    assert read_model(tmp_path).context_length == 4 * 512
+    edit(tmp_path, rope_scaling=yarn)
+    read_model(tmp_path)
+    edit(tmp_path, rope_scaling=yarn | {"factor": 8.0})
+    with pytest.raises(ConfigError, match="differ in factor"):
+        read_model(tmp_path)
+
+
 def test_a_published_gemma_leans_on_transformers_defaults(tmp_path: Path) -> None:
     """The 4B configuration in its older spelling."""
     sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
