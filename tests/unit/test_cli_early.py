@@ -62,6 +62,31 @@ def test_a_worker_tells_by_its_flag_where_it_cannot_listen() -> None:
     assert len(done.stderr.splitlines()) == 1 and "eyas: --host: cannot listen on no-such" in done.stderr
 
 
+PLAN = ["plan", "--gpus", "1", "--seconds", "1", "--input-len", "64", "--output-len", "8"]
+FULL = """
+import resource, sys
+from eyas import cli
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["keys", "add", "keys", "me"], 2, "eyas: keys cannot be written: [Errno 27] File too large"),
+        (["certs", "certs"], 2, "eyas: certs: [Errno 27] File too large"),
+        ([*PLAN, "--plot", "plan.svg"], 1, "eyas: [Errno 27] File too large"),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_told_in_one_line(
+    tmp_path: Path, args: list[str], code: int, says: str
+) -> None:
+    command = [sys.executable, "-c", FULL, *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (code, f"{says}\n")
+
+
 INTERRUPTED = """
 import sys
 from eyas import cli
