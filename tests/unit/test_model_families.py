@@ -248,6 +248,37 @@ def test_without_its_special_a_family_is_another_model(tmp_path: Path, name: str
     assert (whole(rig, tokens) - wanted(model, tokens)).abs().max() > 100 * CLOSE
 
 
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads 0 must be 1 or more"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok 0 is not between 1 and the 12 experts"),
+        ({"num_experts_per_tok": 13}, "num_experts_per_tok 13 is not between"),
+        ({"n_group": 0}, "n_group 0 does not divide the 12 experts"),
+        ({"n_group": 5}, "n_group 5 does not divide the 12 experts"),
+        ({"n_group": 12}, "n_group 12 leaves groups of fewer than 2 experts"),
+        ({"topk_group": 5}, "topk_group 5 is not between 1 and n_group 4"),
+        ({"topk_group": 1, "num_experts_per_tok": 4}, "topk_group 1 leaves fewer than 4 experts"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps -1.0 is no small number"),
+        ({"rope_parameters": {"rope_theta": -1}}, "rope_theta -1.0 is not a positive number"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    write_family(tmp_path, "deepseek_v3")
+    edit(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=f"config.json of .*: {complaint}"):
+        read_model(tmp_path)
+
+
+def test_a_window_is_not_negative(tmp_path: Path) -> None:
+    write_family(tmp_path, "mistral")
+    edit(tmp_path, sliding_window=-1)
+    with pytest.raises(ConfigError, match="sliding_window -1 is negative"):
+        read_model(tmp_path)
+
+
 def test_layers_that_cannot_share_a_pool_are_refused_by_name(tmp_path: Path) -> None:
     write_family(tmp_path, "llama")
     config = read_model(tmp_path)
