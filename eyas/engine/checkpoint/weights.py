@@ -151,8 +151,8 @@ class FolderWeights(Weights):
 
     `spelling` maps a stored name to the name by which models ask for the tensor; `prefixes`: only tensors
     whose stored names begin with one of them are there. Raises ConfigError if a file cannot be read, for a
-    tensor that is stored in FP8 where `quantized` does not say so, and at its end for one that holds NaN or
-    infinity.
+    tensor that two files hold, for one that is stored in FP8 where `quantized` does not say so, and at its
+    end for one that holds NaN or infinity.
     """
 
     def __init__(
@@ -175,7 +175,10 @@ class FolderWeights(Weights):
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
             names = [name for name in file.keys() if name.startswith(prefixes)]  # noqa: SIM118 (not a dict)
-            self._home |= {spelling(name): (file, name) for name in names}
+            found = {spelling(name): (file, name) for name in names}
+            if twice := sorted(self._home.keys() & found.keys()):
+                raise ConfigError(f"tensor {twice[0]} of {path} is in another file of the folder as well")
+            self._home |= found
         screen = Console(stderr=True)
         progress = Progress(console=screen, disable=not sys.stderr.isatty(), transient=True)
         self._progress = self._open.enter_context(progress)
