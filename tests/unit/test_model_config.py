@@ -61,7 +61,14 @@ def test_rope_in_either_spelling(folder: Path, changes: dict[str, Any], rope: Ro
     assert read_model(edit(folder, **changes)).layers[0].attention.rope == rope
 
 
-@pytest.mark.parametrize("scaling", [{"type": "linear", "factor": 2}, {"rope_type": "linear", "factor": 2.0}])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"type": "linear", "factor": 2},
+        {"rope_type": "linear", "factor": 2.0},
+        {"type": "linear", "rope_type": "linear", "factor": 2.0},
+    ],
+)
 def test_rope_in_both_spellings_counts_once_and_only_if_they_agree(
     folder: Path, scaling: dict[str, Any]
 ) -> None:
@@ -102,7 +109,7 @@ def test_end_tokens_come_from_the_generation_config_first(folder: Path) -> None:
         ({"rope_parameters": {"full_attention": {}}}, "full_attention"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2}},
-            "rope_scaling and rope_parameters differ in rope_type",
+            "rope_scaling and rope_parameters differ in factor, rope_type",
         ),
     ],
 )

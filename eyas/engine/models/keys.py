@@ -138,10 +138,12 @@ def one_of_both(parameters: Any, scaling: Any) -> Raw:
 
 
 def _spelt(told: Raw) -> Raw:
-    """With the kind under its newer name."""
+    """With the kind under its newer name alone."""
     if not isinstance(told, Mapping):
         raise TypeError(f"rope_scaling {told!r}")
-    return {"rope_type" if key == "type" and "rope_type" not in told else key: told[key] for key in told}
+    kind = told.get("rope_type") or told.get("type")
+    others = {key: value for key, value in told.items() if key not in ("rope_type", "type")}
+    return others | ({"rope_type": kind} if kind else {})
 
 
 def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_THETA) -> Rope:
