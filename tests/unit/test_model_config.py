@@ -77,6 +77,8 @@ def test_rope_in_both_spellings_counts_once_and_only_if_they_agree(
     assert read_model(folder).layers[0].attention.rope == Rope(5e5, "linear", 2.0)
     with pytest.raises(ConfigError, match="rope_scaling and rope_parameters differ in factor: keep one"):
         read_model(edit(folder, rope_scaling=scaling | {"factor": 4}))
+    with pytest.raises(ConfigError, match="rope_scaling and rope_parameters differ in mscale: keep one"):
+        read_model(edit(folder, rope_scaling=scaling, rope_parameters=both | {"mscale": 0.7}))
 
 
 def test_defaults_that_old_configs_leave_out(folder: Path) -> None:

@@ -99,6 +99,13 @@ def test_biases_of_a_qwen2_are_there_whatever_attention_bias_says(tmp_path: Path
     assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
 
 
+def test_a_window_of_a_mixtral_is_every_layers(tmp_path: Path) -> None:
+    model = write_family(tmp_path, "mixtral_window")
+    edit(tmp_path, layer_types=["full_attention"] * 4)
+    tokens = prompt()
+    assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
+
+
 def test_a_mixtral_that_leaves_keys_out_has_transformers_defaults(tmp_path: Path) -> None:
     write_family(tmp_path, "mixtral")
     edit(tmp_path, rope_parameters=None, rms_norm_eps=None)

@@ -128,12 +128,16 @@ def rope_scaling(raw: Raw) -> Raw:
 def one_of_both(parameters: Any, scaling: Any) -> Raw:
     """What `rope_parameters` holds, or without it `rope_scaling`.
 
-    Raises ConfigError if the second says more than the first, or something else: readers of config.json
+    Raises ConfigError if they differ in more than a theta that the second leaves out: readers of config.json
     disagree on which of them counts.
     """
     newer, older = (_spelt(told or {}) for told in (parameters, scaling))
-    if newer and (odd := [key for key in older if newer.get(key) != older[key]]):
-        raise ConfigError(f"rope_scaling and rope_parameters differ in {', '.join(odd)}: keep one of them")
+    if newer and older:
+        keys = dict.fromkeys((*older, *(key for key in newer if key != "rope_theta")))
+        if odd := [key for key in keys if newer.get(key) != older.get(key)]:
+            raise ConfigError(
+                f"rope_scaling and rope_parameters differ in {', '.join(odd)}: keep one of them"
+            )
     return newer or older
 
 
