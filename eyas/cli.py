@@ -8,6 +8,7 @@ one line on standard error and a non-zero exit code.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from typing import NoReturn
@@ -15,6 +16,9 @@ from typing import NoReturn
 import eyas
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
 from eyas.common.errors import ConfigError, EyasError
+
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What a disk is at fault for, wherever a command writes."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,6 +33,11 @@ def main(argv: list[str] | None = None) -> int:
     except EyasError as error:
         print(f"eyas: {error}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
+    except OSError as error:
+        if error.errno not in _STORAGE:
+            raise
+        print(f"eyas: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return INTERRUPTED
 

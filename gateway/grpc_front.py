@@ -58,10 +58,16 @@ class _Asked:
     reading: Reading | None = None
 
     def named(self, error: InvalidRequest) -> InvalidRequest:
-        """A refusal of a grammar that tools alone ask for names these."""
-        if error.param != "grammar" or self.options.HasField("grammar"):
+        """With the names of this API's fields; of a grammar that tools alone ask for, with theirs."""
+        name = error.param or ""
+        if name == "grammar" and not self.options.HasField("grammar"):
+            ours, theirs = "grammar", "tools"
+        elif name.startswith("speculative."):
+            ours, theirs = "speculative", "draft_limits"
+        else:
             return error
-        return InvalidRequest(error.message.replace("grammar", "tools", 1), param="tools")
+        message = error.message.replace(ours, theirs, 1)
+        return InvalidRequest(message, param=name.replace(ours, theirs, 1))
 
 
 class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]

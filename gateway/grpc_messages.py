@@ -181,7 +181,7 @@ def finished_to_pb(usage: UsageCounts, timings: TimingsObject, reasoned: int) ->
             reasoning_tokens=reasoned,
         ),
         timings=eyas_pb2.Timings(
-            first_token_ms=timings.first_token_ms,
+            first_token_ms=timings.first_token_ms or 0.0,
             first_decode_ms=timings.first_decode_ms,
             total_ms=timings.total_ms,
             workers=[_worker_to_pb(leg) for leg in timings.legs],

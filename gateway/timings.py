@@ -67,9 +67,12 @@ class LegObject(msgspec.Struct, frozen=True):
 
 
 class TimingsObject(msgspec.Struct, frozen=True):
-    """Times since the request was parsed; `first_decode_ms` is from token 0 to the first token after it."""
+    """Times since the request was parsed; `first_decode_ms` is from token 0 to the first token after it.
 
-    first_token_ms: float
+    None is what did not happen: an answer may have no token.
+    """
+
+    first_token_ms: float | None
     first_decode_ms: float | None
     total_ms: float
     verify_steps: int
@@ -81,7 +84,7 @@ def timings_object(began: float, trace: RequestTrace, usage: UsageCounts) -> Tim
     """The timings of a request that began at `began` (monotonic seconds) and ends now."""
     length = usage.acceptance_length
     return TimingsObject(
-        first_token_ms=_ms(trace.first - began),
+        first_token_ms=_ms(trace.first - began) if trace.first else None,
         first_decode_ms=_ms(trace.second - trace.first) if trace.second else None,
         total_ms=_ms(time.monotonic() - began),
         verify_steps=usage.verify_steps,

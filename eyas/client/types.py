@@ -156,7 +156,8 @@ class WorkerTimings(msgspec.Struct, frozen=True):
 class Timings(msgspec.Struct, frozen=True):
     """Where the time of a call went, in milliseconds, from the tokenized prompt on.
 
-    `first_decode_ms` is from the first token to the next ones; None if there were none.
+    `first_decode_ms` is from the first token to the next ones; None if there were none. `first_token_ms` is 0
+    of an answer without a token.
     """
 
     first_token_ms: float = 0.0

@@ -118,15 +118,21 @@ def _lines(path: str) -> list[str]:
 
 
 def _replace(path: str, lines: Sequence[str]) -> None:
-    """Writes the whole file beside its old self and puts it in its place: no reader ever sees half of it."""
-    target = Path(path).resolve()
+    """Writes the whole file beside its old self and puts it in its place: no reader ever sees half of it.
+
+    Raises ConfigError if that fails.
+    """
     try:
-        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=".eyas-keys-")  # for its owner alone
+        _written(Path(path).resolve(), "".join(f"{line}\n" for line in lines))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from error
+
+
+def _written(target: Path, text: str) -> None:
+    handle, beside = tempfile.mkstemp(dir=target.parent, prefix=".eyas-keys-")  # for its owner alone
     try:
         with open(handle, "w") as file:
-            file.write("".join(f"{line}\n" for line in lines))
+            file.write(text)
         if target.exists():
             os.chmod(beside, target.stat().st_mode & 0o777)
         os.replace(beside, target)

@@ -42,6 +42,8 @@ def check_draft(folder: str | None, load_format: str = "auto") -> None:
 
 def _check(folder: str, flag: str, names: list[str], load_format: str) -> None:
     path = Path(folder)
+    if folder.encode(errors="replace").decode() != folder:  # processes name it to each other in UTF-8
+        raise ConfigError(f"--{flag}: the path {folder!a} is not UTF-8", param=flag)
     if not path.is_dir():
         raise ConfigError(f"--{flag}: {folder} is not a folder", param=flag)
     missing = [name for name in names if not (path / name).is_file()]

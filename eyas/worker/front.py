@@ -27,6 +27,7 @@ from eyas.common.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cached, Command, Drain, Load, Ready, Shutdown, Step, Stopped
+from eyas.worker import ports
 from eyas.worker.link import FrontLink
 from eyas.worker.liveness import Liveness
 from eyas.worker.membership import Membership
@@ -81,6 +82,7 @@ class Front:
     async def start(self) -> str:
         """Binds both ports and listens; returns the worker's address. Raises ConfigError for a taken port."""
         config, host = self._config, self._config.host
+        ports.listen(host, config.port, "port").close()  # says more of what fails than gRPC does
         self._server = rpc.server()
         services = self._add_services()
         self._health = rpc.HealthService(self._server, services)
@@ -90,7 +92,10 @@ class Front:
         try:
             self._scrape, _ = start_http_server(config.metrics_port, host, self._registry)
         except OSError as error:
-            raise ConfigError(f"metrics_port {config.metrics_port} cannot be used: {error}") from error
+            flag, reason = "metrics-port", error.strerror
+            raise ConfigError(
+                f"--{flag}: {config.metrics_port} cannot be used: {reason}", param=flag
+            ) from error
         self.metrics_port = int(self._scrape.server_port)
         await self._server.start()
         await self._membership.start()

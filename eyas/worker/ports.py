@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import random
@@ -10,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from eyas.common.address import join
 from eyas.common.errors import ConfigError
 
 FIRST = 20000
@@ -81,13 +83,18 @@ def claim(host: str, port: int, flag: str) -> socket.socket:
 
 
 def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+    """IPv4 for a name that has both."""
+    found = {family for family, *_ in socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM)}
+    return socket.AF_INET if socket.AF_INET in found else socket.AF_INET6
 
 
 @contextlib.contextmanager
 def _naming(host: str, port: int, flag: str) -> Iterator[None]:
+    """Around what listens: what fails is told as the flag's, an address that is not here as --host's."""
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"--{flag}: cannot listen on {host}:{port}: {reason}", param=flag) from error
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            flag = "host"
+        reason = str(error.strerror or error).partition(" (while")[0]  # without the address again
+        raise ConfigError(f"--{flag}: cannot listen on {join(host, port)}: {reason}", param=flag) from error

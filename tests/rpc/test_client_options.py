@@ -54,6 +54,12 @@ async def test_one_token_has_no_decoding(client: AsyncClient) -> None:
     assert (await client.generate("x", max_tokens=1)).timings.first_decode_ms is None
 
 
+async def test_no_token_has_no_time(client: AsyncClient) -> None:
+    reply = await client.generate("x", max_tokens=0)
+    assert reply.usage.completion_tokens == 0
+    assert reply.timings.first_token_ms == 0 and reply.timings.first_decode_ms is None
+
+
 async def test_prompt_logprobs(client: AsyncClient, backend: ScriptedBackend) -> None:
     """Rows after the asked position, each with its token and the best ones of its place."""
     ids = backend.tokenizer.encode("one two three four")

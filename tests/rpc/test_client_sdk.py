@@ -108,6 +108,15 @@ async def test_a_request_limits_its_own_drafts(client: AsyncClient, backend: Scr
         await client.chat(CHAT, draft_limits={"depth": 3})
 
 
+async def test_what_a_worker_refuses_has_this_apis_names(
+    client: AsyncClient, backend: ScriptedBackend
+) -> None:
+    backend.refusal = InvalidRequest("speculative.steps is 9, and ...", param="speculative.steps")
+    with pytest.raises(InvalidRequest, match=r"draft_limits.steps is 9") as refused:
+        await client.generate("x", draft_limits={"steps": 9})
+    assert refused.value.param == "draft_limits.steps"
+
+
 async def test_stop_strings(client: AsyncClient, backend: ScriptedBackend) -> None:
     reply = await client.chat(CHAT, stop=["wor"])
     assert reply.text == "Hello, " and reply.choices[0].finish_reason == "stop"

@@ -236,6 +236,13 @@ def check(timings: dict[str, Any]) -> None:
     assert timings["verify_steps"] > 0 and timings["acceptance_length"] >= 1
 
 
+async def test_no_token_has_no_time(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/completions", json=TEXT | {"timings": True, "max_tokens": 0})
+    timings = reply.json()["timings"]
+    assert timings["first_token_ms"] is None and timings["first_decode_ms"] is None
+    assert timings["total_ms"] > 0
+
+
 async def test_timings_are_sent_on_request(client: httpx.AsyncClient) -> None:
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
         assert "timings" not in (await client.post(path, json=body)).json()

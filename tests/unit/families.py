@@ -93,6 +93,11 @@ SAMPLES = {
         "Qwen3MoeConfig",
         changes=EXPERTS | {"num_experts": 8, "norm_topk_prob": False, "decoder_sparse_step": 2},
     ),
+    "qwen3_moe_window": Sample(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        changes=EXPERTS | {"num_experts": 8, "use_sliding_window": True, "sliding_window": WINDOW},
+    ),
     "llama": _llama(),
     "llama_biases": Sample("LlamaForCausalLM", "LlamaConfig", changes={"attention_bias": True}),
     "llama_linear": _llama(rope_type="linear", rope_theta=10000.0, factor=4.0),

@@ -65,6 +65,8 @@ def test_help_is_quick() -> None:
         (["serve", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["worker", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["gateway", "--registry", "static:", "--model", "/nowhere"], "/nowhere is not a folder"),
+        (["serve", "--model", "/no\udcffwhere"], r"--model: the path '/no\udcffwhere' is not UTF-8"),
+        (["serve", "--draft", "/no\udcffwhere"], r"--draft: the path '/no\udcffwhere' is not UTF-8"),
         (["gateway"], "--registry"),
         (["worker", "--registry", "etcd:"], "registry must start with 'static:', 'redis://' or 'rediss://'"),
         (

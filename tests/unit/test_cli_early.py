@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,42 @@ def test_http_and_grpc_take_a_port_each() -> None:
     port = str(next(free_ports()))
     done = eyas("serve", "--port", port, "--grpc-port", port)
     assert len(done.stderr.splitlines()) == 1 and "--grpc-port: cannot listen" in done.stderr, done.stderr
+
+
+def test_a_worker_tells_by_its_flag_where_it_cannot_listen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for flag, said in (("--port", f"cannot listen on 127.0.0.1:{port}: Add"), ("--metrics-port", port)):
+            done = eyas("worker", "--roles", "decode", flag, port)
+            assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+            assert f"eyas: {flag}: {said}" in done.stderr and "already in use" in done.stderr
+    done = eyas("worker", "--host", "no-such-host.invalid")
+    assert len(done.stderr.splitlines()) == 1 and "eyas: --host: cannot listen on no-such" in done.stderr
+
+
+PLAN = ["plan", "--gpus", "1", "--seconds", "1", "--input-len", "64", "--output-len", "8"]
+FULL = """
+import resource, sys
+from eyas import cli
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["keys", "add", "keys", "me"], 2, "eyas: keys cannot be written: [Errno 27] File too large"),
+        (["certs", "certs"], 2, "eyas: certs: [Errno 27] File too large"),
+        ([*PLAN, "--plot", "plan.svg"], 1, "eyas: [Errno 27] File too large"),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_told_in_one_line(
+    tmp_path: Path, args: list[str], code: int, says: str
+) -> None:
+    command = [sys.executable, "-c", FULL, *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (code, f"{says}\n")
 
 
 INTERRUPTED = """

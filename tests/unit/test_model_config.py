@@ -61,6 +61,26 @@ def test_rope_in_either_spelling(folder: Path, changes: dict[str, Any], rope: Ro
     assert read_model(edit(folder, **changes)).layers[0].attention.rope == rope
 
 
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"type": "linear", "factor": 2},
+        {"rope_type": "linear", "factor": 2.0},
+        {"type": "linear", "rope_type": "linear", "factor": 2.0},
+    ],
+)
+def test_rope_in_both_spellings_counts_once_and_only_if_they_agree(
+    folder: Path, scaling: dict[str, Any]
+) -> None:
+    both = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}
+    edit(folder, rope_parameters=both, rope_scaling=scaling)
+    assert read_model(folder).layers[0].attention.rope == Rope(5e5, "linear", 2.0)
+    with pytest.raises(ConfigError, match="rope_scaling and rope_parameters differ in factor: keep one"):
+        read_model(edit(folder, rope_scaling=scaling | {"factor": 4}))
+    with pytest.raises(ConfigError, match="rope_scaling and rope_parameters differ in mscale: keep one"):
+        read_model(edit(folder, rope_scaling=scaling, rope_parameters=both | {"mscale": 0.7}))
+
+
 def test_defaults_that_old_configs_leave_out(folder: Path) -> None:
     config = read_model(edit(folder, head_dim=None, num_key_value_heads=None))
     assert (config.head_dim, config.num_kv_heads) == (16, 4)
@@ -84,6 +104,15 @@ def test_end_tokens_come_from_the_generation_config_first(folder: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config of config.json"),
         ({"vocab_size": "many"}, "wrong kind.*many"),
+        ({"architectures": 1}, "wrong kind"),
+        ({"num_attention_heads": 0, "head_dim": None}, "wrong kind"),
+        ({"max_position_embeddings": float("inf")}, "wrong kind"),
+        ({"rope_parameters": "linear"}, "wrong kind.*'linear'"),
+        ({"rope_parameters": {"full_attention": {}}}, "full_attention"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2}},
+            "rope_scaling and rope_parameters differ in factor, rope_type",
+        ),
     ],
 )
 def test_configs_that_cannot_be_served(folder: Path, changes: dict[str, Any], complaint: str) -> None:

@@ -76,6 +76,77 @@ def test_dynamic_rope_is_transformers_for_a_sequence_that_fills_the_context(
         assert (plain - expected).abs().max() > 100 * CLOSE
 
 
+def edit(folder: Path, **changes: Any) -> None:
+    """Changes keys of its config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_mistral_whose_layers_have_kinds_is_a_ministral(tmp_path: Path) -> None:
+    """Ministral-8B was published under Mistral's name, and transformers takes it for what it is."""
+    model = write_family(tmp_path, "ministral")
+    edit(tmp_path, architectures=["MistralForCausalLM"], model_type="mistral")
+    assert type(transformers.AutoModelForCausalLM.from_pretrained(tmp_path)) is type(model)
+    tokens = prompt()
+    assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_windows"])
+def test_biases_of_a_qwen2_are_there_whatever_attention_bias_says(tmp_path: Path, name: str) -> None:
+    model = write_family(tmp_path, name)
+    edit(tmp_path, attention_bias=False)
+    tokens = prompt()
+    assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
+
+
+def test_a_window_of_a_mixtral_is_every_layers(tmp_path: Path) -> None:
+    model = write_family(tmp_path, "mixtral_window")
+    edit(tmp_path, layer_types=["full_attention"] * 4)
+    tokens = prompt()
+    assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
+
+
+def test_a_mixtral_that_leaves_keys_out_has_transformers_defaults(tmp_path: Path) -> None:
+    write_family(tmp_path, "mixtral")
+    edit(tmp_path, rope_parameters=None, rms_norm_eps=None)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if v is not None}))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    tokens = prompt()
+    assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"attn_logit_softcapping": 20.0}, "attn_logit_softcapping"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
+            "rope_parameters has factor, rope_type",
+        ),
+    ],
+)
+def test_what_transformers_leaves_out_of_a_gemma3_is_refused(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    write_family(tmp_path, "gemma3")
+    edit(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=complaint):
+        read_model(tmp_path)
+
+
+def test_both_kinds_of_a_gemmas_rope_count_for_its_context(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    ropes = {"full_attention": yarn, "sliding_attention": {"rope_type": "default"}}
+    write_family(tmp_path, "gemma3", rope_parameters=ropes)
+    assert read_model(tmp_path).context_length == 4 * 512
+    edit(tmp_path, rope_scaling=yarn)
+    read_model(tmp_path)
+    edit(tmp_path, rope_scaling=yarn | {"factor": 8.0})
+    with pytest.raises(ConfigError, match="differ in factor"):
+        read_model(tmp_path)
+
+
 def test_a_published_gemma_leans_on_transformers_defaults(tmp_path: Path) -> None:
     """The 4B configuration in its older spelling."""
     sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
@@ -170,11 +241,49 @@ def common(**fields: Any) -> Change:
     ],
 )
 def test_without_its_special_a_family_is_another_model(tmp_path: Path, name: str, change: Change) -> None:
-    """Power check: what the comparison above would say of a decoder that left this out."""
+    """Power check: what the comparison above would say of a decoder that left this out.
+
+    One that leaves out tensors does not even start.
+    """
     model = write_family(tmp_path, name)
     tokens = prompt()
-    rig = Rig(tmp_path, change(read_model(tmp_path)))
+    try:
+        rig = Rig(tmp_path, change(read_model(tmp_path)))
+    except ConfigError as refused:
+        assert "does not read" in str(refused)
+        return
     assert (whole(rig, tokens) - wanted(model, tokens)).abs().max() > 100 * CLOSE
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads 0 must be 1 or more"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok 0 is not between 1 and the 12 experts"),
+        ({"num_experts_per_tok": 13}, "num_experts_per_tok 13 is not between"),
+        ({"n_group": 0}, "n_group 0 does not divide the 12 experts"),
+        ({"n_group": 5}, "n_group 5 does not divide the 12 experts"),
+        ({"n_group": 12}, "n_group 12 leaves groups of fewer than 2 experts"),
+        ({"topk_group": 5}, "topk_group 5 is not between 1 and n_group 4"),
+        ({"topk_group": 1, "num_experts_per_tok": 4}, "topk_group 1 leaves fewer than 4 experts"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps -1.0 is no small number"),
+        ({"rope_parameters": {"rope_theta": -1}}, "rope_theta -1.0 is not a positive number"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    write_family(tmp_path, "deepseek_v3")
+    edit(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=f"config.json of .*: {complaint}"):
+        read_model(tmp_path)
+
+
+def test_a_window_is_not_negative(tmp_path: Path) -> None:
+    write_family(tmp_path, "mistral")
+    edit(tmp_path, sliding_window=-1)
+    with pytest.raises(ConfigError, match="sliding_window -1 is negative"):
+        read_model(tmp_path)
 
 
 def test_layers_that_cannot_share_a_pool_are_refused_by_name(tmp_path: Path) -> None:

@@ -74,6 +74,13 @@ def test_a_taken_port_is_refused() -> None:
             listen("127.0.0.1", taken.getsockname()[1], "port")
 
 
+@pytest.mark.parametrize("host", ["300.1.1.1", "no-such-host.invalid", "[::1]", "192.0.2.1"])
+def test_an_address_that_is_not_here_is_the_hosts_fault(host: str) -> None:
+    with pytest.raises(ConfigError, match="--host: cannot listen on") as refused:
+        listen(host, 0, "port")
+    assert refused.value.param == "host"
+
+
 def test_a_host_without_a_free_port_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "FIRST", 2**16)
     with pytest.raises(ConfigError, match="no port of this host is free"):

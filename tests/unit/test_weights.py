@@ -45,6 +45,14 @@ def test_shards_named_by_an_index(folder: Path) -> None:
         assert all(torch.equal(weights.take(n, tuple(stored[n].shape)), stored[n]) for n in names)
 
 
+def test_a_tensor_that_two_files_hold_is_refused(folder: Path) -> None:
+    """An older model's shards beside a new file: which of them would answer depends on their names."""
+    stored = load_file(folder / "model.safetensors")
+    save_file({"model.norm.weight": stored["model.norm.weight"] + 1}, folder / "model-00001-of-2.safetensors")
+    with pytest.raises(ConfigError, match=r"tensor model.norm.weight of .*model.safetensors is in another"):
+        FolderWeights(folder)
+
+
 def test_missing_and_misshapen_tensors_are_named(folder: Path) -> None:
     with FolderWeights(folder) as weights:
         assert "lm_head.weight" not in weights

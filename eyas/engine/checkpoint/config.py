@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -141,6 +141,19 @@ class ExpertsSpec(FeedForwardSpec):
     group_best: int = 1
     shared_width: int = 0
 
+    def complaints(self) -> Iterator[str]:
+        """What of its numbers does not go together, a sentence each."""
+        if not 1 <= self.per_row <= self.experts:
+            yield f"num_experts_per_tok {self.per_row} is not between 1 and the {self.experts} experts"
+        if self.groups < 1 or self.experts % self.groups:
+            yield f"n_group {self.groups} does not divide the {self.experts} experts"
+        elif self.group_best > self.experts // self.groups:
+            yield f"n_group {self.groups} leaves groups of fewer than {self.group_best} experts"
+        elif not 1 <= self.kept_groups <= self.groups:
+            yield f"topk_group {self.kept_groups} is not between 1 and n_group {self.groups}"
+        elif self.per_row > self.kept_groups * (self.experts // self.groups):
+            yield f"topk_group {self.kept_groups} leaves fewer than {self.per_row} experts to choose"
+
     @property
     def with_shared(self) -> tuple[int, int]:
         """Experts, and those of a row, if a shared one that is like the others is counted among them."""
@@ -174,6 +187,15 @@ class LayerSpec:
     feed_forward: FeedForwardSpec
     norms: Norms = Norms()
 
+    def complaints(self) -> Iterator[str]:
+        """What of its numbers cannot be, a sentence each."""
+        if self.attention.window < 0:
+            yield f"sliding_window {self.attention.window} is negative"
+        if not 0 < self.attention.rope.theta < math.inf:
+            yield f"rope_theta {self.attention.rope.theta} is not a positive number"
+        if isinstance(self.feed_forward, ExpertsSpec):
+            yield from self.feed_forward.complaints()
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -205,13 +227,25 @@ class ModelConfig:
     def __post_init__(self) -> None:
         heads = self._shared("num_attention_heads", lambda layer: layer.attention.num_heads)
         kv = self.kv_format
-        rules = [
-            (heads % kv.kv_heads == 0, "num_key_value_heads must divide num_attention_heads"),
-            (kv.head_dim % 2 == 0, f"head_dim {kv.head_dim} must be even"),
-        ]
-        for holds, complaint in rules:
-            if not holds:
-                raise ConfigError(f"config.json of {self.folder}: {complaint}")
+        sizes = {
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv.kv_heads,
+            "head_dim": kv.head_dim,
+            "hidden_size": self.hidden_size,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.context_length,
+        }
+        complaints = [f"{name} {size} must be 1 or more" for name, size in sizes.items() if size < 1]
+        if not 0 <= self.norm_eps < math.inf:
+            complaints.append(f"rms_norm_eps {self.norm_eps} is no small number")
+        if kv.head_dim % 2:
+            complaints.append(f"head_dim {kv.head_dim} must be even")
+        if not complaints and heads % kv.kv_heads:
+            complaints.append("num_key_value_heads must divide num_attention_heads")
+        for layer in dict.fromkeys(self.layers):
+            complaints += layer.complaints()
+        if complaints:
+            raise ConfigError(f"config.json of {self.folder}: {complaints[0]}")
 
     def limited_to(self, context_length: int | None) -> ModelConfig:
         """The model for sequences of at most `context_length` tokens (None: its own limit).

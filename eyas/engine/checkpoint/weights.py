@@ -32,6 +32,7 @@ from eyas.engine.checkpoint.staging import Staging
 
 Shape = tuple[int, ...]
 Part = tuple[slice, ...]  # the slice of each dimension, from the first on; (): everything
+_COMPARED_ROWS = 4096  # at once, of two matrices
 _PLAIN = ("F64", "F32", "F16", "BF16")  # what a safetensors file calls dtypes that mean what they say
 
 
@@ -79,6 +80,14 @@ class Weights(ABC):
     def in_fp8(self, name: str) -> bool:
         """Whether a tensor is stored in FP8."""
         return False
+
+    def alike(self, name: str, other: str) -> bool:
+        """Whether two stored tensors [n, ...] are equal. Both count as taken."""
+        return True
+
+    def left(self, parts: tuple[str, ...]) -> list[str]:
+        """The stored tensors whose names begin with one of `parts` and that were not taken."""
+        return []
 
     def rounding(self, names: list[str]) -> fp8.Rounding | None:
         """How rows are rounded that meet these weights in one product; None: they are left as they are.
@@ -142,8 +151,8 @@ class FolderWeights(Weights):
 
     `spelling` maps a stored name to the name by which models ask for the tensor; `prefixes`: only tensors
     whose stored names begin with one of them are there. Raises ConfigError if a file cannot be read, for a
-    tensor that is stored in FP8 where `quantized` does not say so, and at its end for one that holds NaN or
-    infinity.
+    tensor that two files hold, for one that is stored in FP8 where `quantized` does not say so, and at its
+    end for one that holds NaN or infinity.
     """
 
     def __init__(
@@ -158,6 +167,7 @@ class FolderWeights(Weights):
         self._folder = folder
         self._open = contextlib.ExitStack()
         self._home: dict[str, tuple[Any, str]] = {}
+        self._seen: set[str] = set()
         self._finite = FiniteCheck()
         for path in weight_files(folder):
             try:
@@ -165,7 +175,10 @@ class FolderWeights(Weights):
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
             names = [name for name in file.keys() if name.startswith(prefixes)]  # noqa: SIM118 (not a dict)
-            self._home |= {spelling(name): (file, name) for name in names}
+            found = {spelling(name): (file, name) for name in names}
+            if twice := sorted(self._home.keys() & found.keys()):
+                raise ConfigError(f"tensor {twice[0]} of {path} is in another file of the folder as well")
+            self._home |= found
         screen = Console(stderr=True)
         progress = Progress(console=screen, disable=not sys.stderr.isatty(), transient=True)
         self._progress = self._open.enter_context(progress)
@@ -190,6 +203,17 @@ class FolderWeights(Weights):
 
     def __contains__(self, name: str) -> bool:
         return name in self._home
+
+    def alike(self, name: str, other: str) -> bool:
+        shape = self._shape(name)
+        if shape != self._shape(other):
+            return False
+        one, two = self._mapped(name, shape), self._mapped(other, shape)
+        parts = (slice(start, start + _COMPARED_ROWS) for start in range(0, shape[0], _COMPARED_ROWS))
+        return all(torch.equal(one[part].float(), two[part].float()) for part in parts)
+
+    def left(self, parts: tuple[str, ...]) -> list[str]:
+        return sorted(name for name in self._home if name.startswith(parts) and name not in self._seen)
 
     def _load(self, name: str, shape: Shape, part: Part, dtype: torch.dtype) -> torch.Tensor:
         if not self.in_fp8(name):
@@ -264,6 +288,7 @@ class FolderWeights(Weights):
         if found != shape:
             raise ConfigError(f"tensor {name} of {self._folder} is {found}, its config says {shape}")
         file, stored = self._home[name]
+        self._seen.add(name)
         self._progress.advance(self._task)
         return file.get_slice(stored)
 

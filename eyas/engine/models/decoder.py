@@ -25,6 +25,7 @@ from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.parts import attention_part, feed_forward_part
 from eyas.engine.layers.rotary import Rotary
+from eyas.engine.models.unread import check_layers, check_tied
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 
 
@@ -39,6 +40,7 @@ class EmbeddingAndHead:
     def load(cls, config: ModelConfig, weights: Weights) -> EmbeddingAndHead:
         """Takes both ends from `weights`; a tied head is the embedding itself."""
         shape = (config.vocab_size, config.hidden_size)
+        check_tied(config, weights)
         embedding = weights.take("model.embed_tokens.weight", shape)
         head = embedding if config.tied_head else weights.take("lm_head.weight", shape)
         return cls(embedding, Linear(head))
@@ -109,6 +111,7 @@ class Decoder:
             for i, spec in enumerate(config.layers)
         ]
         self._norm = RmsNorm.load(config, weights, "model.norm.weight", config.hidden_size)
+        check_layers(config, weights)
         self._rotaries = rotaries(config, weights.placement.device)
         self._backend = backend
 

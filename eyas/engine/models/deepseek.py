@@ -29,7 +29,7 @@ def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
 
 def _attention(raw: keys.Raw) -> LatentSpec:
     """Scores are widened by yarn's factor twice, once for queries and once for keys; cos and sin are not."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    scaling = keys.rope_scaling(raw)
     rope = keys.read_rope(raw, scaling)
     plain, rotated, latent = (int(raw[k]) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
     widened = keys.yarn_scale(rope.factor, float(scaling.get("mscale_all_dim") or 0.0))

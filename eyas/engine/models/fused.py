@@ -21,6 +21,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused_layer import FusedLayer, load_input_gain
 from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, WideRows
 from eyas.engine.models.fused_step import Forward, LayerContext, load_gain, product_float32
+from eyas.engine.models.unread import check_layers, check_tied
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.shards import config_of_rank
 
@@ -35,6 +36,7 @@ class FusedEnds:
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights) -> FusedEnds:
         """Takes both ends, whole, from `weights`; a tied head is the embedding itself."""
+        check_tied(config, weights)
         shape = (config.vocab_size, config.hidden_size)
         embedding = weights.take("model.embed_tokens.weight", shape)
         return cls(embedding, embedding if config.tied_head else weights.take("lm_head.weight", shape))
@@ -58,6 +60,7 @@ class FusedDecoder:
         self.config = config
         self.kv_format: KvFormat = config_of_rank(config, context.group.ranks).kv_format
         self._context = context
+        check_tied(config, weights)
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = weights.take("model.embed_tokens.weight", shape)
         self.lm_head = context.group.rows_of(self.embedding)
@@ -71,6 +74,7 @@ class FusedDecoder:
         exact = context.launch.exact
         self.narrow_rows = min(layer.exact_rows if exact else layer.narrow_rows for layer in self.layers)
         self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
+        check_layers(config, weights)
 
     def forward(
         self, rows: Rows, pool: KvPool, taps: tuple[int, ...] = ()

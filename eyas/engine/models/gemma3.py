@@ -37,8 +37,9 @@ def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
         whole = {name: raw[name] for name in ("architectures", *QUANTIZED) if name in raw}
         text = dict(raw["text_config"]) | whole
         return dataclasses.replace(describe(text, folder), renamed=RENAMED)
-    if raw.get("use_bidirectional_attention"):
-        raise ConfigError(f"config.json of {folder}: use_bidirectional_attention is not supported")
+    for key in ("use_bidirectional_attention", "attn_logit_softcapping"):
+        if raw.get(key):
+            raise ConfigError(f"config.json of {folder}: {key} of a Gemma 3 is not supported")
     raw = DEFAULTS | dict(raw)
     everywhere, within = _ropes(raw)
     plain = dataclasses.replace(gemma2.scaled(raw, keys.attention(raw, everywhere)), head_norms=True)
@@ -52,9 +53,14 @@ def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
 
 def _ropes(raw: keys.Raw) -> tuple[Rope, Rope]:
     """Of global and of local layers, in transformers 5's spelling or the older one."""
-    named = raw.get("rope_parameters")
+    named, older = raw.get("rope_parameters"), raw.get("rope_scaling")
     if named is None:
-        everywhere = keys.read_rope(raw, raw.get("rope_scaling") or {}, GLOBAL_THETA)
+        everywhere = keys.read_rope(raw, keys.one_of_both(None, older), GLOBAL_THETA)
         return everywhere, Rope(theta=float(raw.get("rope_local_base_freq", LOCAL_THETA)))
-    everywhere = keys.read_rope(raw, named.get("full_attention") or {}, GLOBAL_THETA)
-    return everywhere, keys.read_rope({}, named.get("sliding_attention") or {}, LOCAL_THETA)
+    if strange := sorted(set(named) - {"full_attention", "sliding_attention"}):
+        raise ConfigError(
+            f"rope_parameters has {', '.join(strange)} outside full_attention and sliding_attention"
+        )
+    everywhere = keys.read_rope(raw, keys.one_of_both(named.get("full_attention"), older), GLOBAL_THETA)
+    local = keys.one_of_both(named.get("sliding_attention"), None)
+    return everywhere, keys.read_rope({}, local, LOCAL_THETA)

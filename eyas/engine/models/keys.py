@@ -55,7 +55,7 @@ def reading(folder: Path) -> Iterator[None]:
         yield
     except KeyError as missing:
         raise ConfigError(f"config.json of {folder} has no {missing.args[0]}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ConfigError(f"config.json of {folder} holds a value of the wrong kind: {error}") from None
 
 
@@ -67,7 +67,7 @@ def attention(raw: Raw, rope: Rope | None = None) -> AttentionSpec:
         num_heads=heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or heads),
         head_dim=dim,
-        rope=rope or read_rope(raw, raw.get("rope_parameters") or raw.get("rope_scaling") or {}),
+        rope=rope or read_rope(raw, rope_scaling(raw)),
         scale=dim**-0.5,
     )
 
@@ -94,7 +94,7 @@ def decoder(raw: Raw, folder: Path, layers: Sequence[LayerSpec], *, tied: bool =
         hidden_size=int(raw["hidden_size"]),
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         layers=tuple(layers),
-        context_length=_context_length(raw),
+        context_length=_context_length(raw, layers),
         tied_head=bool(raw.get("tie_word_embeddings", tied)),
         fp8=read_quantized(raw),
     )
@@ -114,13 +114,49 @@ def layer_windows(raw: Raw, default: Sequence[bool]) -> list[int]:
     return [int(raw["sliding_window"]) if within else 0 for within in windowed]
 
 
+def rope_scaling(raw: Raw) -> Raw:
+    """`rope_parameters` (transformers 5) or `rope_scaling` (older); {} where there is neither.
+
+    ConfigError for what is told by kind of layer, and as `one_of_both`.
+    """
+    told = one_of_both(raw.get("rope_parameters"), raw.get("rope_scaling"))
+    if kinds := [key for key, value in told.items() if isinstance(value, Mapping)]:
+        raise ConfigError(f"rope_parameters of {' and '.join(kinds)} apart are not supported here")
+    return told
+
+
+def one_of_both(parameters: Any, scaling: Any) -> Raw:
+    """What `rope_parameters` holds, or without it `rope_scaling`.
+
+    Raises ConfigError if they differ in more than a theta that the second leaves out: readers of config.json
+    disagree on which of them counts.
+    """
+    newer, older = (_spelt(told or {}) for told in (parameters, scaling))
+    if newer and older:
+        keys = dict.fromkeys((*older, *(key for key in newer if key != "rope_theta")))
+        if odd := [key for key in keys if newer.get(key) != older.get(key)]:
+            raise ConfigError(
+                f"rope_scaling and rope_parameters differ in {', '.join(odd)}: keep one of them"
+            )
+    return newer or older
+
+
+def _spelt(told: Raw) -> Raw:
+    """With the kind under its newer name alone."""
+    if not isinstance(told, Mapping):
+        raise TypeError(f"rope_scaling {told!r}")
+    kind = told.get("rope_type") or told.get("type")
+    others = {key: value for key, value in told.items() if key not in ("rope_type", "type")}
+    return others | ({"rope_type": kind} if kind else {})
+
+
 def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_THETA) -> Rope:
     """`scaling`: `rope_parameters` (transformers 5), or `rope_scaling` beside `rope_theta` (older).
 
     `theta`: where neither says. Raises ConfigError for a kind that is not listed at `Rope`.
     """
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or theta)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    kind = scaling.get("rope_type") or "default"
     share = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
     if float(share) != 1.0:
         raise ConfigError(f"partial_rotary_factor {share} is not supported: heads are rotated whole")
@@ -171,13 +207,8 @@ def yarn_scale(factor: float, weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
-def _context_length(raw: Raw) -> int:
+def _context_length(raw: Raw, layers: Sequence[LayerSpec]) -> int:
     """In tokens. Dynamic and yarn stretch what max_position_embeddings may still say of the training."""
-    length = int(raw.get("max_position_embeddings", 2048))
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind, factor = scaling.get("rope_type") or scaling.get("type"), float(scaling.get("factor") or 1.0)
-    if kind == "dynamic":
-        return int(length * factor)
-    if kind == "yarn":
-        return max(length, int((scaling.get("original_max_position_embeddings") or length) * factor))
-    return length
+    ropes = {layer.attention.rope for layer in layers}
+    stretched = (int(r.original_context * r.factor) for r in ropes if r.kind in ("dynamic", "yarn"))
+    return max([int(raw.get("max_position_embeddings", 2048)), *stretched])

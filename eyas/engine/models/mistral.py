@@ -1,4 +1,4 @@
-"""Mistral: Llama's layers, in the first version with a sliding window in every one."""
+"""Mistral and Ministral: Llama's layers, with a sliding window in all (the first version), some or none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ DEFAULT_WINDOW = 4096
 
 
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
-    """A `sliding_window` of null is none; one that is not there is the first version's."""
-    window = int(raw.get("sliding_window", DEFAULT_WINDOW) or 0)
-    attention = dataclasses.replace(keys.attention(raw), window=window)
-    layer = LayerSpec(attention, keys.feed_forward(raw))
-    return keys.decoder(raw, folder, [layer] * keys.count(raw))
+    """A `sliding_window` of null is none; one that is not there is the first version's.
+
+    `layer_types` say which layers have it, under either name of the architecture; without them all do.
+    """
+    raw = {"sliding_window": DEFAULT_WINDOW, **raw}
+    attention, feed_forward = keys.attention(raw), keys.feed_forward(raw)
+    windows = keys.layer_windows(raw, [bool(raw["sliding_window"])] * keys.count(raw))
+    layers = [LayerSpec(dataclasses.replace(attention, window=window), feed_forward) for window in windows]
+    return keys.decoder(raw, folder, layers)

@@ -15,10 +15,15 @@ RENAMED = (
     (".w3.", ".up_proj."),
 )
 
+DEFAULTS = {"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+
 
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
-    """The weights of the chosen are always normalised."""
-    plain = mistral.describe({"sliding_window": None, **raw}, folder)
+    """The weights of the chosen are always normalised, and a window is every layer's.
+
+    Where keys are left out they are `DEFAULTS`.
+    """
+    plain = mistral.describe(DEFAULTS | dict(raw) | {"layer_types": None}, folder)
     dense = keys.feed_forward(raw)
     experts = ExpertsSpec(
         width=dense.width,

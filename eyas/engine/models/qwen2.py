@@ -12,9 +12,8 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
-    """Biases of q, k and v are there unless `attention_bias` says otherwise."""
-    attention = dataclasses.replace(keys.attention(raw), qkv_bias=bool(raw.get("attention_bias", True)))
-    return windowed(raw, folder, attention)
+    """Biases of q, k and v are always there: `attention_bias` is another family's key."""
+    return windowed(raw, folder, dataclasses.replace(keys.attention(raw), qkv_bias=True))
 
 
 def windowed(raw: keys.Raw, folder: Path, attention: AttentionSpec) -> ModelConfig:

@@ -12,9 +12,9 @@ from eyas.engine.models import keys, qwen3
 def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
     """Dense are `mlp_only_layers`, and all but every `decoder_sparse_step`-th layer.
 
-    `num_experts` is called `num_local_experts` by transformers 5.
+    A window, if it is used, is that of every layer. `num_experts` is `num_local_experts` of transformers 5.
     """
-    plain = qwen3.describe(raw, folder)
+    plain = qwen3.describe(dict(raw) | {"max_window_layers": 0, "layer_types": None}, folder)
     experts = ExpertsSpec(
         width=int(raw["moe_intermediate_size"]),
         activation=keys.feed_forward(raw).activation,

@@ -23,7 +23,7 @@ MODELS = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "LlamaForCausalLM": "llama",
     "MiMoForCausalLM": "qwen2",  # its MTP layer is a draft head's
-    "MinistralForCausalLM": "ministral",
+    "MinistralForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
@@ -47,7 +47,8 @@ def read_model(folder: Path | str, load_format: str = "auto") -> ModelConfig:
     """
     folder = Path(folder)
     raw = read_config(folder)
-    architecture = next(iter(raw.get("architectures") or ["(none named)"]))
+    with reading(folder):
+        architecture = str(next(iter(raw.get("architectures") or ["(none named)"])))
     if architecture not in MODELS:
         known = ", ".join(sorted(MODELS))
         raise ConfigError(
