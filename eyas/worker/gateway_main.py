@@ -59,7 +59,7 @@ def run_gateway(config: GatewayConfig) -> None:
     if config.member is None:
         warn_if_open(config)
     files = raise_limit()
-    connections = min(config.max_connections, files // 3)  # per front; the gateway itself uses the rest
+    connections = min(config.max_connections, files // 5)  # per front; one over gRPC has three files
     if connections < config.max_connections:
         _log.warning("only %d files may be open: at most %d connections per front", files, connections)
     uvloop.run(_run(dataclasses.replace(config, max_connections=connections)))
