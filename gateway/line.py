@@ -25,23 +25,30 @@ class Line(Generic[Item]):
         self._new: Turns[Item] = Turns()
         self._sizes: dict[str, dict[Item, int]] = {}  # by caller, of its new pieces, the oldest first
         self._callers: dict[Item, str] = {}
-        self.waiting = 0  # bytes, of new pieces
+        self._begun_sizes: dict[Item, int] = {}
+        self._new_bytes = 0
 
     def __len__(self) -> int:
         return len(self._begun) + len(self._new)
 
+    @property
+    def waiting(self) -> int:
+        """Bytes of all that wait."""
+        return self._new_bytes + sum(self._begun_sizes.values())
+
     def add_begun(self, item: Item, caller: str, size: int) -> None:
         """The rest of work that had its first turn."""
         self._begun.add(item, self._claim(caller, size))
+        self._begun_sizes[item] = size
 
     def add_new(self, item: Item, caller: str, size: int) -> list[Item]:
         """Gives the pieces that are refused for it, this one perhaps: they wait no more."""
         self._new.add(item, self._claim(caller, size))
         self._callers[item] = caller
         self._sizes.setdefault(caller, {})[item] = size
-        self.waiting += size
+        self._new_bytes += size
         refused = []
-        while self.waiting > self._most:
+        while self._new_bytes > self._most:
             refused.append(next(reversed(self._sizes[self._heaviest()])))
             self.remove(refused[-1])
         return refused
@@ -58,9 +65,10 @@ class Line(Generic[Item]):
         """It waits no more. Nothing if it did not."""
         self._begun.remove(item)
         self._new.remove(item)
+        self._begun_sizes.pop(item, None)
         if (caller := self._callers.pop(item, None)) is not None:
             own = self._sizes[caller]
-            self.waiting -= own.pop(item)
+            self._new_bytes -= own.pop(item)
             if not own:
                 del self._sizes[caller]
 

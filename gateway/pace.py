@@ -39,6 +39,11 @@ class Pace:
         self._began = 0.0  # the newest piece
         self._resting: asyncio.Task[None] | None = None
 
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """(pieces that wait for their turn, their bytes)."""
+        return len(self._line), self._line.waiting
+
     async def enter(self, caller: str, size: int) -> None:
         """The turn of work that begins, on this many bytes.
 

@@ -134,6 +134,7 @@ async def fronts(
 ) -> AsyncIterator[None]:
     """Starts both fronts of `backend` and prints their addresses. At the end, answers get time to leave."""
     quotas = quotas or Quotas()  # both fronts count together
+    metrics.turns.ask(lambda: quotas.pace.waiting)
     grpc = GrpcFront(config, backend, tokenizer, metrics, quotas)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
     app = create_app(config, backend, tokenizer, metrics, quotas)

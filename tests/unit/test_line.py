@@ -59,13 +59,13 @@ def test_what_was_begun_is_never_refused() -> None:
 
 
 def test_bytes_are_counted_once_through_any_history() -> None:
-    rng, waiting, sizes, begun = random.Random(5), line(500), dict[str, int](), set[str]()
+    rng, waiting, sizes, begun = random.Random(5), line(500), dict[str, int](), dict[str, int]()
     for number in range(5000):
         name, caller, size = f"{number}", rng.choice("abc"), rng.randrange(1, 200)
         match rng.randrange(4):
             case 0:
                 waiting.add_begun(name, caller, size)
-                begun.add(name)
+                begun[name] = size
             case 1:
                 sizes[name] = size
                 for refused in waiting.add_new(name, caller, size):
@@ -73,11 +73,12 @@ def test_bytes_are_counted_once_through_any_history() -> None:
             case 2 if len(waiting):
                 served = waiting.next()
                 assert served in begun or not begun
-                begun.discard(served)
+                begun.pop(served, None)
                 sizes.pop(served, None)
             case 3 if sizes:
                 left = rng.choice(list(sizes))
                 waiting.remove(left)
                 waiting.remove(left)  # it may have left before
                 del sizes[left]
-        assert waiting.waiting == sum(sizes.values()) <= 500 and len(waiting) == len(sizes) + len(begun)
+        assert sum(sizes.values()) <= 500 and len(waiting) == len(sizes) + len(begun)
+        assert waiting.waiting == sum(sizes.values()) + sum(begun.values())

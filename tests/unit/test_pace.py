@@ -6,9 +6,11 @@ import asyncio
 import time
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from eyas.common.errors import DeadlineExceeded, Overloaded
 from gateway import pace as pace_module
+from gateway.metrics import GatewayMetrics
 from gateway.pace import LARGE_BYTES, Pace
 
 WORK_S = 0.02
@@ -88,3 +90,22 @@ async def test_what_is_too_much_is_refused_at_once(monkeypatch: pytest.MonkeyPat
     answers = await asyncio.gather(*(piece(pace, done, name) for name in names), return_exceptions=True)
     refused = [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, Overloaded)]
     assert refused == ["a2", "a3"] and sorted(done) == ["a0", "a1", "b0"]
+
+
+async def test_what_waits_is_told_as_it_is_asked() -> None:
+    pace, registry, done = Pace(), CollectorRegistry(), list[str]()
+    GatewayMetrics(registry).turns.ask(lambda: pace.waiting)
+
+    def shown() -> tuple[float | None, float | None]:
+        names = ("eyas_large_requests_waiting", "eyas_large_request_bytes_waiting")
+        return registry.get_sample_value(names[0]), registry.get_sample_value(names[1])
+
+    assert shown() == (0, 0)
+    tasks = [
+        asyncio.create_task(piece(pace, done, f"a{number}", LARGE_BYTES + number)) for number in range(3)
+    ]
+    tasks.append(asyncio.create_task(pace.go_on("b", 2 * LARGE_BYTES, 5.0)))
+    await asyncio.sleep(0)
+    assert len(done) == 1 and shown() == (3, 4 * LARGE_BYTES + 3)
+    await asyncio.gather(*tasks)
+    assert shown() == (0, 0)
