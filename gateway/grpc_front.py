@@ -130,7 +130,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def _check(
         self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest, context: Context
     ) -> None:
-        """Waits for the turn of a large request. Raises Overloaded if too much waits, ModelNotFound unless it
+        """Waits for the turn of the request. Raises Overloaded if too much waits, ModelNotFound unless it
         names the served model, or none.
         """
         if request.model:

@@ -97,15 +97,15 @@ class StageMetrics:
 
 
 class TurnMetrics:
-    """The large requests that wait for their turn at the event loop."""
+    """The requests that wait for their turn at the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Gauge(
-            "eyas_large_requests_waiting",
-            "Requests of 32 KiB or more that wait for their turn to be read or sent",
+            "eyas_turn_requests",
+            "Requests that wait for their turn at the event loop",
             registry=registry,
         )
-        self._bytes = Gauge("eyas_large_request_bytes_waiting", "Bytes of these requests", registry=registry)
+        self._bytes = Gauge("eyas_turn_bytes", "Their bytes, 32 KiB of each at least", registry=registry)
 
     def ask(self, waiting: Callable[[], tuple[int, int]]) -> None:
         """`waiting` is asked for (requests, bytes) whenever the figures are read."""

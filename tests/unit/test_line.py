@@ -1,4 +1,4 @@
-"""Whose large piece of work is next, and whose is refused."""
+"""Whose piece of work is next, and whose is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.line import Line
 
 
 def line(most: int = 1000, **weights: float) -> Line[str]:
-    return Line(most, lambda caller: weights.get(caller, 1.0))
+    return Line(most, 1000, lambda caller: weights.get(caller, 1.0))
 
 
 def drained(waiting: Line[str]) -> list[str]:
@@ -31,6 +31,18 @@ def test_callers_take_turns_by_bytes_over_weight() -> None:
     for number in range(6):
         waiting.add_new(f"b{number}", "b", 10)
     assert Counter(name[0] for name in drained(waiting)[:6]) == {"a": 2, "b": 4}
+
+
+def test_small_pieces_of_a_caller_do_not_wait_behind_its_large_ones() -> None:
+    waiting = line(50_000)
+    for number in range(4):
+        waiting.add_new(f"large {number}", "a", 9000)
+    for number in range(12):
+        waiting.add_new(f"small {number}", "a", 1000)
+    assert waiting.add_new("large 4", "a", 9000) == ["large 4"]
+    order = drained(waiting)
+    assert order.index("small 0") <= 1 and order.index("small 8") <= 10
+    assert order.index("large 1") <= 11, "nor do large ones starve"
 
 
 def test_who_holds_most_for_its_weight_loses_its_newest() -> None:
