@@ -186,6 +186,20 @@ async def test_a_client_that_pauses_gets_everything_in_order(taken: list[bool]) 
             assert "".join(texts(await asyncio.to_thread(all_of, client))) == whole
 
 
+@pytest.mark.parametrize("more", [{}, {"stream": False}, {"model": "another"}])
+async def test_a_caller_of_http_1_0_gets_no_chunks(more: dict[str, Any], taken: list[bool]) -> None:
+    """The connection ends with the answer, and all of it has come."""
+    async with workers(UNIFIED) as started, doors(started) as (quick, slow):
+        body = json.dumps(TEXT | more).encode()
+        expected = await slow.post("completions", json=TEXT | more)
+        reader, writer = await asyncio.open_connection("127.0.0.1", quick.base_url.port)
+        writer.write(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        head, _, answer = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        assert b"chunked" not in head.lower() and b"connection: close" in head
+        assert ITS_OWN.sub(b"", answer) == ITS_OWN.sub(b"", expected.content)
+        assert not taken
+
+
 async def test_a_client_that_never_reads_is_ended() -> None:
     async with workers(UNIFIED) as started, doors(started) as (quick, _):
         started[0].script.step_s, started[0].script.tokens_a_step = 0.0, LONG
