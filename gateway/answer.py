@@ -14,7 +14,7 @@ import msgspec
 
 from eyas.common.types import GenerationRequest
 from gateway.backend import GenerationBackend
-from gateway.lane import TextEvent, TextLane
+from gateway.lane import Events, lane_of
 from gateway.metrics import Meter
 from gateway.openai_request import ApiCall
 from gateway.parts import Parts
@@ -51,11 +51,11 @@ class Answer:
         """
         return self._streams[0].take() if len(self._streams) == 1 else self._take_any()
 
-    def use_lanes(self, event: TextEvent, meter: Meter, parts: Parts) -> None:
+    def use_lanes(self, events: Events, meter: Meter, parts: Parts) -> None:
         """From now on, `parts` get the events of most tokens at once, instead of `take` their deltas."""
         if len(self._streams) == 1:
             (text,) = self._streams
-            text.use_lanes(partial(TextLane.of, text, event, meter, parts))
+            text.use_lanes(partial(lane_of, text, events, meter, parts))
 
     def leave_lanes(self) -> None:
         """Nothing is written any more without `take`."""

@@ -32,7 +32,7 @@ _log = logging.getLogger("eyas.gateway")
 def limits(config: GatewayConfig) -> rpc.Options:
     """The server options that bound connections, and who may share them.
 
-    (gRPC itself bounds a header to 16 KiB.)
+    (gRPC itself bounds a header to 16 KiB, in force from a caller's first byte by `gateway.grpc_relay`.)
     """
     return {
         "grpc.max_allowed_incoming_connections": config.max_connections,
@@ -40,7 +40,6 @@ def limits(config: GatewayConfig) -> rpc.Options:
         "grpc.max_connection_idle_ms": 60_000,  # without a call
         "grpc.max_concurrent_streams": MAX_CALLS + MAX_PUBLIC_CALLS,
         "grpc.max_receive_message_length": config.max_body_bytes,
-        "grpc.so_reuseport": int(config.member is not None),
     }
 
 

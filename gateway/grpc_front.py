@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -18,8 +20,9 @@ import msgspec
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
+from eyas.common.listening import listen
 from eyas.common.logging import request_id, traceparent
-from eyas.common.tls import door_credentials
+from eyas.common.tls import door_context
 from eyas.common.types import GenerationRequest
 from gateway import grpc_door, grpc_messages
 from gateway.admission import ServedModel, admit, answer_limit, check_model, served_model
@@ -27,6 +30,7 @@ from gateway.backend import GenerationBackend, GenerationStream
 from gateway.chat_request import ChatModel, chat_prompt, held, read_rules, reading_of
 from gateway.grpc_chat import Chat, chat_of, read_delta_to_pb
 from gateway.grpc_messages import delta_to_pb
+from gateway.grpc_relay import Relay
 from gateway.keys import Keys
 from gateway.message_reader import MessageReader
 from gateway.metrics import GatewayMetrics
@@ -132,7 +136,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def _check(
         self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest, context: Context
     ) -> None:
-        """Waits for the turn of a large request. Raises Overloaded if too much waits, ModelNotFound unless it
+        """Waits for the turn of the request. Raises Overloaded if too much waits, ModelNotFound unless it
         names the served model, or none.
         """
         if request.model:
@@ -215,14 +219,20 @@ class GrpcFront:
         )
         eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
         self._health = rpc.HealthService(self._server, [SERVICE])
-        credentials = None if config.door is None else door_credentials(config.door)
-        self.port = rpc.bind(self._server, config.host, config.grpc_port, credentials)
+        tls = None if config.door is None else door_context(config.door, "h2")
+        listener = listen(config.host, config.grpc_port, "grpc-port", config.member is not None)
+        self._folder = tempfile.TemporaryDirectory(prefix="eyas-grpc-")
+        path = str(Path(self._folder.name) / "front")
+        rpc.bind_path(self._server, path)
+        self._relay = Relay(listener, path, tls, config.max_connections)
+        self.port = self._relay.port
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serves, and follows the backend's health, until `aclose`."""
         await self._health.set(not self._backend.health().problem)
         await self._server.start()
+        self._relay.start()
         self._watch = asyncio.create_task(self._follow_health(), name="grpc health")
 
     async def aclose(self) -> None:
@@ -230,7 +240,10 @@ class GrpcFront:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
+        await self._relay.stop()
         await self._server.stop(STOP_GRACE_S)
+        await self._relay.aclose()
+        self._folder.cleanup()
 
     async def _follow_health(self) -> None:
         while True:

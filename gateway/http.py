@@ -279,8 +279,8 @@ async def _stream(
     try:
         async with _until(deadline):
             await reply.write(format.opening())
-            if reply.parts is not None and (event := format.text_event) is not None:
-                answer.use_lanes(event, meter, reply.parts)
+            if reply.parts is not None and not (call.logprobs or call.prompt_logprobs):
+                answer.use_lanes(format, meter, reply.parts)
             while deltas := await answer.take():
                 meter.deltas(deltas)
                 part = await to_thread(events, deltas) if call.prompt_logprobs else events(deltas)

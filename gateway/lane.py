@@ -9,7 +9,9 @@ file knows what makes an entry fit; it refuses to know how text is made and writ
 from __future__ import annotations
 
 import secrets
+from abc import abstractmethod
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -17,7 +19,7 @@ from eyas.common.types import Entry
 from gateway.backend import Lane
 from gateway.metrics import Meter, Rhythm
 from gateway.parts import Parts
-from gateway.text import Bare, TextStream, UsageCounts
+from gateway.text import Bare, TextDelta, TextStream, UsageCounts
 
 TextEvent = Callable[[int, str], bytes]
 """(choice, text): the event that adds text to a choice and says nothing else."""
@@ -26,34 +28,45 @@ _encode = msgspec.json.Encoder().encode
 _MARK = secrets.token_hex(16)  # a text that stands for any other: nothing else in an event is like it
 
 
+class Events(Protocol):
+    """How one answer is written.
+
+    `text_event`: writes the event of a delta that holds text alone; None if events say more, or if such
+    deltas have no event of their own.
+    """
+
+    text_event: TextEvent | None
+
+    def event(self, delta: TextDelta) -> bytes:
+        """The events of one delta; empty if it holds nothing to show yet."""
+        ...
+
+
 def around(event: TextEvent, choice: int) -> tuple[bytes, bytes]:
     """What is before and after the text, which is JSON, in each event of a choice."""
     before, _, after = event(choice, _MARK).partition(_encode(_MARK))
     return before, after
 
 
-class TextLane(Lane):
-    """The lane of one choice. All bytes of its events but the text's are rendered once."""
+def lane_of(text: TextStream, events: Events, meter: Meter, parts: Parts, choice: int) -> Lane | None:
+    """The lane of a choice of this response; None: it has none yet."""
+    show = text.bare(choice)
+    if show is None:
+        return None
+    rhythm, event = meter.rhythm(choice), events.text_event
+    if event is None:
+        return DeltaLane(show, text.usage, rhythm, events, parts)
+    return TextLane(show, text.usage, rhythm, around(event, choice), parts)
 
-    __slots__ = ("_after", "_before", "_parts", "_rhythm", "_show", "_usage")
 
-    def __init__(
-        self, show: Bare, usage: UsageCounts, rhythm: Rhythm, around: tuple[bytes, bytes], parts: Parts
-    ) -> None:
-        """`show`: the text of the next tokens; `around`: what is before and after it in an event."""
-        self._show = show
-        self._usage = usage
+class EntryLane(Lane):
+    """The lane of one choice."""
+
+    __slots__ = ("_parts", "_rhythm")
+
+    def __init__(self, rhythm: Rhythm, parts: Parts) -> None:
         self._rhythm = rhythm
-        self._before, self._after = around
         self._parts = parts
-
-    @classmethod
-    def of(cls, text: TextStream, event: TextEvent, meter: Meter, parts: Parts, choice: int) -> Lane | None:
-        """The lane of a choice of this response; None: it has none yet."""
-        show = text.bare(choice)
-        if show is None:
-            return None
-        return cls(show, text.usage, meter.rhythm(choice), around(event, choice), parts)
 
     def offer(self, entry: Entry, now: float) -> bool:
         """Shows an entry; False, and nothing has happened: it is the reader's."""
@@ -61,12 +74,58 @@ class TextLane(Lane):
             return False
         if entry.timings is not None or entry.prompt is not None:
             return False
+        self._rhythm.tokens(len(entry.tokens), now)
+        if event := self._event(entry):
+            self._parts.write(event)
+        return True
+
+    @abstractmethod
+    def _event(self, entry: Entry) -> bytes:
+        """The event of an entry, which it counts; empty if there is none."""
+
+
+class TextLane(EntryLane):
+    """All bytes of its events but the text's are rendered once."""
+
+    __slots__ = ("_after", "_before", "_show", "_usage")
+
+    def __init__(
+        self, show: Bare, usage: UsageCounts, rhythm: Rhythm, around: tuple[bytes, bytes], parts: Parts
+    ) -> None:
+        """`show`: the text of the next tokens; `around`: what is before and after it in an event."""
+        super().__init__(rhythm, parts)
+        self._show = show
+        self._usage = usage
+        self._before, self._after = around
+
+    def _event(self, entry: Entry) -> bytes:
         tokens = entry.tokens
         text = self._show.feed(tokens)
         self._usage.completion_tokens += len(tokens)
         if entry.offered:
             self._usage.drafted(entry.accepted, entry.offered, 1)
-        self._rhythm.tokens(len(tokens), now)
-        if text:
-            self._parts.write(self._before + _encode(text) + self._after)
-        return True
+        return self._before + _encode(text) + self._after if text else b""
+
+
+class DeltaLane(EntryLane):
+    """Its events are rendered as the reader would: they say more than the text."""
+
+    __slots__ = ("_events", "_show", "_usage")
+
+    def __init__(self, show: Bare, usage: UsageCounts, rhythm: Rhythm, events: Events, parts: Parts) -> None:
+        super().__init__(rhythm, parts)
+        self._show = show
+        self._usage = usage
+        self._events = events
+
+    def _event(self, entry: Entry) -> bytes:
+        delta = TextDelta(
+            choice=entry.choice,
+            text=self._show.feed(entry.tokens),
+            tokens=entry.tokens,
+            accepted=entry.accepted,
+            offered=entry.offered,
+            verify_steps=int(entry.offered > 0),
+        )
+        self._usage.add(delta)
+        return self._events.event(delta)

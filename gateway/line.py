@@ -1,8 +1,8 @@
 """Pieces of work that wait for a turn: which is next, and which is refused once too much waits.
 
 What was begun goes before what is new, so that nothing piles up half done; within either, callers take turns
-(`gateway.turns`). What is new is bounded in bytes: past the bound, the caller that holds most for its weight
-loses its newest. Pure values: no clock, no event loop.
+(`gateway.turns`), and so do the small and the large pieces of one. What is new is bounded in bytes: past the
+bound, who holds most for its weight loses its newest. Pure values: no clock, no event loop.
 """
 
 from __future__ import annotations
@@ -13,35 +13,46 @@ from typing import Generic, TypeVar
 from gateway.turns import Claim, Turns
 
 Item = TypeVar("Item", bound=Hashable)
+Holder = tuple[str, bool]  # a caller, and whether its pieces are large
 
 
 class Line(Generic[Item]):
     """At most `most` bytes of new pieces wait."""
 
-    def __init__(self, most: int, weight: Callable[[str], float]) -> None:
+    def __init__(self, most: int, small: int, weight: Callable[[str], float]) -> None:
+        """`small`: bytes of the largest piece that is small."""
         self._most = most
+        self._small = small
         self._weight = weight
         self._begun: Turns[Item] = Turns()
         self._new: Turns[Item] = Turns()
-        self._sizes: dict[str, dict[Item, int]] = {}  # by caller, of its new pieces, the oldest first
-        self._callers: dict[Item, str] = {}
-        self.waiting = 0  # bytes, of new pieces
+        self._sizes: dict[Holder, dict[Item, int]] = {}  # of new pieces, the oldest first
+        self._holders: dict[Item, Holder] = {}
+        self._begun_sizes: dict[Item, int] = {}
+        self._new_bytes = 0
 
     def __len__(self) -> int:
         return len(self._begun) + len(self._new)
 
+    @property
+    def waiting(self) -> int:
+        """Bytes of all that wait."""
+        return self._new_bytes + sum(self._begun_sizes.values())
+
     def add_begun(self, item: Item, caller: str, size: int) -> None:
         """The rest of work that had its first turn."""
         self._begun.add(item, self._claim(caller, size))
+        self._begun_sizes[item] = size
 
     def add_new(self, item: Item, caller: str, size: int) -> list[Item]:
         """Gives the pieces that are refused for it, this one perhaps: they wait no more."""
         self._new.add(item, self._claim(caller, size))
-        self._callers[item] = caller
-        self._sizes.setdefault(caller, {})[item] = size
-        self.waiting += size
+        holder = caller, size > self._small
+        self._holders[item] = holder
+        self._sizes.setdefault(holder, {})[item] = size
+        self._new_bytes += size
         refused = []
-        while self.waiting > self._most:
+        while self._new_bytes > self._most:
             refused.append(next(reversed(self._sizes[self._heaviest()])))
             self.remove(refused[-1])
         return refused
@@ -58,14 +69,18 @@ class Line(Generic[Item]):
         """It waits no more. Nothing if it did not."""
         self._begun.remove(item)
         self._new.remove(item)
-        if (caller := self._callers.pop(item, None)) is not None:
-            own = self._sizes[caller]
-            self.waiting -= own.pop(item)
+        self._begun_sizes.pop(item, None)
+        if (holder := self._holders.pop(item, None)) is not None:
+            own = self._sizes[holder]
+            self._new_bytes -= own.pop(item)
             if not own:
-                del self._sizes[caller]
+                del self._sizes[holder]
 
     def _claim(self, caller: str, size: int) -> Claim:
-        return Claim(caller, float(size), self._weight(caller))
+        kind = "large" if size > self._small else "small"
+        return Claim(f"{caller}\0{kind}", float(size), self._weight(caller))
 
-    def _heaviest(self) -> str:
-        return max(self._sizes, key=lambda caller: sum(self._sizes[caller].values()) / self._weight(caller))
+    def _heaviest(self) -> Holder:
+        return max(
+            self._sizes, key=lambda holder: sum(self._sizes[holder].values()) / self._weight(holder[0])
+        )

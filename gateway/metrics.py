@@ -7,7 +7,7 @@ served. The registry stays its creator's.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -96,6 +96,23 @@ class StageMetrics:
             self._link_bytes.labels(source, leg.worker, leg.transfer_path).inc(leg.transfer_bytes)
 
 
+class TurnMetrics:
+    """The requests that wait for their turn at the event loop."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Gauge(
+            "eyas_turn_requests",
+            "Requests that wait for their turn at the event loop",
+            registry=registry,
+        )
+        self._bytes = Gauge("eyas_turn_bytes", "Their bytes, 32 KiB of each at least", registry=registry)
+
+    def ask(self, waiting: Callable[[], tuple[int, int]]) -> None:
+        """`waiting` is asked for (requests, bytes) whenever the figures are read."""
+        self._requests.set_function(lambda: waiting()[0])
+        self._bytes.set_function(lambda: waiting()[1])
+
+
 class GatewayMetrics:
     """The metrics of one gateway process. Canary requests count in `canary_runs` alone.
 
@@ -157,6 +174,7 @@ class GatewayMetrics:
             registry=registry,
         )
         self.stages = StageMetrics(registry)
+        self.turns = TurnMetrics(registry)
         self.placement = PlacementMetrics(registry)
         self.recent = Recent()
 

@@ -15,7 +15,7 @@ from eyas.common.errors import EyasError
 from gateway.answer import Answer
 from gateway.best_of import likeliest
 from gateway.detokenize import TokenBytes
-from gateway.lane import TextEvent
+from gateway.lane import Events, TextEvent
 from gateway.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.openai_request import ApiCall
 from gateway.text import TextDelta, UsageCounts
@@ -28,21 +28,13 @@ _encode = msgspec.json.Encoder().encode
 Ids = Sequence[int] | msgspec.UnsetType  # sent on request only
 
 
-class Format(Protocol):
-    """How one API writes one answer; it lives as long as the answer.
-
-    `text_event`: writes the event of a delta that holds text alone, once `opening` is written; None if such
-    deltas have no event of their own.
-    """
+class Format(Events, Protocol):
+    """How one API writes one answer; it lives as long as the answer."""
 
     text_event: TextEvent | None = None
 
     def opening(self) -> bytes:
         """Events sent as soon as the request is admitted."""
-        ...
-
-    def event(self, delta: TextDelta) -> bytes:
-        """The events of one delta; empty if it holds nothing to show yet."""
         ...
 
     def closing(self) -> bytes:

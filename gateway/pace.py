@@ -1,9 +1,10 @@
-"""Large prompts, one after another: between two of them the event loop turns for everyone else.
+"""New requests, one after another: between two of them the event loop turns for everyone else.
 
-To read a prompt of 60,000 ids and to send it takes the loop some milliseconds each. A hundred of them in a
-row leave nothing for streams: gRPC hands the loop one message of a worker's session per turn. So a large
-piece of work waits until the loop has had time for others since the piece before. It knows sizes and
-callers. It refuses to know what a piece does.
+To read a prompt of 60,000 ids and to send it takes the loop some milliseconds each, and a small request takes
+one or two in all. A hundred of either in a row leave nothing for streams: gRPC hands the loop one message of
+a worker's session per turn, and each new request brings two. So a request waits until the loop has had time
+and turns for others since the one before. It knows sizes and callers. It refuses to know what a piece of work
+does.
 """
 
 from __future__ import annotations
@@ -20,35 +21,43 @@ from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
 from gateway.line import Line
 from gateway.router import Candidate
 
-LARGE_BYTES = 32 << 10  # of a piece: about a millisecond of work. Smaller ones never wait
+LARGE_BYTES = 32 << 10
+"""To send a request from here on is a piece of its own. A smaller one counts as this much among those that
+wait: it is about a millisecond of work too."""
 ID_BYTES = 6  # of a token id, as bodies write them
-MAX_WAITING_BYTES = 64 << 20  # of prompts that nothing was done for yet: some seconds of work
+MAX_WAITING_BYTES = 64 << 20  # of requests that nothing was done for yet: some seconds of work
 WAIT_S = 10.0  # that they wait
 REST = 0.5  # of a piece's time, which the loop has for others after it
-LEAST_REST_S = 0.001  # so that it asks its sockets at least once
+LEAST_REST_S = 0.001
+TURNS = 16  # that the loop then makes, if more requests wait: some messages of each session
 
 
 class Pace:
-    """The turns of large pieces of work on this event loop. A piece is what its caller does, without a wait,
-    after `enter` or `go_on` has returned.
+    """The turns of new requests, and of large pieces of work, on this event loop. A piece is what its caller
+    does, without a wait, after `enter` or `go_on` has returned.
     """
 
     def __init__(self, weight: Callable[[str], float] = lambda caller: 1.0) -> None:
         """`weight`: a caller's part, beside others that wait."""
-        self._line: Line[asyncio.Future[None]] = Line(MAX_WAITING_BYTES, weight)
+        self._line: Line[asyncio.Future[None]] = Line(MAX_WAITING_BYTES, LARGE_BYTES, weight)
         self._began = 0.0  # the newest piece
-        self._resting: asyncio.Task[None] | None = None
+        self._turns = 0  # that the loop owes to others since
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """(pieces that wait for their turn, their bytes, of each `LARGE_BYTES` at least)."""
+        return len(self._line), self._line.waiting
 
     async def enter(self, caller: str, size: int) -> None:
-        """The turn of work that begins, on this many bytes.
+        """The turn of a request of this many bytes.
 
         Raises Overloaded if too much waits, or it waited for `WAIT_S`.
         """
-        if not self._must_wait(size):
+        if self._begins():
             return
         turn = asyncio.get_running_loop().create_future()
-        said = "too many large prompts wait to be read: send it again later"
-        for refused in self._line.add_new(turn, caller, size):
+        said = "too many requests wait to be read: send it again later"
+        for refused in self._line.add_new(turn, caller, max(size, LARGE_BYTES)):
             if not refused.done():
                 refused.set_exception(Overloaded(said))
         try:
@@ -58,7 +67,7 @@ class Pace:
 
     async def go_on(self, caller: str, size: int, within_s: float) -> None:
         """The turn of more work on what has entered. Raises DeadlineExceeded if it takes longer to come."""
-        if not self._must_wait(size):
+        if self._begins():
             return
         turn = asyncio.get_running_loop().create_future()
         self._line.add_begun(turn, caller, size)
@@ -67,14 +76,17 @@ class Pace:
         except TimeoutError:
             raise DeadlineExceeded(f"the request waited {within_s:g} s to be sent to a worker") from None
 
-    def _must_wait(self, size: int) -> bool:
-        if size < LARGE_BYTES:
+    def _begins(self) -> bool:
+        """Whether a piece may begin at once."""
+        if self._turns:
             return False
-        if self._resting is not None:
-            return True
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
         self._began = time.monotonic()
-        self._resting = asyncio.create_task(self._rest(), name="pace")
-        return False
+        self._turns = TURNS
+        asyncio.get_running_loop().call_soon(self._rest)  # behind the piece
 
     async def _wait(self, turn: asyncio.Future[None], within_s: float) -> None:
         try:
@@ -83,17 +95,24 @@ class Pace:
         finally:
             self._line.remove(turn)
 
-    async def _rest(self) -> None:
-        """After each piece, until none waits: lets the loop turn, then says whose turn it is."""
-        while True:
-            await asyncio.sleep(0)  # the piece works
-            await asyncio.sleep(max(REST * (time.monotonic() - self._began), LEAST_REST_S))
-            if not self._line:
-                self._resting = None
-                return
-            self._began = time.monotonic()
-            if not (turn := self._line.next()).done():  # its caller may be leaving
-                turn.set_result(None)
+    def _rest(self) -> None:
+        """A piece has worked."""
+        pause_s = max(REST * (time.monotonic() - self._began), LEAST_REST_S)
+        asyncio.get_running_loop().call_later(pause_s, self._turn)
+
+    def _turn(self) -> None:
+        """The loop has turned for others. If none waits, it is enough."""
+        if not self._line:
+            self._turns = 0
+            return
+        self._turns -= 1
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._turn)
+            return
+        turn = self._line.next()
+        if not turn.done():  # its caller may be leaving
+            turn.set_result(None)
+        self._begin()
 
 
 class PacedBackend(GenerationBackend):

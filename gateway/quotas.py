@@ -160,7 +160,7 @@ def _span(seconds: float) -> str:
 
 
 class Quotas:
-    """The accounts of all callers of one gateway process. `pace`: the turns of their large prompts."""
+    """The accounts of all callers of one gateway process. `pace`: the turns of their requests."""
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits or Limits()

@@ -42,17 +42,30 @@ class _Array:
         return msgspec.Raw(b"[" + self._items + b"]")
 
 
+class _Text:
+    """A JSON string that only grows, as such an array does."""
+
+    def __init__(self) -> None:
+        self._said = bytearray()
+
+    def extend(self, text: str) -> None:
+        self._said += _encode(text)[1:-1]
+
+    def json(self) -> msgspec.Raw:
+        return msgspec.Raw(b'"' + self._said + b'"')
+
+
 class _SoFar:
     """What one choice has answered: the sum of its deltas."""
 
     def __init__(self, prompt_tokens: int) -> None:
-        self.text = ""
+        self.text = _Text()
         self.ids, self.scored, self.tops = _Array(), _Array(), _Array()
         self.inputs: dict[str, Any] = {}  # the prompt's log-probabilities, the same in every event
         self.usage = UsageCounts(prompt_tokens)
 
     def add(self, delta: TextDelta) -> None:
-        self.text += delta.text
+        self.text.extend(delta.text)
         self.ids.extend(delta.tokens)
         self.usage.add(delta)
 
@@ -90,7 +103,7 @@ class SglangFormat(Format):
         meta = self._meta(delta, so_far.usage)
         if self._call.logprobs:
             meta |= self._logprobs(delta, so_far)
-        return {"text": so_far.text, "output_ids": so_far.ids.json(), "meta_info": meta}
+        return {"text": so_far.text.json(), "output_ids": so_far.ids.json(), "meta_info": meta}
 
     def _meta(self, delta: TextDelta, usage: UsageCounts) -> dict[str, Any]:
         prompt, number = divmod(delta.choice, self._call.n)

@@ -143,8 +143,8 @@ class ChoiceText:
         self._include_stop = rules.include_stop
         self._offsets = rules.offsets
         self._min_tokens = request.params.min_tokens
-        self.bare: Bare | None = self._detokenizer if not rules.stops else None
-        """None if stop strings are looked for."""
+        self.bare: Bare | None = None if rules.stops or rules.offsets else self._detokenizer
+        """None if stop strings are looked for, or offsets are told."""
         self._tokens = 0
         self._length = 0  # characters decoded so far, with those held back
 

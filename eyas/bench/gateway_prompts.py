@@ -54,7 +54,7 @@ async def measure(
 ) -> AsyncIterator[dict[str, Any]]:
     """Rows of figures in ms: calm, short prompts, long ones as text and as ids. Failed prompts are counted.
 
-    Raises EyasError if a stream beside them ends, or none of a kind is answered.
+    Raises EyasError if a stream beside them ends, none of a kind is answered, or a worker is given up.
     """
     tokenizer = Tokenizer.load(NANO)
     text, ids = _prompt(tokenizer, tokens)
@@ -77,8 +77,10 @@ async def measure(
         for kind in kinds:
             with _Window(beside, gateway) as window:
                 firsts, failed = await _arrive(server, kind, seconds)
-            if not firsts or any(stream.ended for stream in beside):
-                raise EyasError(f"too much for the gateway: {failed[0] if failed else 'a stream ended'}")
+            lost = [error for error in failed if "was lost" in str(error)]
+            if lost or not firsts or any(stream.ended for stream in beside):
+                why = [*lost, *failed, "a stream ended"][0]
+                raise EyasError(f"too much for the gateway: {why}")
             added = [first - kind.alone_ms for first in firsts]
             yield {
                 "case": f"{kind.name}, {kind.rate:g} per second",

@@ -148,6 +148,12 @@ def bind(
     return int(bound)
 
 
+def bind_path(target: grpc.aio.Server, path: str) -> None:
+    """Binds a Unix socket, for this process itself. Raises ConfigError if that fails."""
+    if target.add_insecure_port(f"unix:{path}") == 0:
+        raise ConfigError(f"a socket at {path} cannot be used")
+
+
 # --- errors ------------------------------------------------------------------------------------------
 
 

@@ -50,23 +50,16 @@ def client_context(ca: str | None, flag: str = "ca") -> ssl.SSLContext:
 # --- the gateway's door ------------------------------------------------------------------------------------
 
 
-def door_context(files: DoorFiles) -> ssl.SSLContext:
-    """For HTTP. Raises ConfigError for files that are no certificate, or not its key."""
+def door_context(files: DoorFiles, speaks: str = "http/1.1") -> ssl.SSLContext:
+    """`speaks`: as ALPN names it. Raises ConfigError for files that are no certificate, or not its key."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([speaks])
     try:
         context.load_cert_chain(files.certfile, files.keyfile, password=_no_password)
     except (OSError, ValueError) as error:
         names = f"{files.certfile} and {files.keyfile} are no certificate and its key"
         raise ConfigError(f"--ssl-certfile: {names}: {_reason(error)}", param="ssl-certfile") from error
     return context
-
-
-def door_credentials(files: DoorFiles) -> grpc.ServerCredentials:
-    """For gRPC. Raises ConfigError as `door_context` does."""
-    door_context(files)  # gRPC would say less of a bad file
-    pair = _read(files.keyfile, "ssl-keyfile"), _read(files.certfile, "ssl-certfile")
-    return grpc.ssl_server_credentials([pair])
 
 
 def _no_password() -> str:

@@ -22,13 +22,13 @@ from eyas.common import api_keys
 from eyas.common import logging as eyas_logging
 from eyas.common.config import GatewayConfig
 from eyas.common.discovery import registry
+from eyas.common.listening import claim
 from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child
 from eyas.worker.gateway_main import warn_if_open
 from eyas.worker.keeper import keep
 from eyas.worker.leave import Leave
 from eyas.worker.plan import gateway_argv
-from eyas.worker.ports import claim
 from gateway.siblings import SUFFIX
 from gateway.tokenizer import Tokenizer
 

@@ -59,7 +59,7 @@ def run_gateway(config: GatewayConfig) -> None:
     if config.member is None:
         warn_if_open(config)
     files = raise_limit()
-    connections = min(config.max_connections, files // 3)  # per front; the gateway itself uses the rest
+    connections = min(config.max_connections, files // 5)  # per front; one over gRPC has three files
     if connections < config.max_connections:
         _log.warning("only %d files may be open: at most %d connections per front", files, connections)
     uvloop.run(_run(dataclasses.replace(config, max_connections=connections)))
@@ -134,6 +134,7 @@ async def fronts(
 ) -> AsyncIterator[None]:
     """Starts both fronts of `backend` and prints their addresses. At the end, answers get time to leave."""
     quotas = quotas or Quotas()  # both fronts count together
+    metrics.turns.ask(lambda: quotas.pace.waiting)
     grpc = GrpcFront(config, backend, tokenizer, metrics, quotas)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
     app = create_app(config, backend, tokenizer, metrics, quotas)

@@ -25,6 +25,7 @@ from eyas.common.errors import (
 )
 from eyas.common.logging import Rarely, known_as
 from eyas.worker.http_parts import HeldParts, Outbox
+from eyas.worker.http_plain import without_chunks
 from gateway.openai_reply import error_body
 from gateway.parts import PARTS
 
@@ -192,8 +193,11 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The body's time limit starts."""
         super().on_headers_complete()
-        extensions: Any = {PARTS: self._parts}
-        self.scope["extensions"] = extensions
+        if self.scope["http_version"] == "1.0":
+            without_chunks(self.cycle)
+        else:
+            extensions: Any = {PARTS: self._parts}
+            self.scope["extensions"] = extensions
         self._in_header, self._in_body = False, True
         self._watch()
 

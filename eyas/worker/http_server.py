@@ -11,9 +11,9 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from eyas.common.listening import listen
+from eyas.common.tls_door import TlsDoor
 from eyas.worker.http_protocol import Connections, HttpLimits
-from eyas.worker.http_tls import TlsDoor
-from eyas.worker.ports import listen
 
 GRACE_S = 3  # after `aclose`, the last bytes of answers have this long to leave
 

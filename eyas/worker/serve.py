@@ -23,13 +23,14 @@ from eyas.common.address import join
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.gpus import memory
+from eyas.common.listening import listen
 from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child, LogLine
 from eyas.worker.folder import check_engine
 from eyas.worker.keeper import keep
 from eyas.worker.plan import Machine, gateway_argv, plan, worker_argv
 from eyas.worker.pool_folder import PoolFolder
-from eyas.worker.ports import free_ports, listen
+from eyas.worker.ports import free_ports
 from gateway.quotas import read_limits
 
 START_S = 180.0  # from the first process to a gateway that would answer

@@ -16,6 +16,7 @@ QUICK = (
     "24 bodies of tiny chunks",
     "20 x 5,000 requests sent ahead",
     "4 x 180,000 small frames",
+    "4 headers of 32 MB",
 )
 
 

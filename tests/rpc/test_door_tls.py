@@ -23,11 +23,10 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from eyas.bench.http import Server
 from eyas.client import AsyncClient
 from eyas.client.reach import ServerAddress, grpc_target
-from eyas.common import key_file
+from eyas.common import key_file, tls_door
 from eyas.common.config import DoorFiles, GatewayConfig
 from eyas.common.errors import ConfigError, EyasError, Unauthorized, Unavailable
 from eyas.common.tls import door_context
-from eyas.worker import http_tls
 from eyas.worker.gateway_main import fronts
 from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
@@ -191,7 +190,7 @@ async def get(ours: Certificates, port: int, header: bytes = b"") -> bytes:
 async def test_silent_connections_are_bounded_in_time_and_number(
     ours: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_tls, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(tls_door, "HANDSHAKE_S", 0.5)
     async with https(ours, HttpLimits(connections=4)) as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         newer = await asyncio.open_connection("127.0.0.1", port)

@@ -20,8 +20,9 @@ from test_generate_paths import UNIFIED
 
 from eyas.client import AsyncClient
 from eyas.common.errors import ConfigError
+from eyas.common.listening import claim, listen
 from eyas.worker.leave import SAME_WORD_S
-from eyas.worker.ports import claim, free_ports, listen
+from eyas.worker.ports import free_ports
 
 ASKED = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 4}
 NAMES = {"gateway-0", "gateway-1"}

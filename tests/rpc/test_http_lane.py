@@ -31,6 +31,10 @@ from gateway.metrics import GatewayMetrics
 TEXT = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 40, "stream": True, "seed": 1}
 CHAT = {k: v for k, v in TEXT.items() if k != "prompt"} | {"messages": [{"role": "user", "content": "Hi"}]}
 USAGE = {"stream_options": {"include_usage": True}}
+EVERY = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+SGLANG = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 40}, "stream": True}
+SEVERAL = SGLANG | {"sampling_params": {"max_new_tokens": 40, "n": 3}}
+RESPONSES = {"model": "eyas-nano", "input": "Hi", "max_output_tokens": 40, "stream": True}
 BY_LANE = [
     ("completions", TEXT),
     ("completions", TEXT | USAGE),
@@ -38,30 +42,36 @@ BY_LANE = [
     ("completions", TEXT | {"echo": True}),
     ("chat/completions", CHAT),
     ("chat/completions", CHAT | USAGE | {"n": 2}),
+    ("completions", TEXT | {"return_token_ids": True, "n": 2}),
+    ("chat/completions", CHAT | EVERY),
+    ("responses", RESPONSES),
+    ("/generate", SGLANG),
+    ("/generate", SEVERAL),
 ]
 BY_READER = [
     ("completions", TEXT | {"logprobs": 1}),
     ("completions", TEXT | {"stop": ["zzzz"]}),
     ("completions", TEXT | {"prompt": [[5, 6], [7, 8]]}),
-    ("completions", TEXT | {"return_token_ids": True}),
-    ("chat/completions", CHAT | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+    ("/generate", SGLANG | {"return_logprob": True}),
+    ("/generate", SGLANG | {"sampling_params": {"max_new_tokens": 40, "stop": "zzzz"}}),
+    ("/generate", SGLANG | {"input_ids": [[5, 6], [7, 8]]}),
 ]
 CONTEXT = 1 << 24  # tokens
 LONG = 1000  # tokens per step: the sockets' buffers are soon full
-ITS_OWN = re.compile(rb'"id":"[^"]*"|"created":\d+')
+ITS_OWN = re.compile(rb'"(?:item_)?id":"[^"]*"|"created(?:_at)?":[^,}]*|"e2e_latency":[^,}]*')
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What lanes answered."""
     answers: list[bool] = []
-    take = lane.TextLane.offer
+    take = lane.EntryLane.offer
 
-    def told(self: lane.TextLane, entry: Any, now: float) -> bool:
+    def told(self: lane.EntryLane, entry: Any, now: float) -> bool:
         answers.append(take(self, entry, now))
         return answers[-1]
 
-    monkeypatch.setattr(lane.TextLane, "offer", told)
+    monkeypatch.setattr(lane.EntryLane, "offer", told)
     return answers
 
 
@@ -85,10 +95,11 @@ async def doors(started: list[ScriptedWorker]) -> AsyncIterator[tuple[httpx.Asyn
 
 async def events(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[bytes]:
     """Every event; of several choices, in an order that does not depend on which was told first."""
-    answer = await client.post(path, json=body)
+    answer = await client.post(client.base_url.join(path), json=body)
     assert answer.status_code == 200, answer.text
     found = ITS_OWN.sub(b"", answer.content).split(b"\n\n")
-    return sorted(found) if "n" in body or len(body.get("prompt", ())) == 2 else found
+    several = "n" in body | body.get("sampling_params", {})
+    return sorted(found) if several or len(body.get("prompt", body.get("input_ids", ()))) == 2 else found
 
 
 @pytest.mark.parametrize(("path", "body"), BY_LANE)
@@ -175,6 +186,20 @@ async def test_a_client_that_pauses_gets_everything_in_order(taken: list[bool]) 
             assert "".join(texts(await asyncio.to_thread(all_of, client))) == whole
 
 
+@pytest.mark.parametrize("more", [{}, {"stream": False}, {"model": "another"}])
+async def test_a_caller_of_http_1_0_gets_no_chunks(more: dict[str, Any], taken: list[bool]) -> None:
+    """The connection ends with the answer, and all of it has come."""
+    async with workers(UNIFIED) as started, doors(started) as (quick, slow):
+        body = json.dumps(TEXT | more).encode()
+        expected = await slow.post("completions", json=TEXT | more)
+        reader, writer = await asyncio.open_connection("127.0.0.1", quick.base_url.port)
+        writer.write(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        head, _, answer = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        assert b"chunked" not in head.lower() and b"connection: close" in head
+        assert ITS_OWN.sub(b"", answer) == ITS_OWN.sub(b"", expected.content)
+        assert not taken
+
+
 async def test_a_client_that_never_reads_is_ended() -> None:
     async with workers(UNIFIED) as started, doors(started) as (quick, _):
         started[0].script.step_s, started[0].script.tokens_a_step = 0.0, LONG
@@ -183,10 +208,10 @@ async def test_a_client_that_never_reads_is_ended() -> None:
 
 
 async def test_a_lane_that_breaks_ends_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(self: lane.TextLane, entry: Any, now: float) -> bool:
+    def breaks(self: lane.EntryLane, entry: Any, now: float) -> bool:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(lane.TextLane, "offer", breaks)
+    monkeypatch.setattr(lane.EntryLane, "offer", breaks)
     async with workers(UNIFIED) as started, doors(started) as (quick, _):
         *_, error, done, _ = await events(quick, "completions", TEXT)
         assert b"internal error" in error and done == b"data: [DONE]"

@@ -29,7 +29,7 @@ from eyas.common.types import (
 )
 from gateway.backend import GenerationStream, Lanes
 from gateway.delivery import Delivery
-from gateway.lane import TextLane
+from gateway.lane import EntryLane, TextEvent, lane_of
 from gateway.metrics import GatewayMetrics, Meter
 from gateway.parts import Parts
 from gateway.text import TextDelta, TextRules, TextStream
@@ -110,17 +110,41 @@ def text_event(choice: int, text: str) -> bytes:
     return f'data: {{"choice":{choice},"text":{json.dumps(text, ensure_ascii=False)}}}\n\n'.encode()
 
 
-def event(delta: TextDelta) -> bytes:
-    if delta.finish is not None:
-        return repr((delta.choice, delta.text, delta.finish)).encode()
-    return text_event(delta.choice, delta.text) if delta.text else b""
+class Plain:
+    """Events of text alone."""
+
+    text_event: TextEvent | None = staticmethod(text_event)
+
+    def event(self, delta: TextDelta) -> bytes:
+        if delta.finish is not None:
+            return repr((delta.choice, delta.text, delta.finish)).encode()
+        return text_event(delta.choice, delta.text) if delta.text else b""
+
+
+class Full(Plain):
+    """Events that say all of a delta, and how many came before it."""
+
+    text_event = None
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def event(self, delta: TextDelta) -> bytes:
+        self._told += 1
+        return f"{self._told} {delta}\n".encode()
 
 
 class World:
     """One request: workers that tell entries, and a client that reads them, by a lane or without."""
 
     def __init__(
-        self, tokenizer: Tokenizer, rules: TextRules, choices: int, logprobs: bool, by_lane: bool
+        self,
+        tokenizer: Tokenizer,
+        rules: TextRules,
+        choices: int,
+        logprobs: bool,
+        events: Plain,
+        by_lane: bool,
     ) -> None:
         asked = tuple(Choice(index) for index in range(choices))
         request = GenerationRequest("r", (5, 6), SamplingParams(max_tokens=1000), asked)
@@ -130,17 +154,18 @@ class World:
         self.body, self.goes = Body(), asyncio.Event()
         self.goes.set()
         self._logprobs = logprobs
+        self._events = events
         self._meter = Meter(GatewayMetrics(self.registry))
         self._told: dict[int, list[int]] = {index: [] for index in range(3)}
         if by_lane:
-            self.text.use_lanes(partial(TextLane.of, self.text, text_event, self._meter, self.body))
+            self.text.use_lanes(partial(lane_of, self.text, events, self._meter, self.body))
 
     async def read(self) -> None:
         try:
             while deltas := await self.text.take():
                 self._meter.deltas(deltas)
                 for delta in deltas:
-                    self.body.write(event(delta))
+                    self.body.write(self._events.event(delta))
                 await self.goes.wait()
                 await self.body.drain()
         except EyasError as error:
@@ -216,10 +241,15 @@ class World:
 
 
 async def both(
-    tokenizer: Tokenizer, rules: TextRules, played: Sequence[Any], choices: int = 3, logprobs: bool = False
+    tokenizer: Tokenizer,
+    rules: TextRules,
+    played: Sequence[Any],
+    choices: int = 3,
+    logprobs: bool = False,
+    events: type[Plain] = Plain,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    quick = World(tokenizer, rules, choices, logprobs, by_lane=True)
-    plain = World(tokenizer, rules, choices, logprobs, by_lane=False)
+    quick = World(tokenizer, rules, choices, logprobs, events(), by_lane=True)
+    plain = World(tokenizer, rules, choices, logprobs, events(), by_lane=False)
     return await quick.run(played), await plain.run(played)
 
 
@@ -229,33 +259,42 @@ async def both(
     fallback=st.booleans(),
     choices=st.sampled_from([1, 1, 3]),  # workers that tell of other choices are not believed
     logprobs=st.sampled_from([False, False, False, True]),
-    rules=st.sampled_from([TextRules(), TextRules(skip_special_tokens=False), TextRules(stops=("a", "é"))]),
+    rules=st.sampled_from(
+        [
+            TextRules(),
+            TextRules(skip_special_tokens=False),
+            TextRules(stops=("a", "é")),
+            TextRules(offsets=True),
+        ]
+    ),
+    events=st.sampled_from([Plain, Full]),
 )
 def test_a_lane_changes_nothing(
-    played: list[Any], fallback: bool, choices: int, logprobs: bool, rules: TextRules
+    played: list[Any], fallback: bool, choices: int, logprobs: bool, rules: TextRules, events: type[Plain]
 ) -> None:
     tokenizer = Tokenizer(byte_fallback() if fallback else byte_level())
-    quick, plain = asyncio.run(both(tokenizer, rules, played, choices, logprobs))
+    quick, plain = asyncio.run(both(tokenizer, rules, played, choices, logprobs, events))
     assert quick == plain
 
 
+@pytest.mark.parametrize("events", [Plain, Full])
 @pytest.mark.parametrize(
     ("before", "after", "by_lane"),
     [([], [], 4), ([], ["block"], 1), (["pause"], [], 1)],
     ids=["waits", "is blocked", "is busy"],
 )
 async def test_a_lane_takes_what_comes_while_the_reader_waits(
-    before: list[str], after: list[str], by_lane: int, monkeypatch: pytest.MonkeyPatch
+    before: list[str], after: list[str], by_lane: int, events: type[Plain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, offer = list[bool](), TextLane.offer
+    answers, offer = list[bool](), EntryLane.offer
 
-    def told(self: TextLane, entry: Entry, now: float) -> bool:
+    def told(self: EntryLane, entry: Entry, now: float) -> bool:
         answers.append(offer(self, entry, now))
         return answers[-1]
 
-    monkeypatch.setattr(TextLane, "offer", told)
+    monkeypatch.setattr(EntryLane, "offer", told)
     one = {"choice": 1, "tokens": [70, 71], "again": 0, "drafts": 1, "tells": None, "finish": None}
     played = [*before, one, "turn", *after, one, "turn", one, one, "turn", "go", "read", "turn", one]
-    quick, plain = await both(Tokenizer(byte_level()), TextRules(), played)
+    quick, plain = await both(Tokenizer(byte_level()), TextRules(), played, events=events)
     assert quick == plain and quick["usage"].completion_tokens == 10
     assert answers.count(True) == by_lane

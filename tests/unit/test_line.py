@@ -1,4 +1,4 @@
-"""Whose large piece of work is next, and whose is refused."""
+"""Whose piece of work is next, and whose is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.line import Line
 
 
 def line(most: int = 1000, **weights: float) -> Line[str]:
-    return Line(most, lambda caller: weights.get(caller, 1.0))
+    return Line(most, 1000, lambda caller: weights.get(caller, 1.0))
 
 
 def drained(waiting: Line[str]) -> list[str]:
@@ -31,6 +31,18 @@ def test_callers_take_turns_by_bytes_over_weight() -> None:
     for number in range(6):
         waiting.add_new(f"b{number}", "b", 10)
     assert Counter(name[0] for name in drained(waiting)[:6]) == {"a": 2, "b": 4}
+
+
+def test_small_pieces_of_a_caller_do_not_wait_behind_its_large_ones() -> None:
+    waiting = line(50_000)
+    for number in range(4):
+        waiting.add_new(f"large {number}", "a", 9000)
+    for number in range(12):
+        waiting.add_new(f"small {number}", "a", 1000)
+    assert waiting.add_new("large 4", "a", 9000) == ["large 4"]
+    order = drained(waiting)
+    assert order.index("small 0") <= 1 and order.index("small 8") <= 10
+    assert order.index("large 1") <= 11, "nor do large ones starve"
 
 
 def test_who_holds_most_for_its_weight_loses_its_newest() -> None:
@@ -59,13 +71,13 @@ def test_what_was_begun_is_never_refused() -> None:
 
 
 def test_bytes_are_counted_once_through_any_history() -> None:
-    rng, waiting, sizes, begun = random.Random(5), line(500), dict[str, int](), set[str]()
+    rng, waiting, sizes, begun = random.Random(5), line(500), dict[str, int](), dict[str, int]()
     for number in range(5000):
         name, caller, size = f"{number}", rng.choice("abc"), rng.randrange(1, 200)
         match rng.randrange(4):
             case 0:
                 waiting.add_begun(name, caller, size)
-                begun.add(name)
+                begun[name] = size
             case 1:
                 sizes[name] = size
                 for refused in waiting.add_new(name, caller, size):
@@ -73,11 +85,12 @@ def test_bytes_are_counted_once_through_any_history() -> None:
             case 2 if len(waiting):
                 served = waiting.next()
                 assert served in begun or not begun
-                begun.discard(served)
+                begun.pop(served, None)
                 sizes.pop(served, None)
             case 3 if sizes:
                 left = rng.choice(list(sizes))
                 waiting.remove(left)
                 waiting.remove(left)  # it may have left before
                 del sizes[left]
-        assert waiting.waiting == sum(sizes.values()) <= 500 and len(waiting) == len(sizes) + len(begun)
+        assert sum(sizes.values()) <= 500 and len(waiting) == len(sizes) + len(begun)
+        assert waiting.waiting == sum(sizes.values()) + sum(begun.values())

@@ -1,4 +1,4 @@
-"""Large pieces of work and the event loop that they leave to others."""
+"""New requests, and the event loop that they leave to others."""
 
 from __future__ import annotations
 
@@ -6,45 +6,57 @@ import asyncio
 import time
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from eyas.common.errors import DeadlineExceeded, Overloaded
 from gateway import pace as pace_module
+from gateway.metrics import GatewayMetrics
 from gateway.pace import LARGE_BYTES, Pace
 
 WORK_S = 0.02
 
 
-async def piece(pace: Pace, done: list[str], name: str, size: int = LARGE_BYTES) -> None:
+async def piece(
+    pace: Pace, done: list[str], name: str, size: int = LARGE_BYTES, takes_s: float = WORK_S
+) -> None:
     await pace.enter(name[0], size)
-    time.sleep(WORK_S)
+    time.sleep(takes_s)
     done.append(name)
 
 
-async def test_the_loop_turns_for_others_between_two_pieces() -> None:
-    """Whatever comes in ten pieces' time, no two of them work in one turn of the loop."""
+@pytest.mark.parametrize(("size", "pause_s"), [(LARGE_BYTES, WORK_S), (100, WORK_S), (100, 0.0)])
+async def test_the_loop_turns_for_others_between_two_pieces(size: int, pause_s: float) -> None:
+    """Whatever comes in ten pieces' time: a session that hears one message per turn hears some."""
     pace, done, turns = Pace(), list[str](), list[int]()
 
     async def count() -> None:
         while len(done) < 10:
             turns.append(len(done))
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    await asyncio.gather(*(piece(pace, done, f"a{number}") for number in range(10)))
+    await asyncio.gather(*(piece(pace, done, f"a{number}", size, pause_s) for number in range(10)))
     await counting
     assert done == [f"a{number}" for number in range(10)]
-    assert set(turns) >= set(range(1, 10)) and min(turns.count(seen) for seen in range(1, 10)) >= 2
+    assert min(turns.count(seen) for seen in range(1, 10)) >= pace_module.TURNS
 
 
-async def test_small_pieces_never_wait() -> None:
+async def test_a_small_piece_does_not_wait_behind_large_ones() -> None:
     pace, done = Pace(), list[str]()
-    waiting = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(5)]
+    waiting = [asyncio.create_task(piece(pace, done, f"a{n}", 9 * LARGE_BYTES)) for n in range(5)]
     await asyncio.sleep(0)
     assert len(done) == 1
-    pace.enter("b", LARGE_BYTES - 1).close()
-    with pytest.raises(StopIteration):  # it ends without giving up the loop
-        pace.enter("b", LARGE_BYTES - 1).send(None)
+    await piece(pace, done, "a small", 100)
+    assert len(done) <= 3
     await asyncio.gather(*waiting)
+
+
+async def test_a_piece_that_comes_alone_begins_at_once() -> None:
+    pace = Pace()
+    for _ in range(3):
+        with pytest.raises(StopIteration):  # it ends without giving up the loop
+            pace.enter("b", 100).send(None)
+        await asyncio.sleep(5 * pace_module.LEAST_REST_S)
 
 
 async def test_who_leaves_or_waits_too_long_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +76,7 @@ async def test_a_turn_that_comes_while_its_caller_leaves_is_passed_on() -> None:
     pace, done = Pace(), list[str]()
     tasks = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(3)]
     await asyncio.sleep(0)
-    first = next(iter(pace._line._callers))
+    first = next(iter(pace._line._holders))
     first.cancel()  # as a task does that is cancelled, before it runs again
     await asyncio.gather(*tasks, return_exceptions=True)
     assert done == ["a0", "a2"]
@@ -88,3 +100,22 @@ async def test_what_is_too_much_is_refused_at_once(monkeypatch: pytest.MonkeyPat
     answers = await asyncio.gather(*(piece(pace, done, name) for name in names), return_exceptions=True)
     refused = [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, Overloaded)]
     assert refused == ["a2", "a3"] and sorted(done) == ["a0", "a1", "b0"]
+
+
+async def test_what_waits_is_told_as_it_is_asked() -> None:
+    pace, registry, done = Pace(), CollectorRegistry(), list[str]()
+    GatewayMetrics(registry).turns.ask(lambda: pace.waiting)
+
+    def shown() -> tuple[float | None, float | None]:
+        names = ("eyas_turn_requests", "eyas_turn_bytes")
+        return registry.get_sample_value(names[0]), registry.get_sample_value(names[1])
+
+    assert shown() == (0, 0)
+    tasks = [
+        asyncio.create_task(piece(pace, done, f"a{number}", LARGE_BYTES + number)) for number in range(3)
+    ]
+    tasks.append(asyncio.create_task(pace.go_on("b", 2 * LARGE_BYTES, 5.0)))
+    await asyncio.sleep(0)
+    assert len(done) == 1 and shown() == (3, 4 * LARGE_BYTES + 3)
+    await asyncio.gather(*tasks)
+    assert shown() == (0, 0)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from eyas.common.errors import ConfigError
+from eyas.common.listening import listen
 from eyas.worker import ports
-from eyas.worker.ports import BLOCK, free_ports, listen
+from eyas.worker.ports import BLOCK, free_ports
 
 TAKE_200 = """
 import itertools, random, sys

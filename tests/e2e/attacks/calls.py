@@ -185,6 +185,12 @@ def endless_header(target: Target) -> Iterable[bytes]:
     yield from (frame(CONTINUATION, 0, 1, literal("x-a", "b" * 100) * 150) for _ in range(2000))
 
 
+def acknowledged_header(target: Target) -> Iterable[bytes]:
+    """The same from a caller who knows the server's limit."""
+    yield frame(SETTINGS, 1, 0)
+    yield from endless_header(target)
+
+
 def small_frames(target: Target) -> Iterable[bytes]:
     """Empty data, windows and priorities of a call that never says what it asks."""
     yield frame(HEADERS, END_HEADERS, 1, headers(target))
@@ -250,7 +256,8 @@ CALLS: list[Attack] = [
     attack("3 x 4,000 calls begun and reset", framing(calls_and_resets, 3, 5), "left closed", 60),
     attack("4 x 100,000 pings", framing(pings, 4, 5), "closed left", 20),
     attack("4 x 50,000 settings", framing(settings, 4, 5), "closed left", 20),
-    attack("4 headers of 200 MB", framing(endless_header, 4, 5), "closed left", 30),
+    attack("4 headers of 32 MB", framing(endless_header, 4, 5), "closed", 30),
+    attack("4 headers of 32 MB, acknowledged", framing(acknowledged_header, 4, 5), "closed left", 30),
     attack("4 x 180,000 small frames", framing(small_frames, 4, 5), "closed left", 30),
     attack("20 x 1,000 half messages", framing(half_messages, 20, 12), "left closed", 30),
     attack("1,000 silent gRPC connections", framing(lambda _: (), 1000, 15), "left closed", 25),
