@@ -21,13 +21,13 @@ from eyas.common import info, rpc
 from eyas.common.cached_pages import CachedPages, CacheNews
 from eyas.common.config import WorkerConfig
 from eyas.common.errors import ConfigError, Unavailable, from_code
+from eyas.common.listening import listen
 from eyas.common.metrics import WorkerMetrics
 from eyas.common.page_names import PageShape
 from eyas.common.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cached, Command, Drain, Load, Ready, Shutdown, Step, Stopped
-from eyas.worker import ports
 from eyas.worker.link import FrontLink
 from eyas.worker.liveness import Liveness
 from eyas.worker.membership import Membership
@@ -82,7 +82,7 @@ class Front:
     async def start(self) -> str:
         """Binds both ports and listens; returns the worker's address. Raises ConfigError for a taken port."""
         config, host = self._config, self._config.host
-        ports.listen(host, config.port, "port").close()  # says more of what fails than gRPC does
+        listen(host, config.port, "port").close()  # says more of what fails than gRPC does
         self._server = rpc.server()
         services = self._add_services()
         self._health = rpc.HealthService(self._server, services)

@@ -250,8 +250,7 @@ def _verdict(
     offered = draft >= 0
     limit = PATH - 1
     if SYNTHETIC:
-        own = tl.load(seed + slot) + slot  # greedy requests have no seed, and may be as long as each other
-        limit = _draw(own, start, rates, PATH, BLOCK)
+        limit = _draw(tl.load(seed + slot) + slot, start, rates, PATH, BLOCK)
     accepted = 0
     nodes = tl.where(node == 0, 0, -1)
     tokens = tl.full([BLOCK], -1, tl.int32)
@@ -301,7 +300,10 @@ def _child(node, below, draft, token, BLOCK: tl.constexpr, SYNTHETIC: tl.constex
 
 @triton.jit
 def _draw(seed, start, rates, PATH: tl.constexpr, BLOCK: tl.constexpr):
-    """The most drafts in a row that may be accepted; draft i may if its draw is below rates[i]."""
+    """The most drafts in a row that may be accepted; draft i may if its draw is below rates[i].
+
+    `seed`: a slot has its own, since greedy requests, which have none, may be as long as each other.
+    """
     step = tl.arange(0, BLOCK)
     still = tl.zeros([BLOCK], tl.int32)
     x, _, _, _ = tl.philox(seed, step, still + start, still + SYNTHETIC_CHOICE, still)
