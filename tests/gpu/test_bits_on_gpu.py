@@ -15,7 +15,7 @@ import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels.exact_attend import Cut
 from eyas.engine.kernels.exact_parts import Parts
 from eyas.engine.kernels.grouped import Gate, Products
@@ -103,11 +103,12 @@ def test_todays_sums_by_tile_are_noticed() -> None:
 
 
 def test_sums_by_atomics_are_noticed() -> None:
-    """The same rows twice: stretches of k are added up as they come."""
+    """Sixteen stretches of k, added up as they come, are not one fold."""
     x, weight = (torch.randn(rows, 14336, device="cuda").bfloat16() for rows in (512, 4096))
-    found = atomic_sums.product(x, weight)
-    torch.testing.assert_close(found, x @ weight.t(), rtol=0.02, atol=1.0)
-    assert any(not torch.equal(found, atomic_sums.product(x, weight)) for _ in range(20))
+    launch = skinny.Launch.on("cuda", pdl=False, exact=True)
+    found, exact = atomic_sums.product(x, weight), exact_wide.product(x, weight, launch)
+    torch.testing.assert_close(found, exact, rtol=0.02, atol=1.0)
+    assert not torch.equal(found, exact)
 
 
 # --- experts, and other grouped products ----------------------------------------------------------------
