@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from eyas.common.address import join
 from eyas.common.errors import ConfigError
 
+BACKLOG = 1024  # connections that wait to be accepted; who makes a server of a socket says it again
+
 
 def listen(host: str, port: int, flag: str, shared: bool = False) -> socket.socket:
     """A listening socket, which the caller owns. Raises ConfigError, which names `flag`, if that fails.
@@ -17,7 +19,7 @@ def listen(host: str, port: int, flag: str, shared: bool = False) -> socket.sock
     `shared`: other processes that say so may listen there too.
     """
     with _naming(host, port, flag):
-        return socket.create_server((host, port), family=_family(host), backlog=1024, reuse_port=shared)
+        return socket.create_server((host, port), family=_family(host), backlog=BACKLOG, reuse_port=shared)
 
 
 def claim(host: str, port: int, flag: str) -> socket.socket:
