@@ -21,6 +21,7 @@ from eyas.common.tls_door import TlsDoor
 from gateway.http2_opening import Opening
 
 FLUSH_S = 5.0  # a caller that takes less than what waits for it is gone: gRPC's own pings would say the same
+LAST_S = 3.0  # at the end, as over HTTP: whoever started the gateway waits little longer
 _log = logging.getLogger("eyas.gateway")
 _alarm = Rarely(_log)
 
@@ -52,8 +53,11 @@ class Relay:
         self._listener.close()
 
     async def aclose(self) -> None:
-        """After gRPC has ended its connections: waits until callers have their last bytes."""
-        await asyncio.gather(*(caller.gone for caller in self._callers))
+        """After gRPC has ended its connections: callers have `LAST_S` to take their last bytes."""
+        if self._callers:
+            await asyncio.wait([caller.gone for caller in self._callers], timeout=LAST_S)
+        for caller in self._callers:
+            caller.abort()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()

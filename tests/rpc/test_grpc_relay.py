@@ -238,6 +238,25 @@ def test_who_says_no_more_and_takes_no_more_is_closed(monkeypatch: pytest.Monkey
     on_both_loops(test)
 
 
+def test_a_caller_who_takes_nothing_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_relay, "FLUSH_S", 2 * SOON_S)
+    monkeypatch.setattr(grpc_relay, "LAST_S", 0.2, raising=False)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HELLO + bytes(32 << 20))
+        writer.close()
+
+    async def test() -> None:
+        async with relayed(serve) as relay, asyncio.timeout(SOON_S):
+            with socket.create_connection(("127.0.0.1", relay.port)):
+                await asyncio.sleep(0.2)
+                assert relay._callers
+                await relay.stop()
+                await relay.aclose()
+
+    on_both_loops(test)
+
+
 def test_hundreds_of_callers_may_come_at_once() -> None:
     """The kernel keeps them until the loop has time."""
 
