@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
+import os
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -221,10 +220,8 @@ class GrpcFront:
         self._health = rpc.HealthService(self._server, [SERVICE])
         tls = None if config.door is None else door_context(config.door, "h2")
         listener = listen(config.host, config.grpc_port, "grpc-port", config.member is not None)
-        self._folder = tempfile.TemporaryDirectory(prefix="eyas-grpc-")
-        path = str(Path(self._folder.name) / "front")
-        rpc.bind_path(self._server, path)
-        self._relay = Relay(listener, path, tls, config.max_connections)
+        self._socket = rpc.bind_unnamed(self._server)
+        self._relay = Relay(listener, f"/proc/self/fd/{self._socket}", tls, config.max_connections)
         self.port = self._relay.port
         self._watch: asyncio.Task[None] | None = None
 
@@ -243,7 +240,7 @@ class GrpcFront:
         await self._relay.stop()
         await self._server.stop(STOP_GRACE_S)
         await self._relay.aclose()
-        self._folder.cleanup()
+        os.close(self._socket)
 
     async def _follow_health(self) -> None:
         while True:

@@ -9,16 +9,19 @@ connections. It refuses to know calls.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
 from typing import Any
 
+from eyas.common.listening import BACKLOG
 from eyas.common.logging import Rarely
 from eyas.common.tls_door import TlsDoor
 from gateway.http2_opening import Opening
 
 FLUSH_S = 5.0  # a caller that takes less than what waits for it is gone: gRPC's own pings would say the same
+LAST_S = 3.0  # at the end, as over HTTP: whoever started the gateway waits little longer
 _log = logging.getLogger("eyas.gateway")
 _alarm = Rarely(_log)
 
@@ -50,13 +53,17 @@ class Relay:
         self._listener.close()
 
     async def aclose(self) -> None:
-        """After gRPC has ended its connections: waits until callers have their last bytes."""
-        await asyncio.gather(*(caller.gone for caller in self._callers))
+        """After gRPC has ended its connections: callers have `LAST_S` to take their last bytes."""
+        if self._callers:
+            await asyncio.wait([caller.gone for caller in self._callers], timeout=LAST_S)
+        for caller in self._callers:
+            caller.abort()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        async with await loop.create_server(self._protocol, sock=self._listener) as server:
-            await server.serve_forever()
+        server = await loop.create_server(self._protocol, sock=self._listener, backlog=BACKLOG)
+        with contextlib.closing(server):  # `serve_forever` would wait, at the end, for open connections
+            await loop.create_future()
 
     def _protocol(self) -> _Caller:
         return _Caller(self._path, self._callers)
@@ -153,6 +160,10 @@ class _Caller(_End):
             self._stalled.cancel()
             self._stalled = None
         super().resume_writing()
+
+    def eof_received(self) -> None:
+        """The caller says no more: the transport closes once the caller has taken what waits for it."""
+        self._end_soon()
 
     def close(self) -> None:
         """Closes it once it has taken what waits for it."""

@@ -10,6 +10,7 @@ HEAD_BYTES = 9  # of a frame: length (3), type, flags, stream (4)
 SETTINGS, ACK = 4, 1
 ACKNOWLEDGED = bytes((0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0))
 MAX_BYTES = 1 << 20  # a caller acknowledges as soon as it has read a server's first bytes
+MAX_FRAMES = 1 << 13  # a look at each takes some microseconds
 
 
 class Opening:
@@ -28,7 +29,7 @@ class Opening:
     def passes(self, data: bytes) -> bytes:
         """What the server gets for these bytes.
 
-        Raises ValueError if `MAX_BYTES` came without an acknowledgement.
+        Raises ValueError if `MAX_BYTES` or `MAX_FRAMES` came without an acknowledgement.
         """
         self._bytes += len(data)
         data, passed, at = self._head + data, bytearray(), 0
@@ -56,6 +57,8 @@ class Opening:
     def _begin(self, head: bytes) -> bytes:
         """A frame begins. Gives what passes of its head."""
         self._frames += 1
+        if self._frames > MAX_FRAMES:
+            raise ValueError(f"{MAX_FRAMES} frames came, and no acknowledgement of SETTINGS")
         length, settings, acknowledges = int.from_bytes(head[:3]), head[3] == SETTINGS, bool(head[4] & ACK)
         if self._frames == 1:
             if settings and not acknowledges:

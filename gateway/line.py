@@ -7,6 +7,7 @@ bound, who holds most for its weight loses its newest. Pure values: no clock, no
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -81,6 +82,9 @@ class Line(Generic[Item]):
         return Claim(f"{caller}\0{kind}", float(size), self._weight(caller))
 
     def _heaviest(self) -> Holder:
-        return max(
-            self._sizes, key=lambda holder: sum(self._sizes[holder].values()) / self._weight(holder[0])
-        )
+        """Of the caller who holds most, for its weight, the kind of which it holds more."""
+        kinds = {holder: sum(own.values()) for holder, own in self._sizes.items()}
+        held = Counter[str]()
+        for (caller, _), size in kinds.items():
+            held[caller] += size
+        return max(kinds, key=lambda kind: (held[kind[0]] / self._weight(kind[0]), kinds[kind]))

@@ -10,14 +10,20 @@ from collections.abc import Iterator
 from eyas.common.address import join
 from eyas.common.errors import ConfigError
 
+BACKLOG = 1024  # connections that wait to be accepted; who makes a server of a socket says it again
+
 
 def listen(host: str, port: int, flag: str, shared: bool = False) -> socket.socket:
     """A listening socket, which the caller owns. Raises ConfigError, which names `flag`, if that fails.
 
-    `shared`: other processes that say so may listen there too.
+    `shared`: other processes that say so may listen there too. `::` is every address of IPv4 too.
     """
     with _naming(host, port, flag):
-        return socket.create_server((host, port), family=_family(host), backlog=1024, reuse_port=shared)
+        family = _family(host)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, reuse_port=shared, dualstack_ipv6=both
+        )
 
 
 def claim(host: str, port: int, flag: str) -> socket.socket:

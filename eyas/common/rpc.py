@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import os
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -36,6 +38,7 @@ from eyas.common.tls import AMONG_SERVICES, Advice, ChannelTls, ServiceTls, expl
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MESSAGE_TIMEOUT_S = 30.0
+MEMORY = "/dev/shm"  # can be written to where a container's root cannot
 
 # A stopped peer (SIGSTOP, pulled cable) is noticed within 2 s + 3 s. The ping timeout is part of it: without
 # it the transport waits a minute for the missing ping before the keepalive watchdog may end the stream.
@@ -148,10 +151,19 @@ def bind(
     return int(bound)
 
 
-def bind_path(target: grpc.aio.Server, path: str) -> None:
-    """Binds a Unix socket, for this process itself. Raises ConfigError if that fails."""
-    if target.add_insecure_port(f"unix:{path}") == 0:
-        raise ConfigError(f"a socket at {path} cannot be used")
+def bind_unnamed(target: grpc.aio.Server) -> int:
+    """Binds a Unix socket for this process itself. Gives a descriptor of it, which the caller owns; it is
+    dialled as `/proc/self/fd/N`.
+
+    Its name is gone at once: a process that is killed leaves nothing. Raises ConfigError if that fails.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="eyas-grpc-", dir=MEMORY) as folder:
+            path = f"{folder}/s"
+            target.add_insecure_port(f"unix:{path}")
+            return os.open(path, os.O_PATH)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"no socket can be made in {MEMORY}: {error}") from error
 
 
 # --- errors ------------------------------------------------------------------------------------------

@@ -78,7 +78,9 @@ def _members(config: GatewayConfig) -> Iterator[list[Child]]:
     with contextlib.ExitStack() as held:
         http = held.enter_context(claim(config.host, config.port, "port"))
         grpc = held.enter_context(claim(config.host, config.grpc_port, "grpc-port"))
-        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="eyas-gateway-")))
+        # There, for a container's root may be read-only.
+        sockets = tempfile.TemporaryDirectory(prefix="eyas-gateway-", dir="/dev/shm")
+        folder = Path(held.enter_context(sockets))
         config = dataclasses.replace(config, port=http.getsockname()[1], grpc_port=grpc.getsockname()[1])
         environment = api_keys.environment(config.api_keys)
         children = []

@@ -58,11 +58,17 @@ def run_gateway(config: GatewayConfig) -> None:
     eyas_logging.setup(name, config.log_format, reads_text=True)
     if config.member is None:
         warn_if_open(config)
-    files = raise_limit()
-    connections = min(config.max_connections, files // 5)  # per front; one over gRPC has three files
+    uvloop.run(_run(fitting(config, raise_limit())))
+
+
+def fitting(config: GatewayConfig, files: int) -> GatewayConfig:
+    """With no more connections per front than fit if so many files may be open. Tells the log."""
+    # One connection over HTTP has one, one over gRPC three; each front may have as many TLS handshakes.
+    each = 1 + 3 + (0 if config.door is None else 2)
+    connections = min(config.max_connections, files // (each + 1))
     if connections < config.max_connections:
         _log.warning("only %d files may be open: at most %d connections per front", files, connections)
-    uvloop.run(_run(dataclasses.replace(config, max_connections=connections)))
+    return dataclasses.replace(config, max_connections=connections)
 
 
 def warn_if_open(config: GatewayConfig) -> None:

@@ -94,12 +94,10 @@ async def gateway() -> AsyncIterator[Gateway]:
     port, grpc_port = next(ports), next(ports)
     worker = await ScriptedWorker((Role.PREFILL, Role.DECODE)).start()
     command = f"-m eyas.cli gateway --registry static:{worker.address} --port {port} --grpc-port {grpc_port}"
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    # By a shell: with a `preexec_fn` Python forks, which the gRPC of the worker above may not survive.
+    shell = ("sh", "-c", f'ulimit -Sn {SOFT_FILES} && exec "$@"', "sh")
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command.split(),
-        env={**os.environ, "EYAS_API_KEY": KEY},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (SOFT_FILES, hard)),
+        *shell, sys.executable, *command.split(), env={**os.environ, "EYAS_API_KEY": KEY}
     )
     started = Gateway(process.pid, port, grpc_port)
     try:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from test_exit import gateway_process, line_with
 from test_generate_paths import UNIFIED
 
 from eyas.client import AsyncClient
+from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError
 from eyas.common.listening import claim, listen
+from eyas.worker.gateway_group import _members
 from eyas.worker.leave import SAME_WORD_S
 from eyas.worker.ports import free_ports
 
@@ -135,3 +138,9 @@ async def test_a_taken_port_and_wide_limits_are_told_at_once(tmp_path: Path) -> 
             assert "a key may have up to 2 times its limits" in lines
             assert f"eyas: --port: cannot listen on 127.0.0.1:{port}" in lines
             assert await process.wait() == 2
+
+
+def test_a_group_needs_no_writable_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with _members(GatewayConfig(port=0, grpc_port=0, processes=2)) as children:
+        assert len(children) == 2

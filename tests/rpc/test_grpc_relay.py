@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -204,6 +206,82 @@ def test_either_end_that_goes_takes_the_other_along(monkeypatch: pytest.MonkeyPa
             writer.transport.abort()
 
     on_both_loops(test)
+
+
+def test_who_says_no_more_and_takes_no_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the caller is less than what pauses gRPC, so nothing else ends it."""
+    monkeypatch.setattr(grpc_relay, "FLUSH_S", 0.3)
+
+    async def test() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(HELLO)
+            await reader.readexactly(len(OWN + ACK))
+            (end,) = relay._callers
+            assert end.transport is not None
+            while not end.transport.get_write_buffer_size():
+                writer.write(bytes(20_000))
+                await asyncio.sleep(0.001)
+            caller.shutdown(socket.SHUT_WR)
+            await asyncio.sleep(0.1)
+            writer.close()
+
+        with socket.socket() as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            async with relayed(serve) as relay, asyncio.timeout(SOON_S):
+                caller.connect(("127.0.0.1", relay.port))
+                caller.sendall(OWN + ACK)
+                while not relay._callers:
+                    await asyncio.sleep(0.01)
+                while relay._callers:
+                    await asyncio.sleep(0.01)
+
+    on_both_loops(test)
+
+
+def test_a_caller_who_takes_nothing_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_relay, "FLUSH_S", 2 * SOON_S)
+    monkeypatch.setattr(grpc_relay, "LAST_S", 0.2, raising=False)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HELLO + bytes(32 << 20))
+        writer.close()
+
+    async def test() -> None:
+        async with relayed(serve) as relay, asyncio.timeout(SOON_S):
+            with socket.create_connection(("127.0.0.1", relay.port)):
+                await asyncio.sleep(0.2)
+                assert relay._callers
+                await relay.stop()
+                await relay.aclose()
+
+    on_both_loops(test)
+
+
+def test_hundreds_of_callers_may_come_at_once() -> None:
+    """The kernel keeps them until the loop has time."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def test() -> None:
+        async with relayed(serve) as relay:
+            await asyncio.sleep(0.05)
+            with contextlib.ExitStack() as callers:
+                for _ in range(300):  # the loop does not turn meanwhile
+                    where = ("127.0.0.1", relay.port)
+                    callers.enter_context(socket.create_connection(where, timeout=1.0))
+
+    on_both_loops(test)
+
+
+async def test_a_gateway_that_is_killed_leaves_no_file_and_needs_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # a container's root may be read-only
+    async with front() as there, AsyncClient(f"127.0.0.1:{there.port}") as client:
+        assert await client.models(timeout_s=SOON_S)
+        name = os.readlink(f"/proc/self/fd/{there._socket}")
+        assert name.endswith(" (deleted)") and not Path(name).parent.exists()
 
 
 async def test_without_gRPC_behind_it_a_caller_is_closed() -> None:

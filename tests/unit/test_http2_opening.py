@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from gateway.http2_opening import ACKNOWLEDGED, MAX_BYTES, Opening
+from gateway.http2_opening import ACKNOWLEDGED, MAX_BYTES, MAX_FRAMES, Opening
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6
@@ -68,3 +68,13 @@ def test_what_comes_without_an_acknowledgement_is_bounded() -> None:
     acknowledged.passes(OWN + ACK)
     for _ in range(2 * fit):
         assert acknowledged.passes(block) == block
+
+
+def test_frames_without_an_acknowledgement_are_bounded() -> None:
+    """Each costs a look, however small it is."""
+    opening = Opening()
+    opening.passes(OWN)
+    unknown = frame(99, 0, 0)
+    assert opening.passes(unknown * (MAX_FRAMES - 1)) == unknown * (MAX_FRAMES - 1)
+    with pytest.raises(ValueError, match="frames came, and no acknowledgement of SETTINGS"):
+        opening.passes(unknown)

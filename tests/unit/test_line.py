@@ -94,3 +94,10 @@ def test_bytes_are_counted_once_through_any_history() -> None:
                 del sizes[left]
         assert sum(sizes.values()) <= 500 and len(waiting) == len(sizes) + len(begun)
         assert waiting.waiting == sum(sizes.values()) + sum(begun.values())
+
+
+def test_a_caller_is_judged_by_its_large_and_small_pieces_together() -> None:
+    waiting = line(5000)
+    for name, caller, size in (("a1", "a", 900), ("a2", "a", 900), ("a3", "a", 1900)):
+        assert waiting.add_new(name, caller, size) == []
+    assert waiting.add_new("b1", "b", 1950) == ["a3"]

@@ -86,3 +86,16 @@ def test_a_host_without_a_free_port_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ports, "FIRST", 2**16)
     with pytest.raises(ConfigError, match="no port of this host is free"):
         next(ports._blocks())
+
+
+def test_every_address_is_that_of_both_families() -> None:
+    """As gRPC binds `::` of a worker."""
+    with listen("::", 0, "port") as listener:
+        port = listener.getsockname()[1]
+        for family, host in ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1")):
+            with socket.socket(family) as caller:
+                caller.settimeout(5.0)
+                caller.connect((host, port))
+    for host in ("::1", "127.0.0.1"):
+        with listen(host, 0, "port") as listener:
+            assert listener.getsockname()[0] == host

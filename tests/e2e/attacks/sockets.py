@@ -231,7 +231,7 @@ SOCKETS: list[Attack] = [
     attack("400 bodies of 2 MiB, half sent", half_sent_bodies, "408 429 503", 40),
     attack("60 unread streams", slow_readers, "left", 15),
     attack("300 floods of headers", header_floods, "431 closed", 15),
-    attack("120 bodies without an end", huge_bodies, "413 closed", 15),
+    attack("120 bodies without an end", huge_bodies, "413 429 closed", 15),
     attack("24 bodies of tiny chunks", tiny_chunks, "400 413 431 closed", 30),
     attack("20 x 5,000 requests sent ahead", requests_ahead, "400 closed", 15),
     attack("6,000 connections reset", connections_and_resets, "left", 10),
