@@ -19,17 +19,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
 ]
 
-PATH = [
-    5,
-    0,
-    0,
-    0,
-    3,
-    0,
-    1,
-    5,
-    *([0] * 20),
-]  # after few plain rounds, and more than the ring holds
+PATH = [5, 0, 0, 0, 3, 0, 1, 5, *[0] * 20]
+"""Depths: drafts after few plain rounds, and more plain rounds than the ring holds."""
 
 
 def rounds(**changes: Any) -> list[list[tuple[tuple[int, ...], int, int]]]:

@@ -20,7 +20,16 @@ from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.runner import LATE_AT_ONCE, late_sizes
-from eyas.engine.loading.device_build import _check_words, buckets_of, by_depth, captured, largest, rehearsed
+from eyas.engine.loading.depth_times import measure_depths
+from eyas.engine.loading.device_build import (
+    _check_words,
+    buckets_of,
+    by_depth,
+    captured,
+    captured_late,
+    largest,
+    rehearsed,
+)
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 from eyas.engine.speculation.pacing import Pacing
@@ -123,6 +132,38 @@ def test_sequences_that_nothing_is_drafted_for_cost_a_row_each() -> None:
 def test_those_that_catch_up_at_once_are_few_sizes() -> None:
     assert late_sizes(1) == (1,) and late_sizes(5) == (1, 2, 4, 8)
     assert late_sizes(256)[-1] == LATE_AT_ONCE == late_sizes(64)[-1]
+
+
+@pytest.mark.parametrize("running", [1, 5, 256])
+def test_whatever_catches_up_has_a_graph(running: int) -> None:
+    made = loaded(CHAIN, max_running=running)
+    state: Any = SimpleNamespace(
+        drafter=SimpleNamespace(adaptive=True), tables=SimpleNamespace(padding_slot=running)
+    )
+    graphs = captured_late(made, state)
+    assert {*graphs} == {(size, width) for size in late_sizes(running) for width in (1, 2, 4, 6, 8)}
+    assert len(graphs) == len({*graphs}) and graphs[0][0] == late_sizes(running)[-1], "the largest first"
+    state.drafter.adaptive = False
+    assert captured_late(made, state) == []
+
+
+@pytest.mark.parametrize(
+    ("graphs", "most", "expected"),
+    [((1, 4), 4, [1, 4]), ((2, 8), 6, [2, 6]), ((1, 4), 40, [1, 4, 8, 16, 32, 40])],
+)
+def test_a_start_measures_batches_as_they_run(graphs: Any, most: int, expected: list[int]) -> None:
+    """What is between two graphs takes as long as the larger one."""
+    policy, found = depths()
+    found._buckets = {depth: replace(one, batches=graphs) for depth, one in found._buckets.items()}
+    ran = []
+    runner: Any = SimpleNamespace(
+        launch=lambda works: SimpleNamespace(land=lambda: ran.append((len(works), found.fixed)))
+    )
+    config = resolve_engine("cuda", speculation=CHAIN, max_running=most, num_pages=8)
+    measure_depths(runner, found, Pacing(policy), config)
+    assert [*dict.fromkeys(batch for batch, _ in ran)] == expected
+    assert [*dict.fromkeys(depth for _, depth in ran)] == [3, 1, 0], "plain rounds last"
+    assert found.fixed is None and all(policy.times.seconds(batch, 3) > 0.0 for batch in expected)
 
 
 # --- what plain rounds leave -------------------------------------------------------------------------------

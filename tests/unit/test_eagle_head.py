@@ -127,15 +127,16 @@ def test_a_model_may_have_no_head_of_its_own(folders: Folders) -> None:
         HeadRig(target, Rig(target))
 
 
+@pytest.mark.parametrize("archive", [True, False])
 def test_a_head_of_an_older_export_is_converted_once(
-    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: bool, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Official EAGLE heads come as pytorch_model.bin."""
+    """Official EAGLE heads come as pytorch_model.bin, in the oldest exports without an archive around it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     target, head = folders
     tensors = load_file(head / "model.safetensors")
     (head / "model.safetensors").unlink()
-    torch.save(tensors, head / "pytorch_model.bin")
+    torch.save(tensors, head / "pytorch_model.bin", _use_new_zipfile_serialization=archive)
     first, again = weight_files(head), weight_files(head)
     assert first == again and first[0].is_relative_to(tmp_path / "cache")
     found = load_file(first[0])
@@ -157,6 +158,8 @@ def test_a_file_that_was_changed_is_converted_again(tmp_path: Path, monkeypatch:
     ("held", "told"),
     [
         (b"no pickle", "is not a PyTorch file of tensors"),
+        (b"", "is not a PyTorch file of tensors"),
+        (b"\x80\x02a.", "is not a PyTorch file of tensors"),  # appends to a list that there is not
         ({"weight": Path("x")}, "is not a PyTorch file of tensors"),  # more than tensors: it could run code
         ({"weight": 3}, "does not hold tensors by name"),
     ],

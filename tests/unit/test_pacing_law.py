@@ -15,6 +15,7 @@ from eyas.engine.speculation.acceptance import Acceptance
 from eyas.engine.speculation.depth import AdaptiveDepth
 
 LAW = 0.98
+MANY, PLAIN = 64, 0.97  # of batches so large, where plain rounds are best
 CHANGED = 0.95  # of the best, from the moment on at which acceptance changes: learning takes a part of it
 
 
@@ -46,8 +47,18 @@ def least(engine: Engine, batches: tuple[int, ...], rate: float, ms: float = 300
     ],
 )
 def test_nearly_as_fast_as_the_best_fixed_depth(batches: tuple[int, ...], learn: float, count: float) -> None:
+    """Where plain rounds are best in large batches, less: what keeps the head up to date takes 1.5 % of the
+    time there, and trials, whose rounds take nearly twice as long, 0.5 %.
+    """
     found = shares(Engine(started(), seed=2), batches, learn, count)
-    assert min(found.values()) >= LAW, found
+    bounds = {f"{batch} at {rate}": bound(batch, rate) for batch in batches for rate in TABLES}
+    assert all(share >= bounds[cell] for cell, share in found.items()), found
+
+
+def bound(batch: int, rate: float) -> float:
+    """Of the best fixed depth's speed, what must be reached."""
+    plain = batch / round_ms(batch, 0) >= best_fixed(batch, rate)
+    return PLAIN if plain and batch >= MANY else LAW
 
 
 @pytest.mark.slow
@@ -74,19 +85,25 @@ def in_moments(batches: tuple[int, ...], seed: int, held_up: float = 2.0) -> dic
     return found
 
 
-def test_rounds_that_newcomers_hold_up_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rule", "without"), [("LAST", 1), ("OWN_ROUNDS", 1e9)])
+def test_rounds_that_newcomers_hold_up_are_not_believed(
+    rule: str, without: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first rounds of every batch take up to three times as long, whatever their depth."""
-    found = in_moments((16, 64), seed=2)
+    found = in_moments((16, 64), seed=4)
     assert min(found.values()) >= 0.97, found
-    monkeypatch.setattr(round_times, "LAST", 1)
-    assert min(in_moments((16, 64), seed=2).values()) < 0.9
+    monkeypatch.setattr(round_times, rule, without)
+    assert min(in_moments((16, 64), seed=4).values()) < 0.96
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
 def test_moments_of_all_batches(seed: int) -> None:
+    """Four seconds after each change of what is accepted, which are 100 rounds of the largest batches: it
+    still learns there.
+    """
     found = in_moments(BATCHES, seed)
-    assert min(found.values()) >= 0.95, found
+    assert min(found.values()) >= 0.96, found
 
 
 @pytest.mark.parametrize("batch", [1, 64])

@@ -66,8 +66,9 @@ class World:
 def test_no_batch_and_no_text_is_slower_than_the_best_fixed_depth(
     batch: int, text: tuple[float, float]
 ) -> None:
+    """From the first round on, so what is learnt at first, and trials of one depth less, take their part."""
     world = World(batch, text)
-    assert world.speed(Pacing(started(), sparse=True)) >= 0.98 * world.best()
+    assert world.speed(Pacing(started(), sparse=True)) >= 0.975 * world.best()
 
 
 def test_drafts_that_are_missing_and_do_not_count_make_rounds_too_wide() -> None:

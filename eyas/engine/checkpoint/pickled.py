@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
+import zipfile
 from pathlib import Path
 
 import torch
@@ -39,11 +39,15 @@ def converted(path: Path, digest: str) -> Path:
 
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:
-    """By name; each has memory of its own, as safetensors demand."""
+    """By name; each has memory of its own, as safetensors demand. PyTorch before 1.6 wrote no archives."""
     try:
-        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise ConfigError(f"{path} is not a PyTorch file of tensors: {str(error).splitlines()[0]}") from None
+        mapped = zipfile.is_zipfile(path)
+        found = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged pickle raises whatever its instructions come upon
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{path} is not a PyTorch file of tensors: {told}") from None
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise ConfigError(f"{path} does not hold tensors by name")
     return {name: value.clone(memory_format=torch.contiguous_format) for name, value in found.items()}

@@ -157,7 +157,7 @@ class Late:
 
     @staticmethod
     def padding(count: int, width: int, slot: int) -> Late:
-        """As many sequences in the slot of padding, which have nothing to catch up with."""
+        """`count` sequences in the slot of padding, which have nothing to catch up with."""
         return Late(np.array([[slot] * count, [0] * count], np.int32), width)
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from eyas.engine.checkpoint.config import ModelConfig
@@ -45,40 +47,37 @@ class HeadLayers:
 
     def __call__(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         """given [m, width], the residual x [m, hidden], which is kept -> the residual after all layers."""
-        run = self._narrow if step.rows.count <= self._narrow_rows else self._wide
-        return run(given, x, pool, step)
+        last, own = self._layers[-1], pool.layer(len(self._layers) - 1)
+        if step.rows.count <= self._narrow_rows:
+            source, residual = self._above_narrow(given, x, pool, step)
+            return last.narrow(source, residual, own, step).x
+        normed, x = self._above_wide(given, x, pool, step)
+        return last.wide(normed, x, own, step).settled(self._eps, step.context.launch.pdl)
 
     def keep(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> None:
         """The same, as far as it writes the rows' KV: nothing of the last layer reads it."""
-        keep = self._keep_narrow if step.rows.count <= self._narrow_rows else self._keep_wide
-        keep(given, x, pool, step)
+        last, own = self._layers[-1], pool.layer(len(self._layers) - 1)
+        if step.rows.count <= self._narrow_rows:
+            last.keep_narrow(self._above_narrow(given, x, pool, step)[0], own, step)
+        else:
+            last.keep_wide(self._above_wide(given, x, pool, step)[0], own, step)
 
-    def _narrow(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
-        first, *others = self._layers
-        residual = first.narrow(skinny.Source(given), NarrowRows(x), pool.layer(0), step)
-        for i, layer in enumerate(others, 1):
-            residual = layer.narrow(layer.source(residual), residual, pool.layer(i), step)
-        return residual.x
-
-    def _keep_narrow(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> None:
-        source, residual, last = skinny.Source(given), NarrowRows(x), len(self._layers) - 1
-        for i, layer in enumerate(self._layers[:last]):
+    def _above_narrow(
+        self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward
+    ) -> tuple[skinny.Source, NarrowRows]:
+        """What the last layer's attention reads, and the residual, after all layers before it."""
+        source, residual = skinny.Source(given), NarrowRows(x)
+        for i, (layer, after) in enumerate(pairwise(self._layers)):
             residual = layer.narrow(source, residual, pool.layer(i), step)
-            source = self._layers[i + 1].source(residual)
-        self._layers[last].keep_narrow(source, pool.layer(last), step)
+            source = after.source(residual)
+        return source, residual
 
-    def _wide(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
-        pdl, (first, *others) = step.context.launch.pdl, self._layers
-        residual = first.wide(Normed(given), x.clone(), pool.layer(0), step)
-        for i, layer in enumerate(others, 1):
-            normed = layer.settle(residual, pdl)
-            residual = layer.wide(normed, residual.x, pool.layer(i), step)
-        return residual.settled(self._eps, pdl)
-
-    def _keep_wide(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> None:
-        normed, last = Normed(given), len(self._layers) - 1
-        x = x.clone() if last else x
-        for i, layer in enumerate(self._layers[:last]):
+    def _above_wide(
+        self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward
+    ) -> tuple[Normed, torch.Tensor]:
+        """The same."""
+        normed, x = Normed(given), x.clone()
+        for i, (layer, after) in enumerate(pairwise(self._layers)):
             residual = layer.wide(normed, x, pool.layer(i), step)
-            normed, x = self._layers[i + 1].settle(residual, step.context.launch.pdl), residual.x
-        self._layers[last].keep_wide(normed, pool.layer(last), step)
+            normed, x = after.settle(residual, step.context.launch.pdl), residual.x
+        return normed, x

@@ -20,9 +20,8 @@ from eyas.engine.speculation.round_times import RoundTimes
 DEPTHS = (1, 3, 5, 7, 11, 15, 23)
 MARGIN = 0.005  # a depth that promises less than this more is not changed to
 BUDGET = 0.004  # of all time, for trying other depths
-NEAR = 0.8  # of the best depth's promise: one beside it that promises less is not tried ..
-DOUBTFUL = 0.5  # .. or less than this, while it has hardly been seen in such a batch
-KEPT_ROUNDS = 4  # for which a choice holds
+KEPT_ROUNDS = 4  # for which a choice holds ..
+TRIED_ROUNDS = 2  # .. and a trial
 MOST_CREDIT = 2  # rounds: the most that is saved up for trials, and the most that one may leave owed
 MOST_LATE = 1.3  # of what a round should take: what is beyond that is not its depth's to pay
 LEAST_PRICE = 0.04  # of a round: what trying a depth counts at least, also where it promises as much
@@ -71,8 +70,9 @@ def best(tokens: Floats, seconds: Floats, current: int) -> int:
 def price(tokens: Floats, seconds: Floats, current: int, tried: int) -> float:
     """Seconds that are lost by a trial of the depth at place `tried` between rounds of that at `current`.
 
-    From plain rounds one round is enough: its drafts are made before it. The first round after another change
-    has only the drafts that the round before it made, and one back from a shallower depth likewise.
+    After a plain round drafts are made before the next one; so its price is of one round, and what the second
+    one loses is owed. The first round after another change has only the drafts that the round before it made,
+    and one back from a shallower depth likewise.
     """
     rate = tokens[current] / seconds[current]
     if not current:
@@ -146,25 +146,20 @@ class AdaptiveDepth:
         self._ages[self._now] = 0
 
     def _try(self, tokens: Floats, seconds: Floats) -> None:
-        """Leave the best depth for a moment, if that is paid for: to one beside it that may be as good.
+        """Leave the best depth for two rounds, if that is paid for: to one beside it, whatever it promises.
 
-        Plain rounds say nothing of drafts, so the depth above them is tried whatever it promises: for one
-        round, which tells what is accepted. How long such rounds take only the second one tells. The deepest
-        rounds tell all that is accepted, but not how long others take: if that is believed too long, nothing
-        else would lead back, so the depth before them is tried for two, whatever it promises.
+        What it promises may be wrong: plain rounds say nothing of drafts, and what holds rounds up may have
+        been the last that was seen of a depth. The first round tells what is accepted, the second one how
+        long such rounds take.
         """
-        seen = [self.times.seen(self._size, depth) for depth in self.depths]
-        near = tokens / seconds > np.where(seen, NEAR, DOUBTFUL) * self._rate
         beside = {
             place: price(tokens, seconds, self._place, place)
             for place in (self._place - 1, self._place + 1)
-            if 0 <= place < len(near) and (near[place] or self._place in (0, len(near) - 1))
+            if 0 <= place < len(self.depths)
         }
-        if not beside:
-            return
         place = max(beside, key=lambda one: self._ages[one] / beside[one])
         if self._ages[place] and beside[place] <= self._credit:
-            self._now, self._left = place, 2 if near[place] or self._place else 1
+            self._now, self._left = place, TRIED_ROUNDS
             self._tried = self.depths[place]
 
     def landed(self, batch: Batch, depth: int, accepted: Ints, offered: Ints) -> None:

@@ -3,7 +3,7 @@
 What counts is how depths compare in one batch. What all of them have in common there (attention over contexts
 that grow, the host) comes on top of a round whatever its depth: so it is learnt in seconds, from whichever
 runs. A batch that was never seen compares depths as those beside it do. Whatever holds a round up (newcomers,
-the host) makes it longer, never shorter: so one round alone is not believed. It knows no clock.
+the host) makes it longer, never shorter: so the shortest of a few is believed. It knows no clock.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from bisect import bisect_left
 from collections import Counter, deque
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-COMMON, OWN = 0.05, 0.03  # of a surprise: what all depths of the batch learn, what the depth learns besides
+COMMON = 0.05  # of a surprise: what all depths of the batch learn from it
+OWN_ROUNDS = 32.0  # what a depth's rounds said longer ago, in rounds of its batch, hardly counts
 PER_STEP = 0.1  # of a plain round: what each step of drafting adds, until it is known
 SURPRISE = 0.3  # of what was expected: the largest that counts, for an interrupted round says little
-FIRST_SURPRISE = 1.0  # where all that was expected was a guess
-MEASURED = 3  # rounds that what a start measured counts as
-LAST = 3  # rounds of a batch and depth whose middle one is believed; of two, the shorter
+BEFOREHAND = 2.0  # rounds that what is believed beforehand counts as: what was measured as twice as many
+LAST = 3  # rounds of a batch and depth of which the shortest is believed
 
 
 class RoundTimes:
@@ -26,43 +26,40 @@ class RoundTimes:
 
     def __init__(self) -> None:
         self._known: dict[int, dict[int, float]] = {}
-        self._seen: Counter[tuple[int, int]] = Counter()  # rounds that were learnt from, by batch and depth
+        self._rounds: dict[int, dict[int, float]] = {}  # that were learnt from, by batch and depth; they fade
         self._last: dict[tuple[int, int], deque[float]] = {}
 
     def measured(self, batch: int, steps: int, seconds: float) -> None:
         """A round of `batch` sequences takes `seconds`, as was found before anything ran."""
         self._known.setdefault(_bucket(batch), {})[steps] = seconds
-        self._seen[_bucket(batch), steps] = MEASURED
+        self._rounds.setdefault(_bucket(batch), {})[steps] = BEFOREHAND
 
     def learn(self, batch: int, steps: int, seconds: float) -> None:
         """A round of `batch` sequences took `seconds`.
 
-        A depth's first rounds say most about itself. No time at all, which a coarse clock may tell, says
-        nothing.
+        A depth's first rounds say most about itself, and so do those after many of others: what holds rounds
+        up for a while may have been the last that was seen of it. No time at all, which a coarse clock may
+        tell, says nothing.
         """
         if seconds <= 0.0:
             return
         bucket = _bucket(batch)
-        guessed, here = not self._known, self._here(bucket)
+        here = self._here(bucket)
         expected = here.setdefault(steps, self._seconds(bucket, steps) if here else seconds)
         last = self._last.setdefault((bucket, steps), deque(maxlen=LAST))
         last.append(seconds)
-        most = expected * (FIRST_SURPRISE if guessed else SURPRISE)
-        surprise = min(max(sorted(last)[(len(last) - 1) // 2] - expected, -most), most)
+        surprise = min(max(min(last) - expected, -SURPRISE * expected), SURPRISE * expected)
         _shift(here, COMMON * surprise)
-        here[steps] += max(OWN, 1.0 / (self._seen[bucket, steps] + 1)) * surprise
-        self._seen[bucket, steps] += 1
-
-    def seen(self, batch: int, steps: int) -> bool:
-        """Have such rounds run often enough for one that was held up not to count?"""
-        return len(self._last.get((_bucket(batch), steps), ())) == LAST
+        rounds = self._rounds.setdefault(bucket, {})
+        here[steps] += surprise / (BEFOREHAND + rounds.get(steps, 0.0))
+        self._rounds[bucket] = {one: count * (1.0 - 1.0 / OWN_ROUNDS) for one, count in rounds.items()}
+        self._rounds[bucket][steps] = self._rounds[bucket].get(steps, 0.0) + 1.0
 
     def _here(self, bucket: int) -> dict[int, float]:
         """What is known of a batch: at first what the others say."""
         if bucket not in self._known:
             steps = {one for known in self._known.values() for one in known}
             self._known[bucket] = {one: self._seconds(bucket, one) for one in steps}
-            self._seen.update({(bucket, one): 1 for one in steps})
         return self._known[bucket]
 
     def seconds(self, batch: int, steps: int) -> float:
