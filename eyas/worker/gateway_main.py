@@ -58,7 +58,7 @@ def run_gateway(config: GatewayConfig) -> None:
     eyas_logging.setup(name, config.log_format, reads_text=True)
     if config.member is None:
         warn_if_open(config)
-    uvloop.run(_run(fitting(config, raise_limit())))
+    uvloop.run(_run(config))
 
 
 def fitting(config: GatewayConfig, files: int) -> GatewayConfig:
@@ -91,6 +91,7 @@ async def _run(config: GatewayConfig) -> None:
     leave = Leave()
     tracer = tracing.tracer(config.otlp_endpoint)
     quotas = Quotas(read_limits(config.key_limits))
+    config = fitting(config, raise_limit())
     try:
         grammars.start()
         await cluster.start()
