@@ -116,8 +116,11 @@ async def test_a_stream_that_has_begun_goes_on_where_the_queue_is_full(config: E
 
 
 async def test_a_crowd_is_served_or_gets_a_429(config: EngineConfig) -> None:
-    """Pages for one and a half requests, one slot and two queue places on each tier: none of 16 hangs."""
-    small = {"max_running": 1, "max_waiting": 2, "num_pages": 12}
+    """Pages for one and a half requests, one slot and two queue places on each tier: none of 16 hangs.
+
+    A prompt that is done before decode refuses its request is held until its lease ends.
+    """
+    small = {"max_running": 1, "max_waiting": 2, "num_pages": 12, "lease_s": 5.0}
     async with (
         real_worker(config, Role.PREFILL, **small) as prefill,
         decoder_of(prefill, config, **small) as decode,
