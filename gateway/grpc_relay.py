@@ -21,7 +21,7 @@ from eyas.common.tls_door import TlsDoor
 from gateway.http2_opening import Opening
 
 FLUSH_S = 5.0  # a caller that takes less than what waits for it is gone: gRPC's own pings would say the same
-LAST_S = 3.0  # at the end, as over HTTP: whoever started the gateway waits little longer
+LAST_S = 3.0  # for the last bytes at the gateway's end, as over HTTP; its group kills it after 5 s
 _log = logging.getLogger("eyas.gateway")
 _alarm = Rarely(_log)
 

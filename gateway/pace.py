@@ -16,10 +16,9 @@ from collections.abc import Callable
 import msgspec
 
 from eyas.common.errors import DeadlineExceeded, Overloaded
-from eyas.common.types import GenerationRequest, WorkerInfo
-from gateway.backend import BackendHealth, GenerationBackend, GenerationStream
+from eyas.common.types import GenerationRequest
+from gateway.backend import GenerationBackend, GenerationStream, PassingBackend
 from gateway.line import Line
-from gateway.router import Candidate
 
 LARGE_BYTES = 32 << 10
 """To send a request from here on is a piece of its own. A smaller one counts as this much among those that
@@ -115,11 +114,11 @@ class Pace:
         self._begin()
 
 
-class PacedBackend(GenerationBackend):
+class PacedBackend(PassingBackend):
     """Sends large prompts to the backend behind it one after another."""
 
     def __init__(self, backend: GenerationBackend, pace: Pace) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._pace = pace
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
@@ -129,13 +128,4 @@ class PacedBackend(GenerationBackend):
             await self._pace.go_on(request.caller, size, request.timeout_s)
             left = max(request.timeout_s - (time.monotonic() - began), 0.001)
             request = msgspec.structs.replace(request, timeout_s=left)
-        return await self._backend.start(request)
-
-    async def models(self) -> list[WorkerInfo]:
-        return await self._backend.models()
-
-    def links(self) -> list[Candidate]:
-        return self._backend.links()
-
-    def health(self) -> BackendHealth:
-        return self._backend.health()
+        return await super().start(request)

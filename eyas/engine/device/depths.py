@@ -28,7 +28,7 @@ class Depths:
         return tuple(self._buckets)
 
     def graphed(self, batch: int) -> int:
-        """The next batch whose plain rounds have a graph, of at least so many; itself, if none has."""
+        """The smallest batch of at least `batch` sequences whose plain rounds have a graph; else `batch`."""
         return min((one for one in self._buckets[0].batches if one >= batch), default=batch)
 
     def beside_prompts(self) -> Buckets:
