@@ -62,7 +62,7 @@ def run_gateway(config: GatewayConfig) -> None:
 
 
 def fitting(config: GatewayConfig, files: int) -> GatewayConfig:
-    """The configuration with as many connections per front as `files` open files allow. Logs a lower bound."""
+    """The configuration with as many connections per front as `files` open files allow. Logs a cut."""
     # One connection over HTTP has one, one over gRPC three; each front may have as many TLS handshakes.
     each = 1 + 3 + (0 if config.door is None else 2)
     connections = min(config.max_connections, files // (each + 1))
