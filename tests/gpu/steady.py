@@ -48,7 +48,7 @@ class Clocked(Loopback):
 
     def __init__(self, *configs: EngineConfig) -> None:
         self.came: list[Came] = []
-        self.tokens = 0  # of all that came
+        self.tokens = self.begun = 0  # of all that came, and answers of which the first one came
         super().__init__(*configs)
 
     def event(self, worker: Any, event: Event) -> None:
@@ -56,6 +56,7 @@ class Clocked(Loopback):
             now = time.perf_counter()
             self.came += [Came(now, entry) for entry in event.entries]
             self.tokens += sum(len(entry.tokens) for entry in event.entries)
+            self.begun += sum(not entry.index for entry in event.entries)
         super().event(worker, event)
 
     def cancel(self, ids: Sequence[str]) -> None:
@@ -158,7 +159,7 @@ def clocked(config: EngineConfig) -> Iterator[Clocked]:
 def submit(cluster: Clocked, requests: Sequence[GenerationRequest]) -> list[Result]:
     """All at once."""
     cluster.came.clear()
-    cluster.tokens = 0
+    cluster.tokens = cluster.begun = 0
     return [cluster.submit(request, split=False) for request in requests]
 
 

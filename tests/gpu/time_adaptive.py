@@ -80,8 +80,8 @@ WAYS = (Depth(0), Depth(max(DEPTHS), adaptive=True), *map(Depth, DEPTHS))
 
 @dataclass(frozen=True)
 class Moment:
-    """How long a batch is watched after `ramp` tokens per sequence: for `tokens` more and `least` seconds,
-    but no longer than `most` seconds.
+    """How long a batch is watched, once all of it decodes and gave `ramp` tokens per sequence more: for
+    `tokens` more and `least` seconds, but no longer than `most` seconds.
     """
 
     ramp: int
@@ -98,7 +98,8 @@ MOMENTS = {
 
 LESSONS = {"cuda": 4, "cpu": 1}
 """A look at drafts after a table without any comes after a second or two, in large batches."""
-COUNTED = {"cuda": 4, "cpu": 1}
+COUNTED = {"cuda": (2, 4), "cpu": (1, 1)}
+"""Moments of a fixed depth, and of an adaptive one."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,13 @@ def watched(cluster: Clocked, name: str, batch: int, chance: float, moment: Mome
     prompts = [tuple(range(100 + i, 100 + i + PROMPT)) for i in range(batch)]
     requests = [GenerationRequest(f"{name} {i}", prompt, params) for i, prompt in enumerate(prompts)]
     submit(cluster, requests)
+    wait(lambda: cluster.begun == batch, 60.0)
+    begun = cluster.tokens
 
     def until(tokens: int, least: float, most: float) -> int:
         """Entries that there are once `tokens` tokens per sequence have come."""
         end = time.perf_counter() + least
-        wait(lambda: time.perf_counter() >= end and cluster.tokens >= tokens * batch, most)
+        wait(lambda: time.perf_counter() >= end and cluster.tokens - begun >= tokens * batch, most)
         return len(cluster.came)
 
     first = until(moment.ramp, 0.0, 60.0)
@@ -190,7 +193,7 @@ def measured(plan: Plan, way: Depth) -> Iterator[dict[str, Any]]:
                 name = f"{batch} {chance:g}"
                 for lesson in range(LESSONS[plan.device] if way.adaptive else 0):
                     watched(cluster, f"learn {lesson} {name}", batch, chance, learnt)
-                moments = range(COUNTED[plan.device] if way.adaptive else 1)
+                moments = range(COUNTED[plan.device][way.adaptive])
                 seen = [watched(cluster, f"count {i} {name}", batch, chance, counted) for i in moments]
                 found = reduce(add, seen).line(batch)
                 yield {"synthetic": True, "table": chance, "way": str(way), "batch": batch} | found

@@ -157,13 +157,44 @@ def test_a_start_measures_batches_as_they_run(graphs: Any, most: int, expected: 
     found._buckets = {depth: replace(one, batches=graphs) for depth, one in found._buckets.items()}
     ran = []
     runner: Any = SimpleNamespace(
-        launch=lambda works: SimpleNamespace(land=lambda: ran.append((len(works), found.fixed)))
+        ahead=True, launch=lambda works: SimpleNamespace(land=lambda: ran.append((len(works), found.fixed)))
     )
     config = resolve_engine("cuda", speculation=CHAIN, max_running=most, num_pages=8)
     measure_depths(runner, found, Pacing(policy), config)
     assert [*dict.fromkeys(batch for batch, _ in ran)] == expected
     assert [*dict.fromkeys(depth for _, depth in ran)] == [3, 1, 0], "plain rounds last"
     assert found.fixed is None and all(policy.times.seconds(batch, 3) > 0.0 for batch in expected)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_start_measures_rounds_that_follow_one_another(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 4 ms on the device and 3 on the host, which an engine does at once if it may."""
+    policy, found = depths()
+    now = device = 0.0
+
+    class Flight:
+        def __init__(self, done: float) -> None:
+            self.done = done
+
+        def land(self) -> None:
+            nonlocal now
+            now = max(now, self.done)
+
+    def launch(works: Any) -> Flight:
+        nonlocal now, device
+        now += 0.003
+        device = max(device, now) + 0.004
+        return Flight(device)
+
+    monkeypatch.setattr("eyas.engine.loading.depth_times.time.monotonic", lambda: now)
+    runner: Any = SimpleNamespace(ahead=ahead, launch=launch)
+    measure_depths(
+        runner, found, Pacing(policy), resolve_engine("cuda", speculation=CHAIN, max_running=4, num_pages=8)
+    )
+    assert policy.times.seconds(4, 1) == pytest.approx(0.004 if ahead else 0.007)
+    assert now == pytest.approx(device), "nothing is left in flight"
 
 
 # --- what plain rounds leave -------------------------------------------------------------------------------

@@ -177,3 +177,17 @@ def test_wrong_rules_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.batch(4)
     engine.run(0.95, 6000.0)
     assert engine.run(0.0, 3000.0).speed / best_fixed(4, 0.0) < CHANGED
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate", "beside"), [(4, 0.95, 7), (64, 0.95, 7), (128, 0.75, 0), (4, 0.0, 0)]
+)
+def test_beside_prompts_rounds_are_plain_unless_the_deepest_lose_less(
+    batch: int, rate: float, beside: int
+) -> None:
+    """128 at 0.75 draft one token each, and would lose a round with the deepest."""
+    engine = Engine(started())
+    assert engine.policy.beside_prompts == SPEC.steps, "before anything is known"
+    engine.batch(batch)
+    engine.run(rate, 8000.0)
+    assert engine.policy.beside_prompts == beside

@@ -30,6 +30,10 @@ class Wandering(AdaptiveDepth):
     def current(self) -> int:
         return self.chosen[-1] if self.chosen else self.spec.steps
 
+    @property
+    def beside_prompts(self) -> int:
+        return self.spec.steps if self.current else 0
+
     def keep(self, size: int) -> bool:
         return not size
 

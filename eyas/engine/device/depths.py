@@ -33,7 +33,7 @@ class Depths:
 
     def beside_prompts(self) -> Buckets:
         """Of the next step, if it has prompts."""
-        return self._buckets[self._mixed(self._pacing.depth)]
+        return self._buckets[self._pacing.beside_prompts]
 
     def choose(
         self, sequences: SequenceOf[Sequence], followed: SequenceOf[bool], *, prompts: bool
@@ -45,12 +45,9 @@ class Depths:
         """
         if self.fixed is not None:
             return self.fixed, self._buckets[self.fixed]
-        before = self._pacing.depth
+        counted = self._pacing.beside_prompts
         self._pacing.choose(sequences, followed)
-        depth = self._pacing.depth if any(followed) or not sequences else 0
-        if prompts:
-            depth = self._mixed(depth and before)
+        depth = min(counted, self._pacing.beside_prompts) if prompts else self._pacing.depth
+        if sequences and not any(followed):
+            depth = 0
         return depth, self._buckets[depth]
-
-    def _mixed(self, depth: int) -> int:
-        return self.places[-1] if depth else 0

@@ -108,6 +108,7 @@ class AdaptiveDepth:
         self._place = len(self.depths) - 1  # of the depth that is best so far, in `depths`
         self._now = self._place  # of the depth that runs: the best one, or one that is tried
         self._size = self._left = 0  # the batch of the last choice, and the rounds for which that still holds
+        self._beside = self.depths[-1]  # the depth of rounds beside prompts
         self._ages = [0] * len(self.depths)  # choices since each was chosen
         self._tried: int | None = None  # the depth of the last trial, since the best one is what it is
         self._credit = 0.0  # seconds
@@ -117,6 +118,11 @@ class AdaptiveDepth:
     def current(self) -> int:
         """The depth that was chosen last."""
         return self.depths[self._now]
+
+    @property
+    def beside_prompts(self) -> int:
+        """The depth of rounds beside prompts, which are plain or as deep as may be: what loses less."""
+        return self._beside
 
     def keep(self, size: int) -> bool:
         """May the next round, of `size` sequences, be as deep as was chosen last? It then is."""
@@ -140,6 +146,8 @@ class AdaptiveDepth:
             self._place, self._tried = place, None
         self._now = self._place
         self._rate = float(tokens[self._now] / seconds[self._now])
+        lost = seconds - tokens / self._rate
+        self._beside = self.depths[-1] if lost[-1] < lost[0] else 0
         if batch.limits.any():
             self._try(tokens, seconds)
         self._ages = [age + 1 for age in self._ages]

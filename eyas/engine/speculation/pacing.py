@@ -33,6 +33,11 @@ class Pacing:
         """How deep rounds are drafted now; 0: they are plain."""
         return self.depths.current
 
+    @property
+    def beside_prompts(self) -> int:
+        """How deep they are drafted in a step that has prompts too."""
+        return self.depths.beside_prompts
+
     def choose(self, sequences: SequenceOf[Sequence], followed: SequenceOf[bool]) -> None:
         """Sets `depth` for the next round of these sequences; `followed`: those for which a head drafts.
 
