@@ -47,7 +47,7 @@ class MessageParser:
     """Reads one answer."""
 
     def __init__(self, reading: Reading) -> None:
-        self._source = Source()
+        self._source = Source(reading.calls.markers if reading.calls else ())
         self._out = Output(reading.most_calls)
         self._steps = self._read(reading)
 

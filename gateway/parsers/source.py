@@ -43,10 +43,11 @@ class Source:
     """The text so far. `consumed`: how many characters have been read.
 
     Between `keep` and `forget` the text that is read is also kept, so that what turns out to be no call can
-    be given back.
+    be given back, without the `markers` that stand in it: these are never content.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, markers: tuple[str, ...] = ()) -> None:
+        self._markers = markers
         self.consumed = 0
         self.ended = False
         self._text = ""
@@ -63,9 +64,11 @@ class Source:
         self._kept = []
 
     def forget(self) -> str:
-        """Ends that; gives the text that was kept."""
-        kept, self._kept = self._kept or [], None
-        return "".join(kept)
+        """Ends that; gives the text that was kept, with a space in place of each marker: what stood around
+        one makes no other.
+        """
+        kept, self._kept = "".join(self._kept or ()), None
+        return _any_of(self._markers).sub(" ", kept) if self._markers else kept
 
     def back(self, text: str) -> None:
         """Makes `text`, which was read last, unread."""
