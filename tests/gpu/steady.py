@@ -154,6 +154,7 @@ def clocked(config: EngineConfig) -> Iterator[Clocked]:
     finally:
         cluster.close()
         gc.enable()
+        gc.collect()  # its pools, before the next engine's are made
 
 
 def submit(cluster: Clocked, requests: Sequence[GenerationRequest]) -> list[Result]:
