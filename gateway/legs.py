@@ -135,12 +135,15 @@ class DecodeLeg(Listener):
 
 
 class PrefillLeg:
-    """One Prefill call. `handles` is None until the worker has started computing the prompt."""
+    """One Prefill call. `handles` is None until the worker has started computing the prompt. `awaited`: a
+    decode worker was told of them, and gives them back itself.
+    """
 
     def __init__(self, cluster: Cluster, worker: str, owner: LegOwner) -> None:
         self.worker = worker
         self.admitted = False
         self.handles: tuple[KvHandle, ...] | None = None
+        self.awaited = False
         self._sent = 0.0
         self._cluster = cluster
         self._owner = owner
