@@ -10,12 +10,13 @@ does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
-from eyas.common.errors import DeadlineExceeded, Overloaded
+from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
 from eyas.common.types import GenerationRequest
 from gateway.backend import GenerationBackend, GenerationStream, PassingBackend
 from gateway.line import Line
@@ -47,10 +48,13 @@ class Pace:
         """(pieces that wait for their turn, their bytes, of each `LARGE_BYTES` at least)."""
         return len(self._line), self._line.waiting
 
-    async def enter(self, caller: str, size: int) -> None:
-        """The turn of a request of this many bytes.
+    async def enter(
+        self, caller: str, size: int, left: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """The turn of a request of this many bytes. `left`: returns once its caller has left, where that does
+        not cancel this call.
 
-        Raises Overloaded if too much waits, or it waited for `WAIT_S`.
+        Raises Overloaded if too much waits, or it waited for `WAIT_S`; Cancelled if the caller left.
         """
         if self._begins():
             return
@@ -60,7 +64,8 @@ class Pace:
             if not refused.done():
                 refused.set_exception(Overloaded(said))
         try:
-            await self._wait(turn, WAIT_S)
+            with contextlib.nullcontext() if left is None else _given_up(turn, left):
+                await self._wait(turn, WAIT_S)
         except TimeoutError:
             raise Overloaded(said) from None
 
@@ -112,6 +117,22 @@ class Pace:
         if not turn.done():  # its caller may be leaving
             turn.set_result(None)
         self._begin()
+
+
+@contextlib.contextmanager
+def _given_up(turn: asyncio.Future[None], left: Callable[[], Awaitable[object]]) -> Iterator[None]:
+    """Raises Cancelled where `turn` is awaited once `left` returns."""
+
+    async def give_up() -> None:
+        await left()
+        if not turn.done():
+            turn.set_exception(Cancelled("the client left before its request was read"))
+
+    watch = asyncio.create_task(give_up(), name="client of a waiting request")
+    try:
+        yield
+    finally:
+        watch.cancel()
 
 
 class PacedBackend(PassingBackend):

@@ -1,4 +1,4 @@
-"""Pages of a prompt that no decode worker will pull go back to their owner at once, not at their lease's end."""
+"""Pages of a prompt that no decode worker will pull go back to their owner before their lease ends."""
 
 from __future__ import annotations
 
