@@ -174,9 +174,7 @@ def test_a_worker_command_line_comes_back_as_its_config() -> None:
     ("flags", "address"),
     [
         (["--host", "10.0.0.2"], "10.0.0.2:7001"),
-        (["--host", "[fe80::2]"], "[fe80::2]:7001"),
         (["--host", "0.0.0.0", "--advertise", "node-2"], "node-2:7001"),
-        (["--host", "[::]", "--advertise", "[fe80::2]"], "[fe80::2]:7001"),
         (["--host", "::", "--advertise", "fe80::2"], "[fe80::2]:7001"),
         (["--advertise", "node-2.lan:30001"], "node-2.lan:30001"),
     ],
@@ -185,13 +183,6 @@ def test_a_worker_is_named_after_the_address_that_reaches_it(flags: list[str], a
     config = configuration.worker_config(parse("worker", "--port", "7001", *flags))
     assert config.address == config.engine.worker == address
     assert configuration.worker_config(parse(*worker_argv(config))) == config
-
-
-@pytest.mark.parametrize("host", ["::1", "[::1]"])
-@pytest.mark.parametrize("command", [("serve",), ("gateway", "--registry", "static:"), ("worker",)])
-def test_an_ipv6_host_may_stand_in_brackets(command: tuple[str, ...], host: str) -> None:
-    assert parse(*command, "--host", host).host == "::1"
-    assert parse("certs", "folder", "--names", f"a.b,{host}").names == ("a.b", "::1")
 
 
 def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
