@@ -24,6 +24,7 @@ from gateway.breakers import Breakers
 from gateway.cache_watch import CacheWatch
 from gateway.holdings import Holdings, Prefix
 from gateway.ledger import Ledger, Stake, UnderWay
+from gateway.pace import Pace
 from gateway.prefixes import PrefixIndex
 from gateway.retries import RetryBudget
 from gateway.router import Candidate, affinity
@@ -45,10 +46,11 @@ class Cluster:
     The first target worker seen fixes model and arithmetic, and the first decode worker whether drafts are
     accepted by chance (benchmarks). Workers that differ get no requests, so every answer comes from one
     model. A session reconnects by itself and outlives its worker; it ends when the registry has not listed
-    the worker for `RETIRE_S`.
+    the worker for `RETIRE_S`. `pace`: the turns of large prompts that are sent to workers.
     """
 
-    def __init__(self, registry: Registry, dial: rpc.Dial = rpc.channel) -> None:
+    def __init__(self, registry: Registry, dial: rpc.Dial = rpc.channel, pace: Pace | None = None) -> None:
+        self.pace = pace or Pace()
         self._registry = registry
         self._channels = rpc.Channels(dial)
         self._sessions: dict[str, Session] = {}

@@ -80,7 +80,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._route: RequestRoute | None = None
         self._request = request
         self._prefix = Prefix(request.prompt_ids, request.session)
-        self._search = Search(cluster, self._prefix, self._pause, lambda: not self._delivery.over)
+        self._search = Search(cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over)
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
         self._delivery = Delivery(request.choices)
@@ -378,6 +378,10 @@ class ClusterGeneration(GenerationStream, LegOwner):
             async with asyncio.timeout(RETRY_PAUSE_S):
                 while True:
                     await self._next_event()
+
+    def _turn(self) -> Awaitable[bool]:
+        left = self._deadline - self._clock()
+        return self._cluster.pace.send(self._request.caller, len(self._request.prompt_ids), left)
 
     def _spend_retry(self, error: EyasError) -> None:
         admitted = self._driver is not None

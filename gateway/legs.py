@@ -170,11 +170,14 @@ class PrefillLeg:
     async def _follow(
         self, request: GenerationRequest, attempt: int, offer_draft: bool, stake: Stake
     ) -> None:
-        """Reports the call's events and its end. It reads the whole stream: leaving early would cancel it."""
+        """Sends the prompt when its turn comes, and reports the call's events and its end. It reads the whole
+        stream: leaving early would cancel it.
+        """
         client = self._cluster.prefill_client(self.worker)
         error: EyasError = Unavailable(f"worker {self.worker} ended the prefill")
         done = False
         try:
+            await self._cluster.pace.send(request.caller, len(request.prompt_ids), request.timeout_s)
             async for event in client.prefill(request, attempt, offer_draft):
                 match event:
                     case Admitted():

@@ -14,11 +14,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
-import msgspec
-
 from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
-from eyas.common.types import GenerationRequest
-from gateway.backend import GenerationBackend, GenerationStream, PassingBackend
 from gateway.line import Line
 
 LARGE_BYTES = 32 << 10
@@ -69,16 +65,24 @@ class Pace:
         except TimeoutError:
             raise Overloaded(said) from None
 
-    async def go_on(self, caller: str, size: int, within_s: float) -> None:
-        """The turn of more work on what has entered. Raises DeadlineExceeded if it takes longer to come."""
+    async def go_on(self, caller: str, size: int, within_s: float) -> bool:
+        """The turn of more work on what has entered; whether it was waited for. Raises DeadlineExceeded if it
+        takes longer to come.
+        """
         if self._begins():
-            return
+            return False
         turn = asyncio.get_running_loop().create_future()
         self._line.add_begun(turn, caller, size)
         try:
             await self._wait(turn, within_s)
         except TimeoutError:
             raise DeadlineExceeded(f"the request waited {within_s:g} s to be sent to a worker") from None
+        return True
+
+    async def send(self, caller: str, tokens: int, within_s: float) -> bool:
+        """As `go_on`: the turn to send a worker a prompt of this many tokens. A small one has it at once."""
+        size = ID_BYTES * tokens
+        return size >= LARGE_BYTES and await self.go_on(caller, size, within_s)
 
     def _begins(self) -> bool:
         """Whether a piece may begin at once."""
@@ -133,20 +137,3 @@ def _given_up(turn: asyncio.Future[None], left: Callable[[], Awaitable[object]])
         yield
     finally:
         watch.cancel()
-
-
-class PacedBackend(PassingBackend):
-    """Sends large prompts to the backend behind it one after another."""
-
-    def __init__(self, backend: GenerationBackend, pace: Pace) -> None:
-        super().__init__(backend)
-        self._pace = pace
-
-    async def start(self, request: GenerationRequest) -> GenerationStream:
-        size = ID_BYTES * len(request.prompt_ids)
-        if size >= LARGE_BYTES:
-            began = time.monotonic()
-            await self._pace.go_on(request.caller, size, request.timeout_s)
-            left = max(request.timeout_s - (time.monotonic() - began), 0.001)
-            request = msgspec.structs.replace(request, timeout_s=left)
-        return await super().start(request)
