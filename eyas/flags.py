@@ -328,6 +328,14 @@ def http_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def host(text: str) -> str:
+    """A name or an IP address to listen on. IPv6 may stand in brackets, as in URLs: they are left out."""
+    inside = text[1:-1] if text.startswith("[") and text.endswith("]") and ":" in text else text
+    if "[" in inside or "]" in inside:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a name nor an IP address")
+    return inside
+
+
 def reachable(text: str) -> str:
     """HOST or HOST:PORT that others can dial."""
     host = text.rpartition(":")[0] if is_address(text) else text

@@ -8,7 +8,7 @@ import re
 from eyas.common import api_keys, tls_folder
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.logging import FORMATS
-from eyas.flags import REGISTRY, http_url, names, port, positive, reachable, roles, whole
+from eyas.flags import REGISTRY, host, http_url, names, port, positive, reachable, roles, whole
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 from kv_transfer.backends.table import AUTO, NONE
 
@@ -16,7 +16,7 @@ from kv_transfer.backends.table import AUTO, NONE
 def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeConfig.gateway) -> None:
     """The flags of a gateway; `gateway` has the default drain time."""
     add = parser.add_argument_group("gateway").add_argument
-    add("--host", default=GatewayConfig.host, help=f"({GatewayConfig.host})")
+    add("--host", type=host, default=GatewayConfig.host, help=f"({GatewayConfig.host})")
     add("--port", type=port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
     add("--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
     add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
@@ -83,7 +83,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     worker = WorkerConfig()
     add = parser.add_argument
     add("--roles", type=roles, default=worker.engine.roles, metavar="prefill,decode,draft")
-    add("--host", default=worker.host, help=f"where it listens ({worker.host})")
+    add("--host", type=host, default=worker.host, help=f"where it listens ({worker.host})")
     add("--port", type=port, default=worker.port, help="0: any free one")
     add(
         "--advertise",

@@ -18,11 +18,13 @@ from eyas.common.clients import DecodeSessionClient, PrefillClient
 from eyas.common.discovery import Registry
 from eyas.common.errors import EyasError, TransferFailed, Unavailable
 from eyas.common.page_names import PageShape
-from eyas.common.types import Role, WorkerInfo
+from eyas.common.types import KvHandle, Role, WorkerInfo
+from eyas.common.watch import TransferClient
 from gateway.breakers import Breakers
 from gateway.cache_watch import CacheWatch
 from gateway.holdings import Holdings, Prefix
 from gateway.ledger import Ledger, Stake, UnderWay
+from gateway.pace import Pace
 from gateway.prefixes import PrefixIndex
 from gateway.retries import RetryBudget
 from gateway.router import Candidate, affinity
@@ -44,10 +46,11 @@ class Cluster:
     The first target worker seen fixes model and arithmetic, and the first decode worker whether drafts are
     accepted by chance (benchmarks). Workers that differ get no requests, so every answer comes from one
     model. A session reconnects by itself and outlives its worker; it ends when the registry has not listed
-    the worker for `RETIRE_S`.
+    the worker for `RETIRE_S`. `pace`: the turns of large prompts that are sent to workers.
     """
 
-    def __init__(self, registry: Registry, dial: rpc.Dial = rpc.channel) -> None:
+    def __init__(self, registry: Registry, dial: rpc.Dial = rpc.channel, pace: Pace | None = None) -> None:
+        self.pace = pace or Pace()
         self._registry = registry
         self._channels = rpc.Channels(dial)
         self._sessions: dict[str, Session] = {}
@@ -62,6 +65,7 @@ class Cluster:
         self._synthetic: bool | None = None
         self._reported: set[tuple[str, str]] = set()  # (worker, difference) in the log
         self._task: asyncio.Task[None] | None = None
+        self._returns: set[asyncio.Task[None]] = set()  # of handles, to their owners
 
     async def start(self) -> None:
         """Reads the registry and opens sessions, then keeps doing so until `aclose`."""
@@ -71,9 +75,10 @@ class Cluster:
 
     async def aclose(self) -> None:
         """Closes the sessions, the registry and the channels."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        ending = [*self._returns, *([] if self._task is None else [self._task])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         await self._watch.aclose()
         await asyncio.gather(*(session.aclose() for session in self._sessions.values()))
         await self._registry.aclose()
@@ -152,6 +157,21 @@ class Cluster:
     def prefill_client(self, worker: str) -> PrefillClient:
         """A client over the shared channel to `worker`."""
         return PrefillClient(self._channels.get(worker))
+
+    def give_back(self, worker: str, handles: tuple[KvHandle, ...], attempt: int) -> None:
+        """Tells `worker` that its pages will not be pulled by any attempt up to this one; it has them back at
+        once, or where that fails at the end of their lease.
+        """
+        for handle in handles:
+            task = asyncio.create_task(self._give_back(worker, handle, attempt), name=f"give back {worker}")
+            self._returns.add(task)
+            task.add_done_callback(self._returns.discard)
+
+    async def _give_back(self, worker: str, handle: KvHandle, attempt: int) -> None:
+        try:
+            await TransferClient(self._channels.get(worker), worker).release(handle, attempt)
+        except EyasError as error:
+            _log.info("worker %s keeps pages until their lease ends: %s", worker, error)
 
     def occupy(self, worker: str, part: UnderWay) -> Stake:
         """Counts a leg that starts on `worker`, at once, so that the next request is routed with it in mind.

@@ -80,7 +80,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._route: RequestRoute | None = None
         self._request = request
         self._prefix = Prefix(request.prompt_ids, request.session)
-        self._search = Search(cluster, self._prefix, self._pause, lambda: not self._delivery.over)
+        self._search = Search(cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over)
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
         self._delivery = Delivery(request.choices)
@@ -235,6 +235,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
             decode.attach(self._attempt, (), self._first_tokens)
         elif prefill.handles is not None:
             decode.attach(self._attempt, prefill.handles, ())
+            prefill.awaited = True
 
     def _rest_of_request(self, choices: tuple[Choice, ...]) -> GenerationRequest:
         return msgspec.structs.replace(
@@ -245,21 +246,19 @@ class ClusterGeneration(GenerationStream, LegOwner):
         )
 
     def _drop_prefill(self) -> None:
-        if self._prefill is not None:
-            self._prefill.close()
-            self._prefill = None
+        """Closes the leg. Pages that no decode worker pulls, or gives back itself, go back to their owner."""
+        prefill, self._prefill = self._prefill, None
+        if prefill is None:
+            return
+        prefill.close()
+        if prefill.handles and not prefill.awaited:
+            self._cluster.give_back(prefill.worker, prefill.handles, self._attempt)
 
     def _release(self) -> None:
-        """Closes every leg. Idempotent.
-
-        Handles that decode has not got yet are sent to it all the same: it gives them back to their owner.
-        """
-        decode, prefill = self._decode, self._prefill
-        if decode is not None and decode.waits and prefill is not None and prefill.handles:
-            decode.attach(self._attempt, prefill.handles, ())
+        """Closes every leg. Idempotent."""
         self._drop_prefill()
-        if decode is not None:
-            decode.close(cancel=True)
+        if self._decode is not None:
+            self._decode.close(cancel=True)
 
     # --- tokens ---
 
@@ -306,6 +305,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._spend_retry(Unavailable("the pages of the prompt could not be transferred"))
         leg.waits, leg.lane = True, None
         if self._prefill is not None:
+            self._prefill.awaited = False
             self._avoid.add(self._prefill.worker)
         if self._first_tokens:
             self._attempt += 1
@@ -334,6 +334,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._spend_retry(error)
         leg.close(cancel=True)
         self._decode = None
+        if self._prefill is not None:
+            self._prefill.awaited = False
         self._avoid.add(leg.worker)
         try:
             worker = await self._find_decode()
@@ -376,6 +378,10 @@ class ClusterGeneration(GenerationStream, LegOwner):
             async with asyncio.timeout(RETRY_PAUSE_S):
                 while True:
                     await self._next_event()
+
+    def _turn(self) -> Awaitable[bool]:
+        left = self._deadline - self._clock()
+        return self._cluster.pace.send(self._request.caller, len(self._request.prompt_ids), left)
 
     def _spend_retry(self, error: EyasError) -> None:
         admitted = self._driver is not None

@@ -55,6 +55,7 @@ from gateway.wire import (
     Reply,
     RequestMiddleware,
     WhileConnected,
+    disconnected,
     on_eyas_error,
     on_http_exception,
     read_body,
@@ -230,7 +231,8 @@ class HttpFront:
         """The request's body as `kind`; the response's headers will name its ignored fields."""
         raw = await read_body(request, self._config.max_body_bytes, self._arriving)
         request.state.came = asyncio.get_running_loop().time()
-        await self._quotas.pace.enter(request.state.caller.name, len(raw))
+        left = partial(disconnected, request.receive)
+        await self._quotas.pace.enter(request.state.caller.name, len(raw), left)
         body = parse(kind, raw)
         request.state.ignored = ignored(body)
         return body

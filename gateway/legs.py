@@ -135,12 +135,15 @@ class DecodeLeg(Listener):
 
 
 class PrefillLeg:
-    """One Prefill call. `handles` is None until the worker has started computing the prompt."""
+    """One Prefill call. `handles` is None until the worker has started computing the prompt. `awaited`: a
+    decode worker was told of them, and gives them back itself.
+    """
 
     def __init__(self, cluster: Cluster, worker: str, owner: LegOwner) -> None:
         self.worker = worker
         self.admitted = False
         self.handles: tuple[KvHandle, ...] | None = None
+        self.awaited = False
         self._sent = 0.0
         self._cluster = cluster
         self._owner = owner
@@ -167,11 +170,14 @@ class PrefillLeg:
     async def _follow(
         self, request: GenerationRequest, attempt: int, offer_draft: bool, stake: Stake
     ) -> None:
-        """Reports the call's events and its end. It reads the whole stream: leaving early would cancel it."""
+        """Sends the prompt when its turn comes, and reports the call's events and its end. It reads the whole
+        stream: leaving early would cancel it.
+        """
         client = self._cluster.prefill_client(self.worker)
         error: EyasError = Unavailable(f"worker {self.worker} ended the prefill")
         done = False
         try:
+            await self._cluster.pace.send(request.caller, len(request.prompt_ids), request.timeout_s)
             async for event in client.prefill(request, attempt, offer_draft):
                 match event:
                     case Admitted():

@@ -10,14 +10,11 @@ does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 
-import msgspec
-
-from eyas.common.errors import DeadlineExceeded, Overloaded
-from eyas.common.types import GenerationRequest
-from gateway.backend import GenerationBackend, GenerationStream, PassingBackend
+from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
 from gateway.line import Line
 
 LARGE_BYTES = 32 << 10
@@ -47,10 +44,13 @@ class Pace:
         """(pieces that wait for their turn, their bytes, of each `LARGE_BYTES` at least)."""
         return len(self._line), self._line.waiting
 
-    async def enter(self, caller: str, size: int) -> None:
-        """The turn of a request of this many bytes.
+    async def enter(
+        self, caller: str, size: int, left: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """The turn of a request of this many bytes. `left`: returns once its caller has left, where that does
+        not cancel this call.
 
-        Raises Overloaded if too much waits, or it waited for `WAIT_S`.
+        Raises Overloaded if too much waits, or it waited for `WAIT_S`; Cancelled if the caller left.
         """
         if self._begins():
             return
@@ -60,20 +60,29 @@ class Pace:
             if not refused.done():
                 refused.set_exception(Overloaded(said))
         try:
-            await self._wait(turn, WAIT_S)
+            with contextlib.nullcontext() if left is None else _given_up(turn, left):
+                await self._wait(turn, WAIT_S)
         except TimeoutError:
             raise Overloaded(said) from None
 
-    async def go_on(self, caller: str, size: int, within_s: float) -> None:
-        """The turn of more work on what has entered. Raises DeadlineExceeded if it takes longer to come."""
+    async def go_on(self, caller: str, size: int, within_s: float) -> bool:
+        """The turn of more work on what has entered; whether it was waited for. Raises DeadlineExceeded if it
+        takes longer to come.
+        """
         if self._begins():
-            return
+            return False
         turn = asyncio.get_running_loop().create_future()
         self._line.add_begun(turn, caller, size)
         try:
             await self._wait(turn, within_s)
         except TimeoutError:
             raise DeadlineExceeded(f"the request waited {within_s:g} s to be sent to a worker") from None
+        return True
+
+    async def send(self, caller: str, tokens: int, within_s: float) -> bool:
+        """As `go_on`: the turn to send a worker a prompt of this many tokens. A small one has it at once."""
+        size = ID_BYTES * tokens
+        return size >= LARGE_BYTES and await self.go_on(caller, size, within_s)
 
     def _begins(self) -> bool:
         """Whether a piece may begin at once."""
@@ -114,18 +123,17 @@ class Pace:
         self._begin()
 
 
-class PacedBackend(PassingBackend):
-    """Sends large prompts to the backend behind it one after another."""
+@contextlib.contextmanager
+def _given_up(turn: asyncio.Future[None], left: Callable[[], Awaitable[object]]) -> Iterator[None]:
+    """Raises Cancelled where `turn` is awaited once `left` returns."""
 
-    def __init__(self, backend: GenerationBackend, pace: Pace) -> None:
-        super().__init__(backend)
-        self._pace = pace
+    async def give_up() -> None:
+        await left()
+        if not turn.done():
+            turn.set_exception(Cancelled("the client left before its request was read"))
 
-    async def start(self, request: GenerationRequest) -> GenerationStream:
-        size = ID_BYTES * len(request.prompt_ids)
-        if size >= LARGE_BYTES:
-            began = time.monotonic()
-            await self._pace.go_on(request.caller, size, request.timeout_s)
-            left = max(request.timeout_s - (time.monotonic() - began), 0.001)
-            request = msgspec.structs.replace(request, timeout_s=left)
-        return await super().start(request)
+    watch = asyncio.create_task(give_up(), name="client of a waiting request")
+    try:
+        yield
+    finally:
+        watch.cancel()

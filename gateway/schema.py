@@ -162,13 +162,14 @@ class GenerationBody(GuidedFields, SamplingFields):
     """
 
     endpoint: ClassVar[str]
+    rules = (*GuidedFields.rules, needs(given("stream_options"), given("stream", {"const": True})))
 
     model: str
     """The id of the served model."""
     stream: bool = False
     """Answers as server-sent events, as tokens come."""
     stream_options: StreamOptions | None = None
-    """Read with `stream` only."""
+    """With `stream` only; without it a 400, as from OpenAI."""
     n: Choices = 1
     """How many answers each prompt gets."""
     max_tokens: Count | None = None
@@ -202,6 +203,12 @@ class GenerationBody(GuidedFields, SamplingFields):
     def _truncated_to_something(self) -> Self:
         if self.truncate_prompt_tokens == 0:
             refuse("truncate_prompt_tokens", "must be -1 or at least 1")
+        return self
+
+    @model_validator(mode="after")
+    def _options_of_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            refuse("stream_options", "is only allowed with stream")
         return self
 
     @property

@@ -22,7 +22,8 @@ Found = TypeVar("Found")
 
 
 class Search:
-    """Searches for one request; `pause` waits between two tries, and `wanted` says whether to go on.
+    """Searches for one request; `pause` waits between two tries, and `wanted` says whether to go on. `turn`
+    comes before what is found is used, and tells whether that took time.
 
     `lacks`: what the running search is missing, as half a sentence; empty after a success.
     """
@@ -31,22 +32,30 @@ class Search:
         self,
         cluster: Cluster,
         prefix: Prefix,
+        turn: Callable[[], Awaitable[bool]],
         pause: Callable[[], Awaitable[None]],
         wanted: Callable[[], bool],
     ) -> None:
         self._cluster = cluster
         self._prefix = prefix
+        self._turn = turn
         self._pause = pause
         self._wanted = wanted
         self._clock = asyncio.get_running_loop().time
         self.lacks = ""
 
     async def find(self, choose: Callable[[Sequence[Candidate]], Found | None]) -> Found | None:
-        """What `choose` finds, as soon as it finds something; None once nothing is wanted any more.
+        """What `choose` finds when the request's turn has come; None once nothing is wanted any more.
 
         Raises Unavailable after `PATIENCE_S` in which no suitable worker served or was expected: meanwhile a
         connection may come back.
         """
+        found = await self._first(choose)
+        if found is not None and await self._turn():
+            found = await self._first(choose)  # the worker may have left meanwhile
+        return found
+
+    async def _first(self, choose: Callable[[Sequence[Candidate]], Found | None]) -> Found | None:
         expected_at = self._clock()
         while self._wanted():
             workers = self._cluster.candidates(self._prefix)

@@ -182,7 +182,7 @@ class WhileConnected(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._work(Reply(scope, send)))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -193,7 +193,8 @@ class WhileConnected(Response):
             await asyncio.gather(work, gone, return_exceptions=True)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Waits until the client disconnects. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -6,7 +6,7 @@ import argparse
 
 from eyas.commands import Command, Parser
 from eyas.common.address import is_host
-from eyas.flags import names, positive
+from eyas.flags import host, names, positive
 
 KEYS = "eyas.admin.keys"
 DAYS = 365
@@ -35,7 +35,7 @@ def add_certs(parser: Parser) -> None:
 
 def hosts(text: str) -> tuple[str, ...]:
     """Host names, also *.NAME, and IP addresses, separated by commas."""
-    found = names(text)
+    found = tuple(map(host, names(text)))
     wrong = [name for name in found if not is_host(name.removeprefix("*."))]
     if wrong or not found:
         raise argparse.ArgumentTypeError(f"{(wrong or [text])[0]!r} is not a host name or an IP address")

@@ -39,7 +39,6 @@ from gateway.grammar_checks import GrammarBackend, GrammarChecks
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
-from gateway.pace import PacedBackend
 from gateway.placement import Targets
 from gateway.quotas import Quotas, read_limits
 from gateway.sampling_defaults import sampling_defaults, with_file_names
@@ -86,11 +85,11 @@ async def _run(config: GatewayConfig) -> None:
         _log.info("unless a request says otherwise: %s (generation_config.json)", said)
     dial = rpc.dialer(service_tls(config.tls_dir))
     workers = registry(config.registry, dial, config.registry_ca)
-    cluster = Cluster(workers, dial)
+    quotas = Quotas(read_limits(config.key_limits))
+    cluster = Cluster(workers, dial, quotas.pace)
     grammars = GrammarChecks(Path(config.model))
     leave = Leave()
     tracer = tracing.tracer(config.otlp_endpoint)
-    quotas = Quotas(read_limits(config.key_limits))
     config = fitting(config, raise_limit())
     try:
         grammars.start()
@@ -102,7 +101,7 @@ async def _run(config: GatewayConfig) -> None:
         if config.layout == "auto":
             targets = Targets(config.ttft_target, config.tpot_target)
             auto = AutoLayout(cluster.candidates, targets, metrics.placement)
-        canary = Canary(PacedBackend(ClusterBackend(cluster, auto), quotas.pace), metrics)
+        canary = Canary(ClusterBackend(cluster, auto), metrics)
         fair = FairBackend(canary, lambda caller: quotas.limits.of(caller).weight)
         exit = DrainableBackend(GrammarBackend(fair, grammars))
         async with metrics, fronts(config, exit, tokenizer, metrics, quotas), asyncio.TaskGroup() as tasks:

@@ -124,6 +124,7 @@ def _state(folder: Path, drafts: SpeculationConfig | None) -> DeviceState:
         max_running=8,
         attention_backend="triton",
         prefill_attention_backend="triton",
+        pool_dir=str(folder),
     )
     if drafts is not None:
         config = replace(config, draft=str(folder / "head"), speculation=drafts)

@@ -27,7 +27,8 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from tests.gpu.answer_latent import LAYERS, write_rank
 from tests.gpu.steady import Clocked, clocked, engine_config, warm
 from tests.gpu.time_adaptive import CONTEXT, MOMENTS, TARGET, Seen, watched
-from tests.unit.test_device_deepseek import V3, write
+from tests.unit.test_device_deepseek import V3
+from tests.unit.tiny_deepseek import write_tiny_nextn_deepseek
 
 BATCHES = (1, 8, 32, 128)
 STEPS, RATE = 2, 0.704  # 1 + r + r^2 = 2.2 tokens per round
@@ -41,7 +42,7 @@ def config_of(device: str, folder: Path, layers: int, batches: Sequence[int]) ->
     """An engine of such a model, whose folder is written."""
     spec = SpeculationConfig(STEPS, 1, STEPS + 1, synthetic_rates=(RATE,) * STEPS, adaptive=True)
     if device == "cpu":
-        write(folder, V3)
+        write_tiny_nextn_deepseek(folder, V3 | {"vocab_size": 512})
         sizes: dict[str, Any] = {"num_pages": CONTEXT // 8, "chunk_tokens": 16}
     else:
         write_rank(folder, layers)

@@ -32,6 +32,8 @@ from protos import (
     decode_pb2_grpc,
     prefill_pb2,
     prefill_pb2_grpc,
+    transfer_pb2,
+    transfer_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -54,6 +56,7 @@ class Script:
     starting: bool = False  # it says that its engine still loads, and refuses sessions
     refuse_session: EyasError | None = None
     refuse_submit: EyasError | None = None
+    refuse_after_s: float = 0.0
     refuse_prefill: EyasError | None = None
     fail_prefill_after: str = ""  # "admitted", "started": the call then ends with UNAVAILABLE
     silent: bool = False  # what is asked is heard and not answered
@@ -75,6 +78,7 @@ class Script:
 class ScriptedWorker(
     decode_pb2_grpc.DecodeServiceServicer,
     prefill_pb2_grpc.PrefillServiceServicer,
+    transfer_pb2_grpc.TransferServiceServicer,
     worker_pb2_grpc.WorkerServiceServicer,
 ):
     roles: tuple[Role, ...]
@@ -95,6 +99,7 @@ class ScriptedWorker(
         self._server = rpc.server()
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, self._server)
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, self._server)
+        transfer_pb2_grpc.add_TransferServiceServicer_to_server(self, self._server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
         port = rpc.bind(self._server, "127.0.0.1", port)
         self.address = f"127.0.0.1:{port}"
@@ -166,6 +171,12 @@ class ScriptedWorker(
             self.prefills_cancelled += 1
             raise
 
+    async def Release(
+        self, request: transfer_pb2.ReleaseRequest, context: Any
+    ) -> transfer_pb2.ReleaseResponse:
+        self.heard.append(("release", request))
+        return transfer_pb2.ReleaseResponse()
+
     async def _phase(self, name: str) -> None:
         if self.script.fail_prefill_after == name:
             raise rpc.peer_lost(self.address)
@@ -225,11 +236,10 @@ class ScriptedWorker(
                 names = {"id": request.id, "attempt": message.attempt}
                 if self.script.refuse_submit:
                     status = convert.error_to_pb(self.script.refuse_submit)
-                    down.put_nowait(
-                        decode_pb2.DecodeServiceSessionResponse(
-                            rejected=decode_pb2.Rejected(status=status, **names)
-                        )
-                    )
+                    rejected = decode_pb2.Rejected(status=status, **names)
+                    reply = decode_pb2.DecodeServiceSessionResponse(rejected=rejected)
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(self.script.refuse_after_s, down.put_nowait, reply)
                     continue
                 down.put_nowait(
                     decode_pb2.DecodeServiceSessionResponse(admitted=decode_pb2.Admitted(**names))

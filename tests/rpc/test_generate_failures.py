@@ -219,20 +219,6 @@ async def test_decode_killed_before_its_first_step_reuses_the_pages() -> None:
         assert heir.of("attach")[0].attempt == 2 and len(prefill.of("prefill")) == 1
 
 
-async def test_handles_of_a_request_given_up_early_go_back() -> None:
-    """Decode was not told of them yet: it is told now, so that the pages need not wait for a lease to end."""
-    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
-        prefill, decode = started
-        decode.script.silent = True
-        asking = asyncio.create_task(backend.start(make_request()))
-        await until(lambda: len(prefill.of("prefill")) == 1 and len(decode.of("submit")) == 1)
-        await asyncio.sleep(0.2)
-        asking.cancel()
-        await until(lambda: len(decode.of("cancel")) == 1)
-        assert [kind for kind, _ in decode.heard] == ["submit", "attach", "cancel"]
-        assert decode.of("attach")[0].handles[0].worker == prefill.address
-
-
 async def test_the_last_decode_worker_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     """It had its time to return: the request is told what is missing, and why."""
     for module, name in ((search, "PATIENCE_S"), (roster, "RETURN_S"), (roster, "POLL_S")):

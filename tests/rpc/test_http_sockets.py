@@ -18,6 +18,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded
+from gateway import fields, http, pace
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 from gateway.wire import Arriving
@@ -180,6 +181,31 @@ async def test_a_client_that_hangs_up_before_admission_ends_it() -> None:
                 await client.post(f"{url}/completions", json={"model": "eyas-nano", "prompt": "x"})
         async with asyncio.timeout(2):
             await gone.wait()
+
+
+async def test_a_client_that_hangs_up_before_its_turn_is_not_read(
+    backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "LEAST_REST_S", 1.0)  # between two requests
+    read = list[bytes]()
+
+    def noted(kind: type, raw: bytes) -> object:
+        read.append(raw)
+        return fields.parse(kind, raw)
+
+    monkeypatch.setattr(http, "parse", noted)
+    async with serving(backend) as url, httpx.AsyncClient(headers={"authorization": "Bearer k"}) as client:
+
+        async def ask(prompt: str, timeout: float) -> httpx.Response:
+            body = {"model": "eyas-nano", "prompt": prompt, "max_tokens": 1}
+            return await client.post(f"{url}/completions", json=body, timeout=timeout)
+
+        assert (await ask("first", 5)).status_code == 200
+        with pytest.raises(httpx.ReadTimeout):
+            await ask("left", 0.2)
+        assert (await ask("last", 5)).status_code == 200
+        await asyncio.sleep(1.2)  # another turn
+    assert len(read) == 2 and b"last" in read[1]
 
 
 async def test_a_client_that_never_reads_loses_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:

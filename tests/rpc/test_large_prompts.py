@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
+from typing import Any
 
 import grpc
 import httpx
@@ -12,10 +14,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, each, first, nano_tokenizer
 from scripted_worker import expected, workers
-from test_generate_paths import UNIFIED, gateway, make_request
+from test_generate_paths import DECODE, PREFILL, UNIFIED, collect, gateway, make_request, until
 
 from eyas.bench.gateway_prompts import measure
+from eyas.common import convert
 from eyas.common.config import GatewayConfig
+from eyas.common.types import GenerationRequest, Role
 from gateway import pace, sessions
 from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
@@ -80,6 +84,71 @@ async def test_a_busy_gateway_does_not_take_its_worker_for_dead(monkeypatch: pyt
         entries += [entry async for entry in each(stream)]
         assert [id for entry in entries for id in entry.tokens] == expected(request)
         assert len(started[0].of("submit")) == 1
+
+
+class Sent:
+    """Notes in which turn of the event loop each prompt is written for a worker."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turns: list[int] = []
+        self._now = 0
+        self._fill = convert.fill_request
+        monkeypatch.setattr(convert, "fill_request", self._noted)
+
+    async def count(self) -> None:
+        while True:
+            self._now += 1
+            await asyncio.sleep(0)
+
+    def _noted(self, message: Any, request: GenerationRequest) -> None:
+        self.turns.append(self._now)
+        self._fill(message, request)
+
+    @property
+    def least(self) -> int:
+        """Turns between one and the next."""
+        return min(after - before for before, after in itertools.pairwise(self.turns))
+
+
+@pytest.mark.parametrize("roles", [[UNIFIED, UNIFIED], [PREFILL, PREFILL, DECODE]])
+async def test_prompts_that_are_sent_again_take_turns(
+    roles: list[tuple[Role, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a worker that dies with many of them: the event loop turns for others between two."""
+    monkeypatch.setattr(pace, "LARGE_BYTES", 1)
+    sent = Sent(monkeypatch)
+    async with workers(*roles) as started, gateway(started) as (backend, _):
+        counting = asyncio.create_task(sent.count())
+        twins = started[:2]
+        for worker in twins:
+            worker.script.hold_prefill_at, worker.script.stop_at = "admitted", 2
+        requests = [make_request(f"r{number}") for number in range(16)]
+        streams = [await backend.start(request) for request in requests]
+        kind = "submit" if roles[0] == UNIFIED else "prefill"
+        dying, heir = sorted(twins, key=lambda worker: len(worker.of(kind)), reverse=True)
+        lost = len(dying.of(kind))
+        sent.turns.clear()
+        heir.script.hold_prefill_at, heir.script.stop_at = "", None
+        heir.script.released.set()
+        await dying.kill()
+        await until(lambda: len(heir.of(kind)) == len(requests))
+        counting.cancel()
+        assert lost >= 8 and len(sent.turns) == lost and sent.least >= pace.TURNS, sent.turns
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_a_new_prompt_takes_a_turn_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "LARGE_BYTES", 1)
+    sent = Sent(monkeypatch)
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        counting = asyncio.create_task(sent.count())
+        requests = [make_request(f"r{number}") for number in range(5)]
+        streams = await asyncio.gather(*(backend.start(request) for request in requests))
+        counting.cancel()
+        assert len(sent.turns) == 2 * len(requests) and sent.least >= pace.TURNS, sent.turns
+        for stream, request in zip(streams, requests, strict=True):
+            assert await collect(stream) == {0: expected(request)}
 
 
 @pytest.mark.slow

@@ -74,6 +74,8 @@ def test_help_is_quick() -> None:
             "0.0.0.0 is no address that others can dial: name one with --advertise",
         ),
         (["worker", "--host", "::"], ":: is no address that others can dial: name one with --advertise"),
+        (["worker", "--host", "[::]"], ":: is no address that others can dial: name one with --advertise"),
+        (["serve", "--host", "[::1]:8000"], "'[::1]:8000' is neither a name nor an IP address"),
         (["worker", "--host", "0.0.0.0", "--advertise", "0.0.0.0"], "'0.0.0.0' is not HOST or HOST:PORT"),
         (["worker", "--advertise", "unix:/tmp/x"], "'unix:/tmp/x' is not HOST or HOST:PORT"),
         (["gateway", "--registry", "etcd:"], "registry must start with 'static:', 'redis://' or 'rediss://'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from decode_svc import servicer
 from eyas.common.types import Role
 from eyas.engine.device.program import StepProgram
 from eyas.engine.ipc.messages import Admitted, Step
+from eyas.engine.kv.pool import SHARED_MEMORY
 from eyas.engine.loop.engine import Engine
 from tests.counted import baseline, engines, host, launches, wires
 from tests.counted.__main__ import BASELINE, main
@@ -123,6 +125,16 @@ def test_a_slower_step_is_seen() -> None:
 
     slower = baseline.differences(measured(1), measured(3))
     assert [difference.name for difference in slower] == ["host: step"]
+
+
+def test_what_is_counted_leaves_no_file_behind(tmp_path: Path) -> None:
+    def pools() -> set[Path]:
+        return set(SHARED_MEMORY.glob(f"eyas-{os.getpid()}-*"))
+
+    before = pools()
+    launches.counts(tmp_path)
+    engines.run(engines.plain(tmp_path), engines.requests()[:1])
+    assert pools() <= before
 
 
 # --- the record ------------------------------------------------------------------------------------------

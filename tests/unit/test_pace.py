@@ -8,7 +8,7 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from eyas.common.errors import DeadlineExceeded, Overloaded
+from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
 from gateway import pace as pace_module
 from gateway.metrics import GatewayMetrics
 from gateway.pace import LARGE_BYTES, Pace
@@ -70,6 +70,23 @@ async def test_who_leaves_or_waits_too_long_takes_no_turn(monkeypatch: pytest.Mo
     assert "a0" in done and "a1" not in done and "a7" not in done
     await piece(pace, done, "b0")
     assert done[-1] == "b0"
+
+
+async def test_who_is_seen_to_leave_waits_no_more() -> None:
+    pace, done, left = Pace(), list[str](), asyncio.Event()
+    tasks = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(3)]
+    await asyncio.sleep(0)
+    leaving = asyncio.create_task(pace.enter("b", LARGE_BYTES, left.wait))
+    staying = asyncio.create_task(pace.enter("b", LARGE_BYTES, asyncio.Event().wait))
+    await asyncio.sleep(0)
+    assert pace.waiting[0] == 4
+    left.set()
+    with pytest.raises(Cancelled, match="left before"):
+        await leaving
+    assert pace.waiting[0] == 3 and len(done) == 1
+    await asyncio.gather(staying, *tasks)
+    await asyncio.sleep(0)
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("client of")]
 
 
 async def test_a_turn_that_comes_while_its_caller_leaves_is_passed_on() -> None:

@@ -1,0 +1,74 @@
+"""Pages of a prompt that no decode worker will pull go back to their owner before their lease ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from scripted_backend import first
+from scripted_worker import workers
+from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request, until
+
+from eyas.common import roster
+from eyas.common.errors import Overloaded, Unavailable
+from gateway import search
+
+
+async def test_pages_that_decode_was_not_told_of_go_back() -> None:
+    """The caller leaves when the prompt is computed and decode has not answered yet."""
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        decode.script.silent = True
+        asking = asyncio.create_task(backend.start(make_request()))
+        await until(lambda: len(prefill.of("prefill")) == 1 and len(decode.of("submit")) == 1)
+        await asyncio.sleep(0.2)
+        asking.cancel()
+        await until(lambda: len(decode.of("cancel")) == 1 and len(prefill.of("release")) == 1)
+        assert [kind for kind, _ in decode.heard] == ["submit", "cancel"]
+        (release,) = prefill.of("release")
+        assert (release.epoch, release.id, release.attempt) == (1, 1, 1)
+
+
+async def test_pages_of_a_refused_request_go_back() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        decode.script.refuse_submit, decode.script.refuse_after_s = Overloaded("full"), 0.3
+        with pytest.raises(Overloaded, match="full"):
+            await backend.start(make_request())
+        await until(lambda: len(prefill.of("release")) == 1)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_pages_go_back_where_no_decode_worker_is_left(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt is done, its decode worker is lost, and no other comes before the caller leaves, or ever."""
+    for module, name in ((search, "PATIENCE_S"), (roster, "RETURN_S"), (roster, "POLL_S")):
+        monkeypatch.setattr(module, name, 0.5)
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        decode.script.stop_at = 0
+        stream = await backend.start(make_request())
+        await first(stream, 1)
+        await decode.kill()
+        if leaves:
+            await until(lambda: stream._decode is None)
+            assert not prefill.of("release")
+            await stream.aclose()
+        else:
+            with pytest.raises(Unavailable):
+                await asyncio.wait_for(collect(stream), 8)
+        await until(lambda: len(prefill.of("release")) == 1)
+
+
+async def test_pages_that_decode_pulls_are_its_own_to_give_back() -> None:
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        await collect(await backend.start(make_request()))
+        decode.script.stop_at = 2
+        stream = await backend.start(make_request("left", tokens=40))
+        await first(stream, 1)
+        await stream.aclose()
+        await until(lambda: len(decode.of("cancel")) == 1)
+        await asyncio.sleep(0.2)
+        assert not prefill.of("release")
