@@ -92,7 +92,7 @@ class Moment:
 
 MOMENTS = {
     "cuda": (Moment(16, 160, 0.5, 0.8), Moment(16, 64, 0.2, 0.4)),
-    "cpu": (Moment(1, 2, 0.0, 30.0), Moment(1, 4, 0.0, 30.0)),
+    "cpu": (Moment(1, 8, 0.0, 30.0), Moment(1, 24, 0.0, 60.0)),
 }
 """To learn in, `LESSONS` times, and to be counted, `COUNTED` times."""
 

@@ -339,21 +339,6 @@ def check_markers(how: Reading, text: str) -> None:
             assert not any(marker in event.text for marker in how.calls.markers)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "left"),
-    [
-        ("mistral_v11", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"[ARGS]', ', {"'),
-        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"[TOOL_CALLS]x', ', {" x'),
-        ("glm45", "<tool_call></tool_call>so", "so"),
-        ("pythonic", "<|python_start|>[f(a=1), g(b<|python_end|>", ", g(b"),
-    ],
-)
-def test_what_breaks_off_gives_back_no_marker(name: str, text: str, left: str) -> None:
-    parser = MessageParser(reading(name))
-    events = [*parser.feed(text), *parser.end()]
-    assert "".join(event.text for event in events if isinstance(event, Content)).strip() == left
-
-
 def test_a_parser_that_looks_at_pieces_alone_is_noticed() -> None:
     """The checks above see a parser that finds a marker only in one piece, and one that drops its rest."""
 

@@ -1,0 +1,24 @@
+"""Calls that break off: what is given back as text shows none of the format's markers."""
+
+from __future__ import annotations
+
+import pytest
+from test_parsers import reading
+
+from gateway.parsers.events import Content
+from gateway.parsers.message import MessageParser
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "left"),
+    [
+        ("mistral_v11", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"[ARGS]', ', {"'),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"[TOOL_CALLS]x', ', {" x'),
+        ("glm45", "<tool_call></tool_call>so", "so"),
+        ("pythonic", "<|python_start|>[f(a=1), g(b<|python_end|>", ", g(b"),
+    ],
+)
+def test_what_breaks_off_gives_back_no_marker(name: str, text: str, left: str) -> None:
+    parser = MessageParser(reading(name))
+    events = [*parser.feed(text), *parser.end()]
+    assert "".join(event.text for event in events if isinstance(event, Content)).strip() == left
