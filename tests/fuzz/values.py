@@ -182,8 +182,9 @@ def fill(rng: random.Random, message: Message, depth: int = 0) -> Message:
 
 def _set(rng: random.Random, message: Message, field: Field, depth: int) -> None:
     if _is_map(field):
-        keys = rng.sample((0, 5, 4096, 2**31 - 1, -1), rng.randrange(3))
-        getattr(message, field.name).update({key: rng.choice((0.0, -100.0, 1e30)) for key in keys})
+        key, value = (field.message_type.fields_by_name[name].type for name in ("key", "value"))
+        keys = rng.sample(SAMPLES[key], rng.randrange(3))
+        getattr(message, field.name).update({key: rng.choice(SAMPLES[value]) for key in keys})
     elif field.is_repeated:
         for _ in range(rng.choice((0, 1, 2, 9))):
             _append(rng, getattr(message, field.name), field, depth)
