@@ -18,7 +18,8 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
 from eyas.common.logging import request_id, traceparent
 from eyas.common.params import SamplingParams
-from eyas.common.types import EXACT, FAST, Choice, DraftLimits, GenerationRequest, Role, WorkerInfo
+from eyas.common.types import EXACT, FAST, Choice, DraftLimits, GenerationRequest, PromptIds, Role, WorkerInfo
+from gateway.long_ids import all_below
 
 DEFAULT_MAX_TOKENS = 4096  # a caller who wants a longer answer says so
 MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
@@ -119,7 +120,7 @@ def check_model(config: GatewayConfig, name: str) -> None:
 
 
 def admit(
-    model: ServedModel, prompt_ids: tuple[int, ...], options: GenerationOptions, timeout_s: float
+    model: ServedModel, prompt_ids: PromptIds, options: GenerationOptions, timeout_s: float
 ) -> GenerationRequest:
     """The request for one prompt, its id and seed chosen. `timeout_s`: seconds until its deadline.
 
@@ -131,7 +132,7 @@ def admit(
     if options.truncate_prompt is not None:
         prompt_ids = prompt_ids[-_prompt_limit(model, options) :]
     max_tokens = _max_tokens(model, len(prompt_ids), options)  # before any id is looked at
-    if min(prompt_ids) < 0 or max(prompt_ids) >= model.vocab_size:
+    if not all_below(prompt_ids, model.vocab_size):
         raise InvalidRequest(
             f"the prompt holds a token id outside 0 .. {model.vocab_size - 1}", param="prompt"
         )

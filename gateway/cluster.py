@@ -119,7 +119,7 @@ class Cluster:
         if info is None:
             return prompt
         missing, now = prompt - self._cached(info, prefix), time.monotonic()
-        self._sent.add((worker, info.epoch), prefix.names(self._shape(info)), now)
+        self._sent.add((worker, info.epoch), prefix.blocks, now)
         self._breakers.note(worker, info.epoch, self._breakers.of(worker, info.epoch).sent(now))
         return missing
 
@@ -143,7 +143,8 @@ class Cluster:
         """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""
         holding, shape = self._holdings.of(info.worker, info.epoch), self._shape(info)
         since = 0.0 if holding is None else time.monotonic() - SENT_S
-        sent = shape.size * self._sent.matched((info.worker, info.epoch), prefix.names(shape), since)
+        sent = self._sent.matched((info.worker, info.epoch), prefix.blocks, since)
+        sent -= sent % shape.size
         return sent if holding is None else max(sent, holding.matched(prefix))
 
     def _shape(self, info: WorkerInfo) -> PageShape:

@@ -7,6 +7,7 @@ fields have these types. Every whole number is bounded by what protobuf can carr
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator
@@ -32,7 +33,7 @@ def _stop_list(value: Any) -> Any:
     return stops
 
 
-def _prompt_list(value: Any) -> list[str | list[int]]:
+def _prompt_list(value: Any) -> list[str | Sequence[int]]:
     """OpenAI's four forms (text, ids, and lists of either) as one list of prompts."""
     if isinstance(value, str):
         return [value]
@@ -87,6 +88,6 @@ Ids = Annotated[list[TokenId], Field(min_length=1)]
 P = TypeVar("P")
 Many = Annotated[list[P], Field(min_length=1, max_length=MAX_PROMPTS)]
 Prompts = Annotated[
-    list[str | list[int]],
+    list[str | Sequence[int]],
     PlainValidator(_prompt_list, json_schema_input_type=str | Ids | Many[str] | Many[Ids]),
 ]

@@ -6,7 +6,9 @@ answer is an error that names it. It knows JSON and pydantic. It refuses to know
 
 from __future__ import annotations
 
+import contextlib
 import re
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, NoReturn, Self, TypeVar
 
@@ -25,6 +27,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.logging import REQUEST_ID
+from gateway import long_ids
 from gateway.field_rules import or_null
 
 _REFUSED = "refused"
@@ -51,6 +54,7 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
     unsupported: ClassVar[Mapping[str, Unsupported]] = {}
     rules: ClassVar[tuple[dict[str, Any], ...]] = ()  # JSON schemas of what more than one field must keep
+    ids_field: ClassVar[str] = ""  # a field that may hold many token ids
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -64,6 +68,10 @@ class Body(BaseModel):
             values = [None, *known.neutral]
             schema["properties"][name] = {"enum": values, "description": f"Not supported: {known.reason}."}
         return schema
+
+    def take_ids(self, ids: array[int]) -> None:
+        """Puts the ids in the place of `ids_field`, where `long_ids.STAND_IN` stood while it was read."""
+        raise NotImplementedError
 
     @model_validator(mode="wrap")
     @classmethod
@@ -121,7 +129,16 @@ B = TypeVar("B", bound=Body)
 
 
 def parse(kind: type[B], body: bytes) -> B:
-    """The JSON body as `kind`. Raises InvalidRequest naming the first field that is wrong."""
+    """The JSON body as `kind`. Raises InvalidRequest naming the first field that is wrong.
+
+    A long list of ids in `kind.ids_field` is an array of C integers.
+    """
+    if kind.ids_field and (parts := long_ids.split(body, kind.ids_field)) is not None:
+        rest, ids = parts
+        with contextlib.suppress(ValidationError):  # the whole body's says where
+            read = kind.model_validate_json(rest)
+            read.take_ids(ids)
+            return read
     return _read(lambda: kind.model_validate_json(body))
 
 

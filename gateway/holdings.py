@@ -7,27 +7,34 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cached_property
 
 from eyas.common.cached_pages import CacheNews
-from eyas.common.page_names import PageShape, split
+from eyas.common.page_names import PageNames, PageShape, packed, split
+from gateway.prefixes import block_names
 
 
 class Prefix:
-    """A prompt's pages by name, made once per shape of pages.
+    """A prompt's pages by name, made once per shape of pages, and its blocks.
 
     `session`: the conversation's name, if it has one.
     """
 
     def __init__(self, prompt_ids: Sequence[int] = (), session: str = "") -> None:
         self.session = session
-        self._ids = prompt_ids
-        self._names: dict[PageShape, tuple[bytes, ...]] = {}
+        self._ids = packed(prompt_ids)
+        self._names: dict[PageShape, PageNames] = {}
 
-    def names(self, shape: PageShape) -> tuple[bytes, ...]:
+    def names(self, shape: PageShape) -> PageNames:
         """The short names of the pages that a cache can serve."""
         if shape not in self._names:
             self._names[shape] = shape.names(self._ids)
         return self._names[shape]
+
+    @cached_property
+    def blocks(self) -> list[bytes]:
+        """The names of the blocks by which a gateway remembers what it sent."""
+        return block_names(self._ids)
 
 
 class Holding:
@@ -50,10 +57,15 @@ class Holding:
 
     def matched(self, prefix: Prefix) -> int:
         """How many tokens at the start of the prompt are here. Caches forget a page after those that
-        follow it, so the first missing page is found by halves.
+        follow it, so the first missing page is found by doubling, then by halves: few names are made where
+        little is cached.
         """
-        names = prefix.names(self.shape)
-        return self.shape.size * bisect_left(names, True, key=lambda name: name not in self._names)
+        names, known = prefix.names(self.shape), self._names
+        most = 1
+        while most < len(names) and names[most - 1] in known:
+            most *= 2
+        most = min(most, len(names))
+        return self.shape.size * bisect_left(names, True, 0, most, key=lambda name: name not in known)
 
 
 class Holdings:

@@ -356,7 +356,7 @@ def token_ids(call: ApiCall, delta: TextDelta) -> Ids:
 
 def prompt_ids(call: ApiCall, choice: int) -> Ids:
     """The ids of the choice's prompt, if the call asks for ids."""
-    return call.requests[choice // call.n].prompt_ids if call.token_ids else msgspec.UNSET
+    return tuple(call.requests[choice // call.n].prompt_ids) if call.token_ids else msgspec.UNSET
 
 
 def error_body(error: EyasError) -> bytes:

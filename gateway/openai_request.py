@@ -19,8 +19,9 @@ import msgspec
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest
+from eyas.common.types import GenerationRequest, PromptIds
 from gateway.admission import GenerationOptions, ServedModel, admit, check_model
+from gateway.long_ids import settled
 from gateway.parsers.message import Reading
 from gateway.schema import GenerationBody, SamplingFields, TextBody, drafting
 from gateway.text import TextRules
@@ -120,10 +121,7 @@ async def text_call(
     )
     requests, echoes = [], []
     for prompt in body.prompt:
-        if isinstance(prompt, str):
-            ids = await tokenizer.encode_prompt(prompt, add_special_tokens=body.add_special_tokens)
-        else:
-            ids = tuple(prompt)
+        ids = await _ids(tokenizer, body, prompt)
         with named({"prompt_logprobs": "logprobs"}, "prompt"):
             request = admit(model, ids, options, timeout_s(config, body.timeout))
         requests.append(request)
@@ -136,6 +134,12 @@ async def text_call(
     if not chooses:
         return call
     return dataclasses.replace(call, n=drawn, kept=body.n, tells_logprobs=body.logprobs is not None)
+
+
+async def _ids(tokenizer: Tokenizer, body: TextBody, prompt: str | Sequence[int]) -> PromptIds:
+    if not isinstance(prompt, str):
+        return settled(prompt)
+    return await tokenizer.encode_prompt(prompt, add_special_tokens=body.add_special_tokens)
 
 
 def _echo(tokenizer: Tokenizer, body: TextBody, ids: Sequence[int], text: str | None) -> Echo:

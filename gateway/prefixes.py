@@ -1,46 +1,71 @@
-"""Which pages were sent to which worker: an estimate of each worker's prefix cache, made without asking.
+"""Which prompts were sent to which worker: an estimate of each worker's prefix cache, made without asking.
 
-It serves where a worker does not say what it holds, and until it says what it was just sent. It knows names
-of pages and how to forget; it refuses to know what the estimate is used for. A wrong one costs a prompt
-computed twice, never a token.
+It serves where a worker does not say what it holds, and until it says what it was just sent. It knows blocks
+of prompts by name and how to forget; it refuses to know what the estimate is used for. A wrong one costs a
+prompt computed twice, never a token.
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
-MAX_PAGES = 1 << 16  # pages remembered over all prompts and workers: about 15 MB
+from eyas.common.page_names import ID_BYTES, SHORT_BYTES
+
+MAX_BLOCKS = 1 << 16  # remembered over all prompts and workers: about 15 MB
+FINE, COARSE = 16, 256  # tokens of a block
+FINE_BLOCKS = 64
+"""That many blocks are fine, and all behind them coarse: of a long prompt, the last tokens matter little."""
 
 Holder = tuple[str, int]  # a worker and its epoch: a new pool holds nothing
 
 
+def block_names(ids: bytes) -> list[bytes]:
+    """The names of a prompt's blocks, each a digest of all tokens up to its end; `ids`: packed.
+
+    The last token is in none: it is always computed again.
+    """
+    names, name, begin, end = list[bytes](), b"", 0, ID_BYTES * FINE
+    while end < len(ids):
+        name = hashlib.blake2b(name + ids[begin:end], digest_size=SHORT_BYTES).digest()
+        names.append(name)
+        begin, end = end, ID_BYTES * tokens_of(len(names) + 1)
+    return names
+
+
+def tokens_of(blocks: int) -> int:
+    """How many tokens a prompt's first blocks have."""
+    return FINE * min(blocks, FINE_BLOCKS) + COARSE * max(blocks - FINE_BLOCKS, 0)
+
+
 class PrefixIndex:
-    """The last `max_pages` pages that were sent, to which worker, and when.
+    """The last `max_blocks` blocks that were sent, to which worker, and when.
 
     `names`: of a prompt, in order.
     """
 
-    def __init__(self, max_pages: int = MAX_PAGES) -> None:
-        self._max_pages = max_pages
-        self._pages: OrderedDict[tuple[Holder, bytes], float] = OrderedDict()  # the oldest first
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
+        self._blocks: OrderedDict[tuple[Holder, bytes], float] = OrderedDict()  # the oldest first
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self._blocks)
 
     def add(self, holder: Holder, names: Sequence[bytes], now: float) -> None:
-        """Notes that the holder was sent these pages, and forgets the oldest ones beyond `max_pages`."""
-        # From the end, so that a page is never forgotten before those that follow it.
-        pages = self._pages
+        """Notes that the holder was sent these blocks, and forgets the oldest ones beyond `max_blocks`."""
+        # From the end, so that a block is never forgotten before those that follow it.
+        blocks = self._blocks
         for name in reversed(names):
-            page = holder, name
-            pages[page] = now
-            pages.move_to_end(page)
-        while len(self._pages) > self._max_pages:
-            self._pages.popitem(last=False)
+            block = holder, name
+            blocks[block] = now
+            blocks.move_to_end(block)
+        while len(blocks) > self._max_blocks:
+            blocks.popitem(last=False)
 
     def matched(self, holder: Holder, names: Sequence[bytes], since: float) -> int:
-        """How many pages at the start of the prompt the holder was sent, none of them before `since`."""
-        pages = self._pages
-        return bisect_left(names, True, key=lambda name: pages.get((holder, name), -1.0) < since)
+        """How many tokens at the start of the prompt the holder was sent, none of them before `since`."""
+        blocks = self._blocks
+        found = bisect_left(names, True, key=lambda name: blocks.get((holder, name), -1.0) < since)
+        return tokens_of(found)

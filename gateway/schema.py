@@ -7,6 +7,7 @@ what protobuf can carry.
 
 from __future__ import annotations
 
+from array import array
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -301,6 +302,7 @@ class TextBody(GenerationBody):
     """The body of /v1/completions."""
 
     endpoint = "completions"
+    ids_field = "prompt"
     unsupported = unsupported.TEXT
     rules = (
         *GenerationBody.rules,
@@ -327,6 +329,9 @@ class TextBody(GenerationBody):
         if self.stream and self.drawn > self.n:
             refuse("best_of", "is not allowed with stream: the best answer is known at the end")
         return self
+
+    def take_ids(self, ids: array[int]) -> None:
+        self.prompt = [ids]
 
     @property
     def drawn(self) -> int:

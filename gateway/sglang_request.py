@@ -7,6 +7,8 @@ for something is an error that names it; null, false or SGLang's default asks fo
 from __future__ import annotations
 
 import time
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -18,6 +20,7 @@ from gateway.admission import GenerationOptions, ServedModel, admit, check_model
 from gateway.field_rules import at_most_one, exactly_one
 from gateway.field_types import MAX_PROMPTS, Choices, Count, Ids, Many, Priority, Seed, TopLogprobs
 from gateway.fields import WHOLE, Body, RequestId, as_ids, refuse
+from gateway.long_ids import settled
 from gateway.openai_request import ApiCall, named, sampling_params, text_rules, timeout_s
 from gateway.schema import SamplingFields, Speculation, drafting
 from gateway.tokenizer import Tokenizer
@@ -56,7 +59,9 @@ def _rids(value: Any) -> Any:
 
 
 Texts = Annotated[str | list[str], PlainValidator(_texts, json_schema_input_type=str | Many[str])]
-IdLists = Annotated[list[int] | list[list[int]], PlainValidator(_ids, json_schema_input_type=Ids | Many[Ids])]
+IdLists = Annotated[
+    Sequence[int] | list[list[int]], PlainValidator(_ids, json_schema_input_type=Ids | Many[Ids])
+]
 Rids = Annotated[list[RequestId], BeforeValidator(_rids, json_schema_input_type=RequestId | list[RequestId])]
 
 
@@ -101,6 +106,7 @@ class ReplyShape:
 class GenerateBody(Body):
     """Exactly one of `text` and `input_ids`; `speculative`, `timings` and `timeout` are extensions."""
 
+    ids_field = "input_ids"
     unsupported = unsupported.GENERATE
     rules = (exactly_one("text", "input_ids"),)
 
@@ -143,8 +149,11 @@ class GenerateBody(Body):
             refuse("rid", "must name every prompt")
         return self
 
+    def take_ids(self, ids: array[int]) -> None:
+        self.input_ids = ids
+
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
+    def prompts(self) -> Sequence[str] | Sequence[Sequence[int]]:
         """The prompts as a list of texts or a list of ids."""
         if self.input_ids is None:
             return [self.text] if isinstance(self.text, str) else self.text or []
@@ -175,7 +184,7 @@ async def generate_call(
     source = "text" if body.input_ids is None else "input_ids"
     requests = []
     for prompt in body.prompts:
-        ids = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
+        ids = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else settled(prompt)
         with named(names, source):
             requests.append(admit(model, ids, options, seconds))
     return ApiCall(

@@ -149,7 +149,7 @@ class GenerationRequest(_message.Message):
     PREDICTED_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     id: str
-    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt_ids: bytes
     params: SamplingParams
     choices: _containers.RepeatedCompositeFieldContainer[Choice]
     timeout_s: float
@@ -162,7 +162,7 @@ class GenerationRequest(_message.Message):
     traceparent: str
     predicted_ids: _containers.RepeatedScalarFieldContainer[int]
     draft_limits: DraftLimits
-    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., timeout_s: _Optional[float] = ..., speculative: _Optional[bool] = ..., caller: _Optional[str] = ..., call: _Optional[str] = ..., begun: _Optional[bool] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., draft_limits: _Optional[_Union[DraftLimits, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., timeout_s: _Optional[float] = ..., speculative: _Optional[bool] = ..., caller: _Optional[str] = ..., call: _Optional[str] = ..., begun: _Optional[bool] = ..., priority: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., draft_limits: _Optional[_Union[DraftLimits, _Mapping]] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
     __slots__ = ("token", "logprob")

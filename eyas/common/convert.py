@@ -16,7 +16,7 @@ from eyas.common.cached_pages import CacheNews
 from eyas.common.convert_params import params_from_pb, params_to_pb
 from eyas.common.convert_rates import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
 from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
-from eyas.common.page_names import PageShape
+from eyas.common.page_names import ID_BYTES, PageShape, packed, unpacked
 from eyas.common.types import (
     FAST,
     Choice,
@@ -61,7 +61,7 @@ def fill_request(pb: common_pb2.GenerationRequest, request: GenerationRequest) -
     """
     limits = request.draft_limits
     pb.id = request.id
-    pb.prompt_ids.extend(request.prompt_ids)
+    pb.prompt_ids = packed(request.prompt_ids)
     pb.params.CopyFrom(params_to_pb(request.params))
     for choice in request.choices:
         pb.choices.add(index=choice.index, output_ids=choice.output_ids)
@@ -80,18 +80,20 @@ def fill_request(pb: common_pb2.GenerationRequest, request: GenerationRequest) -
 
 def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> GenerationRequest:
     """Raises ContextLengthExceeded for more than `context_length` ids, before any of them is looked at, and
-    InvalidRequest for a time that no clock can wait for.
+    InvalidRequest for a time that no clock can wait for, and for half an id.
     """
     outputs = (len(choice.output_ids) for choice in pb.choices)
-    longest = max(len(pb.prompt_ids), len(pb.predicted_ids), *outputs)
+    longest = max(len(pb.prompt_ids) // ID_BYTES, len(pb.predicted_ids), *outputs)
     if longest > context_length:
         message = f"the request has {longest} ids, more than the context length of {context_length}"
         raise ContextLengthExceeded(message, param="prompt")
+    if len(pb.prompt_ids) % ID_BYTES:
+        raise InvalidRequest("prompt_ids ends inside an id", param="prompt_ids")
     if not 0.0 < pb.timeout_s < math.inf:
         raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
     return GenerationRequest(
         id=pb.id,
-        prompt_ids=tuple(pb.prompt_ids[:]),
+        prompt_ids=unpacked(pb.prompt_ids),
         params=params_from_pb(pb.params),
         choices=tuple(Choice(c.index, tuple(c.output_ids)) for c in pb.choices),
         timeout_s=pb.timeout_s,

@@ -10,9 +10,11 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 NAME_BYTES = 16
-_ID = "I"  # a token id as it is digested: four bytes, so that a page's are one block of the digest
+_ID: Final = "i"  # a token id as it is digested
+ID_BYTES = 4  # so that a page's are one block of the digest
 SHORT_BYTES = 8
 """As names travel: two pages with one short name cost a prompt that is computed twice, never a token."""
 
@@ -31,21 +33,69 @@ class PageShape:
             tuple(tokens[i * self.size : (i + 1) * self.size + self.lookahead]) for i in range(first, count)
         )
 
-    def names(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
-        """The short names of the pages that a cache can serve: the last token is always computed again."""
-        count = max(min(len(tokens) - 1, len(tokens) - self.lookahead), 0) // self.size
-        ids = array(_ID, tokens)
-        data, width, after = ids.tobytes(), ids.itemsize * self.size, ids.itemsize * self.lookahead
-        digest, names, name = hashlib.blake2b, list[bytes](), b""
-        for begin in range(0, width * count, width):  # thousands of times for a long prompt
-            name = digest(name + data[begin : begin + width + after], digest_size=NAME_BYTES).digest()
-            names.append(name[:SHORT_BYTES])
-        return tuple(names)
+    def names(self, ids: bytes) -> PageNames:
+        """The short names of the pages that a cache can serve: the last token is always computed again.
+
+        `ids`: `packed`.
+        """
+        tokens = len(ids) // ID_BYTES
+        return PageNames(self, max(min(tokens - 1, tokens - self.lookahead), 0) // self.size, ids)
+
+
+class PageNames:
+    """The short names of a prompt's first pages, in order. A long prompt has thousands, each made from the
+    one before, so they are made as far as they are looked at.
+    """
+
+    def __init__(self, shape: PageShape, count: int, ids: bytes) -> None:
+        """`ids`: of the whole prompt, `packed`."""
+        self._shape = shape
+        self._count = count
+        self._ids = ids
+        self._names: list[bytes] = []
+        self._last = b""  # the whole name of the last of them
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, page: int) -> bytes:
+        if page >= self._count:
+            raise IndexError(page)
+        if page >= len(self._names):
+            self._make(page + 1)
+        return self._names[page]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.__getitem__, range(self._count))
+
+    @property
+    def made(self) -> int:
+        """How many exist already."""
+        return len(self._names)
+
+    def _make(self, count: int) -> None:
+        """Up to `count` in all."""
+        width, after = ID_BYTES * self._shape.size, ID_BYTES * self._shape.lookahead
+        digest, ids, name, add = hashlib.blake2b, self._ids, self._last, self._names.append
+        for begin in range(width * len(self._names), width * count, width):
+            name = digest(name + ids[begin : begin + width + after], digest_size=NAME_BYTES).digest()
+            add(name[:SHORT_BYTES])
+        self._last = name
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """Token ids as they are digested, and as they travel: `ID_BYTES` each, little-endian."""
+    return (tokens if isinstance(tokens, array) else array(_ID, tokens)).tobytes()
+
+
+def unpacked(ids: bytes) -> tuple[int, ...]:
+    """What `packed` gave. Raises ValueError for a length that it does not give."""
+    return tuple(memoryview(ids).cast(_ID))
 
 
 def named(parent: bytes, key: tuple[int, ...]) -> bytes:
     """The name of the page with this key after the page of this name (b"": after none)."""
-    return hashlib.blake2b(parent + array(_ID, key).tobytes(), digest_size=NAME_BYTES).digest()
+    return hashlib.blake2b(parent + packed(key), digest_size=NAME_BYTES).digest()
 
 
 def split(names: bytes) -> Iterator[bytes]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -50,6 +52,13 @@ class DraftLimits(msgspec.Struct, frozen=True):
         return min((most for most in (self.steps, self.draft_tokens - 1) if most > 0), default=0)
 
 
+if TYPE_CHECKING:
+    PromptIds = Sequence[int]
+else:
+    PromptIds = tuple[int, ...]  # as engines read it
+"""Token ids of a prompt; in a gateway, many of them are an array of C integers."""
+
+
 class GenerationRequest(msgspec.Struct, frozen=True):
     """All that determines a generation: positions and penalties follow from the ids.
 
@@ -63,7 +72,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     """
 
     id: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: PromptIds
     params: SamplingParams
     choices: tuple[Choice, ...] = (Choice(0),)
     timeout_s: float = 600.0

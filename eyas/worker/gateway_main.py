@@ -37,6 +37,7 @@ from gateway.fair import FairBackend
 from gateway.generate import ClusterBackend
 from gateway.grammar_checks import GrammarBackend, GrammarChecks
 from gateway.grpc_front import GrpcFront
+from gateway.heap import keep_all
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 from gateway.placement import Targets
@@ -105,6 +106,7 @@ async def _run(config: GatewayConfig) -> None:
         fair = FairBackend(canary, lambda caller: quotas.limits.of(caller).weight)
         exit = DrainableBackend(GrammarBackend(fair, grammars))
         async with metrics, fronts(config, exit, tokenizer, metrics, quotas), asyncio.TaskGroup() as tasks:
+            keep_all()
             looks = [tasks.create_task(canary.run()), tasks.create_task(tell_waiting(canary.health, workers))]
             if auto is not None:
                 looks.append(tasks.create_task(auto.run()))

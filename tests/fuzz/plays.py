@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from eyas.common.config import NANO_HEAD
+from eyas.common.page_names import packed
 from eyas.common.types import Role
 from protos import common_pb2, decode_pb2, draft_pb2, eyas_pb2, prefill_pb2, transfer_pb2
 from tests.fuzz.values import fill, nearly
@@ -231,7 +232,8 @@ class GrpcFuzz:
         indices = rng.choice(((0,), (0,), (0, 1, 2), (2, 5)))
         known = rng.choice(((), (), (), (77, 78)))  # of a request that has moved
         return common_pb2.GenerationRequest(
-            id=f"fuzz-{self._ids}", prompt_ids=self._prompt(), params=self._params(), timeout_s=TIMEOUT_S,
+            id=f"fuzz-{self._ids}", prompt_ids=packed(self._prompt()), params=self._params(),
+            timeout_s=TIMEOUT_S,
             choices=[common_pb2.Choice(index=index, output_ids=known) for index in indices],
             speculative=rng.random() < 0.8,
         )  # fmt: skip

@@ -64,7 +64,9 @@ ENDS: dict[int, tuple[Any, ...]] = {  # of values that were right
 }
 SAMPLES: dict[int, tuple[Any, ...]] = {
     Field.TYPE_INT32: (0, 1, 2, 5, -1, 77, 4096, 2**31 - 1, -(2**31)),
+    Field.TYPE_SINT32: (0, 1, 2, 5, -1, 100, -101, 2**31 - 1, -(2**31)),
     Field.TYPE_UINT32: (0, 1, 2, 9, 2**32 - 1),
+    Field.TYPE_FIXED32: (0, 1, 2, 9, 2**32 - 1),
     Field.TYPE_INT64: (0, 1, -1, 2**63 - 1, -(2**63)),
     Field.TYPE_UINT64: (0, 1, 2, 2**64 - 1),
     Field.TYPE_DOUBLE: (0.0, 1.0, 0.7, -1.0, 1e308, float("nan"), float("inf"), -float("inf")),
@@ -180,8 +182,9 @@ def fill(rng: random.Random, message: Message, depth: int = 0) -> Message:
 
 def _set(rng: random.Random, message: Message, field: Field, depth: int) -> None:
     if _is_map(field):
-        keys = rng.sample((0, 5, 4096, 2**31 - 1, -1), rng.randrange(3))
-        getattr(message, field.name).update({key: rng.choice((0.0, -100.0, 1e30)) for key in keys})
+        key, value = (field.message_type.fields_by_name[name].type for name in ("key", "value"))
+        keys = rng.sample(SAMPLES[key], rng.randrange(3))
+        getattr(message, field.name).update({key: rng.choice(SAMPLES[value]) for key in keys})
     elif field.is_repeated:
         for _ in range(rng.choice((0, 1, 2, 9))):
             _append(rng, getattr(message, field.name), field, depth)

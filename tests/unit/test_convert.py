@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
+from array import array
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from eyas.common import convert, errors
 from eyas.common.convert_rates import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
 from eyas.common.convert_step import step_from_pb, step_to_pb
-from eyas.common.errors import InvalidRequest
+from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.grammar import Grammar, GrammarKind
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import Curve, StepBudget, StepPace, StepRates, StepTimes
@@ -111,6 +113,20 @@ def test_requests(value: GenerationRequest) -> None:
     message = common_pb2.GenerationRequest()
     convert.fill_request(message, value)
     assert convert.request_from_pb(over_the_wire(message), 5) == value
+
+
+def test_many_prompt_ids_are_packed() -> None:
+    """As four bytes each, whatever holds them; half an id is refused by name."""
+    ids = (0, 1, 2**31 - 1, *range(1000))
+    message = common_pb2.GenerationRequest()
+    convert.fill_request(message, GenerationRequest("r", array("i", ids), SamplingParams()))
+    assert message.prompt_ids == struct.pack(f"<{len(ids)}i", *ids)
+    assert convert.request_from_pb(over_the_wire(message), len(ids)).prompt_ids == ids
+    with pytest.raises(ContextLengthExceeded):
+        convert.request_from_pb(message, len(ids) - 1)
+    message.prompt_ids += b"\0\0"
+    with pytest.raises(InvalidRequest, match="prompt_ids"):
+        convert.request_from_pb(message, len(ids))
 
 
 @given(st.lists(entry, max_size=4))

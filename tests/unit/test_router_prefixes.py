@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 from test_router import DECODE, PREFILL, worker
 
-from eyas.common.page_names import PageShape
-from gateway.prefixes import Holder, PrefixIndex
+from eyas.common.page_names import packed
+from gateway.prefixes import COARSE, FINE, FINE_BLOCKS, Holder, PrefixIndex, block_names, tokens_of
 from gateway.router import CROWD, Candidate, RequestRoute, choose_decode, choose_prefill, route
 
 A, B = ("a:1", 7), ("b:1", 7)
-PAGE = 16
-prefix_of = PageShape(PAGE).names
+
+
+def prefix_of(ids: Sequence[int]) -> list[bytes]:
+    return block_names(packed(ids))
 
 
 def chosen(*workers: Candidate) -> str:
@@ -60,14 +64,22 @@ def test_both_legs_follow_the_prefix() -> None:
 # --- the guess -------------------------------------------------------------------------------------------
 
 
-def test_only_whole_pages_that_a_cache_can_serve_count() -> None:
+def test_only_whole_blocks_that_a_cache_can_serve_count() -> None:
     ids = list(range(100))
-    assert len(prefix_of(ids[: 2 * PAGE])) == 1  # the last id is computed again, and with it its page
-    assert len(prefix_of(ids[: 2 * PAGE + 1])) == 2
-    assert prefix_of(()) == ()
+    assert len(prefix_of(ids[: 2 * FINE])) == 1  # the last id is computed again, and with it its block
+    assert len(prefix_of(ids[: 2 * FINE + 1])) == 2
+    assert prefix_of(()) == []
 
 
-def test_a_page_is_its_ids_and_all_before_them() -> None:
+@given(st.integers(1, 5000))
+def test_blocks_hold_all_but_the_last_tokens(tokens: int) -> None:
+    count = len(prefix_of([7] * tokens))
+    assert tokens_of(count) < tokens <= tokens_of(count + 1)
+    width = FINE if count < FINE_BLOCKS else COARSE
+    assert tokens_of(count + 1) - tokens_of(count) == width
+
+
+def test_a_block_is_its_ids_and_all_before_them() -> None:
     one, other = [1] * 64, [2] * 16 + [1] * 48
     assert not set(prefix_of(one)) & set(prefix_of(other))
     assert prefix_of(one[:40]) == prefix_of(one)[:2]
@@ -78,7 +90,7 @@ def test_a_conversation_grows_where_it_was() -> None:
     first = [*range(40)]
     index.add(A, prefix_of(first), 1.0)
     later = prefix_of([*first, *range(500, 600)])
-    assert index.matched(A, later, 0.0) == 2
+    assert index.matched(A, later, 0.0) == 2 * FINE
     assert index.matched(A, later, 1.5) == 0
     assert index.matched(B, later, 0.0) == 0
     assert index.matched(("a:1", 8), later, 0.0) == 0  # a restarted worker holds nothing
@@ -89,14 +101,14 @@ def test_a_conversation_grows_where_it_was() -> None:
     st.integers(1, 9),
 )
 def test_what_is_found_is_what_was_kept(sent: list[tuple[Holder, list[int]]], limit: int) -> None:
-    """However pages are pushed out, a prefix is never kept without its beginning, and memory is bounded."""
-    index = PrefixIndex(max_pages=limit)
-    for holder, pages in sent:
-        prefix = prefix_of([page for page in pages for _ in range(PAGE)] + [0])
+    """However blocks are pushed out, a prefix is never kept without its beginning, and memory is bounded."""
+    index = PrefixIndex(max_blocks=limit)
+    for holder, blocks in sent:
+        prefix = prefix_of([block for block in blocks for _ in range(FINE)] + [0])
         index.add(holder, prefix, 0.0)
         assert len(index) <= limit
-        assert index.matched(holder, prefix, 0.0) == min(len(prefix), limit)
+        assert index.matched(holder, prefix, 0.0) == FINE * min(len(prefix), limit)
         for other in (A, B):
-            kept = [(other, page) in index._pages for page in prefix]
+            kept = [(other, block) in index._blocks for block in prefix]
             assert kept == sorted(kept, reverse=True)
-            assert index.matched(other, prefix, 0.0) == sum(kept)
+            assert index.matched(other, prefix, 0.0) == FINE * sum(kept)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eyas.common.types import GenerationRequest, PromptLogprobs
+from eyas.common.types import GenerationRequest, PromptIds, PromptLogprobs
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Asked:
 
     row: int
     places: range
-    tokens: tuple[int, ...]
+    tokens: PromptIds
     top: int
 
 
@@ -27,7 +27,7 @@ class Asked:
 class PromptScores:
     """The scores of one prompt from row `start` on, gathered chunk by chunk until they are sent."""
 
-    prompt: tuple[int, ...]
+    prompt: PromptIds
     start: int
     found: PromptLogprobs
 

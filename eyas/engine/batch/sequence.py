@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from eyas.common.priority import PRIORITY_S
-from eyas.common.types import GenerationRequest, KvHandle, PromptLogprobs, Timings
+from eyas.common.types import GenerationRequest, KvHandle, PromptIds, PromptLogprobs, Timings
 from eyas.engine.batch.prompt_scores import Asked, PromptScores
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import FeatureWindow
@@ -111,7 +111,7 @@ class Sequence:
     uid: int
     generation: Generation
     choice: int
-    prompt: tuple[int, ...]
+    prompt: PromptIds
     output: list[int]
     forks: tuple[int, ...] = ()  # choices that will fork from this one's prompt
     kept: int = 0  # slots reserved for the forks at admission
