@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, PlainValidator
 
 from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_TOP_LOGPROBS
 from eyas.common.priority import MOST_PRIORITY
-from gateway.fields import WHOLE, as_ids
+from gateway.fields import WHOLE, as_ids, whole
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
@@ -41,6 +41,9 @@ def _prompt_list(value: Any) -> list[str | Sequence[int]]:
         return [ids]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string, a list of token ids, or a list of either")
+    if isinstance(value[0], int | float):
+        place = next(i for i, item in enumerate(value) if type(whole(item)) is not int)
+        raise ValueError(f"must be a list of token ids: item {place} is no whole number")
     if len(value) > MAX_PROMPTS:
         raise ValueError(f"must be at most {MAX_PROMPTS} prompts")
     if all(isinstance(item, str) for item in value):

@@ -128,6 +128,15 @@ async def test_completion_fields(client: httpx.AsyncClient, changes: dict[str, A
     refused(response, param)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "place"), [([True, 1], 0), ([1, 2.0, "a"], 2), ([1] * 70 + [[1]], 70), ([2.0, 1.5], 1)]
+)
+async def test_what_is_no_token_id_is_named(client: httpx.AsyncClient, prompt: list[Any], place: int) -> None:
+    response = await client.post("/v1/completions", json=TEXT | {"prompt": prompt})
+    refused(response, "prompt")
+    assert f"item {place} is no whole number" in response.json()["error"]["message"]
+
+
 async def test_a_compressed_body_is_refused_as_such(client: httpx.AsyncClient) -> None:
     for coding in ("gzip", "br, gzip"):
         body = {"content": gzip.compress(json.dumps(CHAT).encode()), "headers": {"content-encoding": coding}}
