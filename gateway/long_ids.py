@@ -33,7 +33,7 @@ def split(body: bytes, field: str) -> tuple[bytes, array[int]] | None:
         return None
     try:
         members = _members.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # brackets may be deep
         return None
     written = bytes(members.get(field, b""))
     if len(written) < LONG_BYTES or (ids := _ids(written)) is None:
