@@ -107,9 +107,10 @@ async def test_all_of_them_drain(to: str) -> None:
 async def test_a_second_signal_ends_all_at_once() -> None:
     async with workers(UNIFIED) as (worker,), group(worker.address) as (process, url, _):
         worker.script.stop_at = 1  # an answer that never comes
+        canaries = len(worker.of("submit"))
         hanging = asyncio.create_task(ask(url, 1))
         async with asyncio.timeout(10):
-            while not worker.of("submit"):
+            while len(worker.of("submit")) == canaries:
                 await asyncio.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         await asyncio.sleep(SAME_WORD_S + 0.1)
