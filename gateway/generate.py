@@ -302,11 +302,11 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
         If the client has token 0 already, decode computes the prompt itself and goes on from there.
         """
-        self._spend_retry(Unavailable("the pages of the prompt could not be transferred"))
-        leg.waits, leg.lane = True, None
         if self._prefill is not None:
             self._prefill.awaited = False
             self._avoid.add(self._prefill.worker)
+        self._spend_retry(Unavailable("the pages of the prompt could not be transferred"))
+        leg.waits, leg.lane = True, None
         if self._first_tokens:
             self._attempt += 1
             self._drop_prefill()
@@ -331,11 +331,11 @@ class ClusterGeneration(GenerationStream, LegOwner):
         Before decode's first token another worker can still pull the prompt's pages. Later it computes the
         prompt and the delivered tokens itself.
         """
+        if self._prefill is not None:
+            self._prefill.awaited = False
         self._spend_retry(error)
         leg.close(cancel=True)
         self._decode = None
-        if self._prefill is not None:
-            self._prefill.awaited = False
         self._avoid.add(leg.worker)
         try:
             worker = await self._find_decode()
