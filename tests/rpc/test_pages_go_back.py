@@ -76,6 +76,16 @@ async def test_pages_go_back_where_a_lost_decode_worker_was_the_last_try(
         await until(lambda: len(prefill.of("release")) == 1)
 
 
+async def test_pages_that_decode_lost_at_the_last_try_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "MAX_RETRIES", 0)
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        decode.script.lose, decode.script.lose_after_s = 1, 0.2
+        with pytest.raises(Unavailable, match="could not be transferred"):
+            await asyncio.wait_for(collect(await backend.start(make_request())), 8)
+        await until(lambda: len(prefill.of("release")) == 1)
+
+
 async def test_pages_that_decode_pulls_are_its_own_to_give_back() -> None:
     async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
         prefill, decode = started
