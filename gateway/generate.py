@@ -235,7 +235,6 @@ class ClusterGeneration(GenerationStream, LegOwner):
             decode.attach(self._attempt, (), self._first_tokens)
         elif prefill.handles is not None:
             decode.attach(self._attempt, prefill.handles, ())
-            prefill.awaited = True
 
     def _rest_of_request(self, choices: tuple[Choice, ...]) -> GenerationRequest:
         return msgspec.structs.replace(
@@ -251,7 +250,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
         if prefill is None:
             return
         prefill.close()
-        if prefill.handles and not prefill.awaited:
+        is_told = self._decode is not None and not self._decode.waits
+        if prefill.handles and not is_told:
             self._cluster.give_back(prefill.worker, prefill.handles, self._attempt)
 
     def _release(self) -> None:
@@ -302,10 +302,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
         If the client has token 0 already, decode computes the prompt itself and goes on from there.
         """
-        self._spend_retry(Unavailable("the pages of the prompt could not be transferred"))
         leg.waits, leg.lane = True, None
+        self._spend_retry(Unavailable("the pages of the prompt could not be transferred"))
         if self._prefill is not None:
-            self._prefill.awaited = False
             self._avoid.add(self._prefill.worker)
         if self._first_tokens:
             self._attempt += 1
@@ -331,11 +330,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
         Before decode's first token another worker can still pull the prompt's pages. Later it computes the
         prompt and the delivered tokens itself.
         """
-        self._spend_retry(error)
         leg.close(cancel=True)
         self._decode = None
-        if self._prefill is not None:
-            self._prefill.awaited = False
+        self._spend_retry(error)
         self._avoid.add(leg.worker)
         try:
             worker = await self._find_decode()

@@ -80,12 +80,12 @@ class DecodeLeg(Listener):
         """Queues the request on the worker; `attach`: it shall wait for pages, else it computes the `missing`
         tokens of the prompt. Raises Unavailable if the worker is not connected.
         """
-        self._sent = time.monotonic()
+        self._sent, self.waits = time.monotonic(), attach
         self._session.submit(request, attach, self)
         count, prompt = len(request.choices), len(request.prompt_ids)
         queued = 0 if attach else missing
         self._stake = self._cluster.occupy(self.worker, UnderWay(count, count * prompt, queued=queued))
-        self._id, self.waits = request.id, attach
+        self._id = request.id
 
     def attach(
         self, attempt: int, handles: tuple[KvHandle, ...], first_tokens: tuple[FirstToken, ...]
@@ -135,15 +135,12 @@ class DecodeLeg(Listener):
 
 
 class PrefillLeg:
-    """One Prefill call. `handles` is None until the worker has started computing the prompt. `awaited`: a
-    decode worker was told of them, and gives them back itself.
-    """
+    """One Prefill call. `handles` is None until the worker has started computing the prompt."""
 
     def __init__(self, cluster: Cluster, worker: str, owner: LegOwner) -> None:
         self.worker = worker
         self.admitted = False
         self.handles: tuple[KvHandle, ...] | None = None
-        self.awaited = False
         self._sent = 0.0
         self._cluster = cluster
         self._owner = owner

@@ -58,10 +58,10 @@ def all_below(ids: PromptIds, end: int) -> bool:
 def _ids(written: bytes) -> array[int] | None:
     """Of JSON: what consists of these bytes alone between brackets is a list of whole numbers."""
     inner = written[1:-1]
-    if written[:1] != b"[" or inner.translate(None, _ID_LIST):
+    if written[:1] != b"[" or inner.translate(None, _ID_LIST) or not inner.strip():
         return None
     found = np.fromstring(inner, np.int64, sep=",")  # numbers that are too large become the largest
-    if not found.size or found.max() > INT32_MAX:
+    if found.max() > INT32_MAX:
         return None
     ids = array("i")
     ids.frombytes(found.astype(np.intc).tobytes())

@@ -65,14 +65,6 @@ class PageNames:
             self._make(page + 1)
         return self._names[page]
 
-    def __iter__(self) -> Iterator[bytes]:
-        return map(self.__getitem__, range(self._count))
-
-    @property
-    def made(self) -> int:
-        """How many exist already."""
-        return len(self._names)
-
     def _make(self, count: int) -> None:
         """Up to `count` in all."""
         width, after = ID_BYTES * self._shape.size, ID_BYTES * self._shape.lookahead

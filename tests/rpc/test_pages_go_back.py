@@ -11,7 +11,7 @@ from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request,
 
 from eyas.common import roster
 from eyas.common.errors import Overloaded, Unavailable
-from gateway import search
+from gateway import retries, search
 
 
 async def test_pages_that_decode_was_not_told_of_go_back() -> None:
@@ -58,6 +58,31 @@ async def test_pages_go_back_where_no_decode_worker_is_left(
         else:
             with pytest.raises(Unavailable):
                 await asyncio.wait_for(collect(stream), 8)
+        await until(lambda: len(prefill.of("release")) == 1)
+
+
+async def test_pages_go_back_where_a_lost_decode_worker_was_the_last_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retries, "MAX_RETRIES", 0)
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        decode.script.stop_at = 0
+        stream = await backend.start(make_request())
+        await until(lambda: len(decode.of("attach")) == 1)
+        await decode.kill()
+        with pytest.raises(Unavailable, match="was lost"):
+            await asyncio.wait_for(collect(stream), 8)
+        await until(lambda: len(prefill.of("release")) == 1)
+
+
+async def test_pages_that_decode_lost_at_the_last_try_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "MAX_RETRIES", 0)
+    async with workers(PREFILL, DECODE) as started, gateway(started) as (backend, _):
+        prefill, decode = started
+        decode.script.lose, decode.script.lose_after_s = 1, 0.2
+        with pytest.raises(Unavailable, match="could not be transferred"):
+            await asyncio.wait_for(collect(await backend.start(make_request())), 8)
         await until(lambda: len(prefill.of("release")) == 1)
 
 

@@ -115,6 +115,8 @@ def test_any_rest(kind: type[Body], field: str, rest: str, monkeypatch: pytest.M
         f"[{{{rest}, {ids}}}]",
         f'{{"user": "{{\\"{field}\\": {LAST}]}}", "{field}": [1, true], {rest}}}',
         f'{{"{field}": [{LAST}], [5]], {rest}}}',
+        f'{{"{field}": [{" " * LONG_BYTES}], {rest}}}',
+        f'{{"{field}": [{" " * LONG_BYTES}5], {rest}}}',
         f'{{{rest}, {ids}, "a": {"[" * 50_000}{"]" * 50_000}}}',
         f'{{{rest}, {ids}, "n": {"[" * 50_000}',
     ):
