@@ -80,7 +80,7 @@ def create_app(
     metrics.synthetic.set_function(lambda: float(is_synthetic(link.info for link in backend.links())))
     front = HttpFront(config, backend, tokenizer, metrics, quotas or Quotas())
     pages = [*Pages(config, backend, metrics).endpoints(), *Console(metrics).endpoints()]
-    endpoints = described([*front.endpoints(), *pages])
+    endpoints = described([*front.endpoints(), *pages], keys=front.keyed)
     app = Starlette(routes=front.routes(endpoints))
     app.add_middleware(RequestMiddleware, metrics=metrics)
     if config.cors_origins:
@@ -146,6 +146,11 @@ class HttpFront:
             Route(path, self._guarded(first[path, answer]), methods=methods[path, answer])
             for path, answer in methods
         ]
+
+    @property
+    def keyed(self) -> bool:
+        """Whether callers need a key."""
+        return self._keys.needed
 
     def _guarded(self, endpoint: Endpoint) -> Answerer:
         return self._keyed(endpoint.answer, endpoint.generates) if endpoint.keyed else endpoint.answer

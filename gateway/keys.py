@@ -32,13 +32,13 @@ class Caller:
 
 
 class Keys:
-    """The valid keys. Without a source of keys, every caller is let in and all have the same name."""
+    """The valid keys. Without a source of keys none is `needed`: every caller is let in, by the same name."""
 
     def __init__(self, config: GatewayConfig) -> None:
         """Raises ConfigError for a key file that cannot be read."""
         self._keys = _named(config.api_keys)
         self._file = None if config.api_key_file is None else _KeyFile(config.api_key_file)
-        self._needed = bool(self._keys) or self._file is not None
+        self.needed = bool(self._keys) or self._file is not None
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Who sends these headers or metadata, by names in lower case. Raises Unauthorized without a key."""
@@ -56,7 +56,7 @@ class Keys:
         return self._who(key)
 
     def _who(self, given: str) -> Caller:
-        if not self._needed:
+        if not self.needed:
             return Caller("")
         keys = self._keys if self._file is None else self._file.keys()
         digest = digest_of(given)

@@ -7,7 +7,7 @@ is answered.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
@@ -49,8 +49,11 @@ class Endpoint:
         return EVENTS in self.gives
 
 
-def described(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """These endpoints and two more: the document that describes all of them, and the page that shows it."""
+def described(endpoints: Sequence[Endpoint], *, keys: bool) -> list[Endpoint]:
+    """These endpoints and two more: the document that describes all of them, and the page that shows it.
+
+    `keys`: whether any API key is configured.
+    """
     page = (files("gateway") / "static" / "docs.html").read_bytes()
 
     async def show(_: Request) -> Response:
@@ -64,12 +67,13 @@ def described(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
         Endpoint("GET", "/openapi.json", tell, "This API as OpenAPI describes it", keyed=False),
         Endpoint("GET", "/docs", show, "This API as a page", keyed=False, gives=(HTML,)),
     ]
-    text = msgspec.json.encode(document(every))
+    text = msgspec.json.encode(document(every if keys else [replace(one, keyed=False) for one in every]))
     return every
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """The OpenAPI document of these routes."""
+    keyed = any(endpoint.keyed for endpoint in endpoints)
     bodies = frozenset(endpoint.body for endpoint in endpoints if endpoint.body)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -81,7 +85,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": _schemas(bodies),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}} if keyed else {},
         },
     }
 

@@ -93,7 +93,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.fixture
 async def api() -> dict[str, Any]:
-    return await described(client_of(ScriptedBackend(nano_tokenizer())))
+    return await described(client_of(ScriptedBackend(nano_tokenizer()), GatewayConfig(api_keys=("k",))))
 
 
 async def described(client: httpx.AsyncClient) -> dict[str, Any]:
@@ -146,6 +146,14 @@ async def test_every_route_tells_its_parameters_and_its_errors(api: dict[str, An
                     assert response["content"]["application/json"]["schema"] == error
     assert "200" not in api["paths"]["/v1/embeddings"]["post"]["responses"]
     assert {"400", "404", "408", "413", "429"} <= set(api["paths"][CHATS]["post"]["responses"])
+
+
+async def test_a_server_without_keys_asks_for_none(api: dict[str, Any]) -> None:
+    keyless = await described(client_of(ScriptedBackend(nano_tokenizer())))
+    assert keyless["components"]["securitySchemes"] == {} and api["components"]["securitySchemes"]
+    assert keyless["paths"].keys() == api["paths"].keys()
+    for verbs in keyless["paths"].values():
+        assert not any("security" in verb or "401" in verb["responses"] for verb in verbs.values())
 
 
 async def test_errors_are_as_described_and_a_wrong_method_is_told_the_right_one(api: dict[str, Any]) -> None:
