@@ -11,6 +11,8 @@ from typing import Any
 from http_client import client_of
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
+from eyas.common.config import GatewayConfig
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 RANGES = {
     "minimum": "≥ {}",
@@ -50,7 +52,7 @@ Every answer has these headers:
 
 def the_api() -> dict[str, Any]:
     async def ask() -> Any:
-        async with client_of(ScriptedBackend(nano_tokenizer())) as client:
+        async with client_of(ScriptedBackend(nano_tokenizer()), GatewayConfig(api_keys=("k",))) as client:
             return (await client.get("/openapi.json")).json()
 
     found: dict[str, Any] = asyncio.run(ask())
