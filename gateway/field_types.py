@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, PlainValidator
 
 from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_TOP_LOGPROBS
 from eyas.common.priority import MOST_PRIORITY
-from gateway.fields import WHOLE, as_ids
+from gateway.fields import WHOLE, as_ids, refuse
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
@@ -46,15 +46,18 @@ def _prompt_list(value: Any) -> list[str | list[int]]:
         return value
     lists = [ids for item in value if (ids := as_ids(item)) is not None]
     if len(lists) < len(value):
-        raise ValueError("must be a list of strings or a list of lists of token ids")
+        raise ValueError("must be a list of strings, of token ids, or of lists with at least one token id")
     return list(lists)
 
 
 def _id_keys(value: Any) -> Any:
-    """JSON's keys are strings, if they were not read before. Those that are no id stay: errors name them."""
+    """JSON's keys are strings, if they were not read before."""
     if not isinstance(value, dict):
         return value
-    return {int(key) if _TOKEN_ID.fullmatch(str(key)) else key: bias for key, bias in value.items()}
+    for key in value:
+        if not _TOKEN_ID.fullmatch(str(key)):
+            refuse(str(key), "is no token id")
+    return {int(key): bias for key, bias in value.items()}
 
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE]
