@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_TOP_LOGPROBS
 from eyas.common.priority import MOST_PRIORITY
@@ -21,6 +21,13 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 512
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
+_WORD = re.compile(r"\S")
+
+
+def _bad_word(value: str) -> str:
+    if not _WORD.search(value):
+        raise ValueError("must have a character beside spaces")
+    return value
 
 
 def _stop_list(value: Any) -> Any:
@@ -77,7 +84,11 @@ Stops = Annotated[
         _stop_list, json_schema_input_type=Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
     ),
 ]
-BadWord = Annotated[str, Field(max_length=MAX_STOP_LENGTH, pattern=r"\S")]
+BadWord = Annotated[
+    str,
+    Field(max_length=MAX_STOP_LENGTH, json_schema_extra={"pattern": _WORD.pattern}),
+    AfterValidator(_bad_word),
+]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 _IDS_AS_KEYS = {"propertyNames": {"pattern": f"^{_TOKEN_ID.pattern}$"}}
 _BIASES = Annotated[dict[str, Bias], Field(max_length=MAX_BIASED_TOKENS, json_schema_extra=_IDS_AS_KEYS)]

@@ -97,6 +97,7 @@ async def test_chat_fields(client: httpx.AsyncClient, changes: dict[str, Any], p
         ({"bad_words": ["x" * 513]}, "bad_words[0]: should have at most 512 characters"),
         ({"n": 0}, "n: should be greater than or equal to 1"),
         ({"logit_bias": {"-1": 1}}, "logit_bias.-1 is no token id"),
+        ({"bad_words": ["no", " "]}, "bad_words[1]: must have a character beside spaces"),
     ],
 )
 async def test_reasons_are_plain(client: httpx.AsyncClient, changes: dict[str, Any], message: str) -> None:
