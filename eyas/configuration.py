@@ -24,6 +24,7 @@ from eyas.common.config import (
     WorkerConfig,
     resolve_engine,
 )
+from eyas.common.discovery import is_redis, listed
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import visible
 from kv_transfer.backends import table
@@ -219,8 +220,13 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
 
 
 def gateway_alone(args: argparse.Namespace) -> GatewayConfig:
-    """The configuration of `eyas gateway`. Raises ConfigError for targets without the auto layout."""
+    """The configuration of `eyas gateway`.
+
+    Raises ConfigError for targets without the auto layout, and for a registry that names no worker.
+    """
     _check_targets(args, args.layout)
+    if not is_redis(args.registry) and not listed(args.registry):
+        raise ConfigError(f"--registry: {args.registry} lists no worker", param="registry")
     config = gateway_config(args, args.registry)
     return dataclasses.replace(config, layout=args.layout, member=args.member, registry_ca=args.registry_ca)
 

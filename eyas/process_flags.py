@@ -82,21 +82,30 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas worker`, except those of its engine."""
     worker = WorkerConfig()
     add = parser.add_argument
-    add("--roles", type=roles, default=worker.engine.roles, metavar="prefill,decode,draft")
+    add(
+        "--roles",
+        type=roles,
+        default=worker.engine.roles,
+        metavar="prefill,decode,draft",
+        help="the kinds of work that it does (all)",
+    )
     add("--host", type=host, default=worker.host, help=f"where it listens ({worker.host})")
-    add("--port", type=port, default=worker.port, help="0: any free one")
+    add("--port", type=port, default=worker.port, help=f"({worker.port}: any free one)")
     add(
         "--advertise",
         type=reachable,
         metavar="HOST[:PORT]",
         help="the address at which others reach it (where it listens)",
     )
-    add("--metrics-port", type=port, default=worker.metrics_port, help="0: any free one")
+    text = f"where it serves /metrics ({worker.metrics_port}: any free one)"
+    add("--metrics-port", type=port, default=worker.metrics_port, help=text)
     add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (none)")
     _add_registry_ca(parser)
     add_tls_dir(parser)
-    add("--threads", type=positive, default=worker.engine.threads, help=f"({worker.engine.threads})")
-    add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=f"({worker.engine.pool_dir})")
+    text = f"threads that compute on a CPU ({worker.engine.threads})"
+    add("--threads", type=positive, default=worker.engine.threads, metavar="N", help=text)
+    text = f"where KV pages lie that come and go by shm ({worker.engine.pool_dir})"
+    add("--pool-dir", default=worker.engine.pool_dir, metavar="DIR", help=text)
     _add_drain(parser, worker.drain_s)
     _add_supervised(parser)
 

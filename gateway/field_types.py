@@ -10,11 +10,11 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from eyas.common.params import INT32_MAX, MAX_BIASED_TOKENS, MAX_TOP_LOGPROBS
 from eyas.common.priority import MOST_PRIORITY
-from gateway.fields import WHOLE, as_ids, whole
+from gateway.fields import WHOLE, as_ids, refuse, whole
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
@@ -22,6 +22,13 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 512
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
+_WORD = re.compile(r"\S")
+
+
+def _bad_word(value: str) -> str:
+    if not _WORD.search(value):
+        raise ValueError("must have a character beside spaces")
+    return value
 
 
 def _stop_list(value: Any) -> Any:
@@ -50,15 +57,18 @@ def _prompt_list(value: Any) -> list[str | Sequence[int]]:
         return value
     lists = [ids for item in value if (ids := as_ids(item)) is not None]
     if len(lists) < len(value):
-        raise ValueError("must be a list of strings or a list of lists of token ids")
+        raise ValueError("must be a list of strings, of token ids, or of lists with at least one token id")
     return list(lists)
 
 
 def _id_keys(value: Any) -> Any:
-    """JSON's keys are strings, if they were not read before. Those that are no id stay: errors name them."""
+    """JSON's keys are strings, if they were not read before."""
     if not isinstance(value, dict):
         return value
-    return {int(key) if _TOKEN_ID.fullmatch(str(key)) else key: bias for key, bias in value.items()}
+    for key in value:
+        if not _TOKEN_ID.fullmatch(str(key)):
+            refuse(str(key), "is no token id")
+    return {int(key): bias for key, bias in value.items()}
 
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE]
@@ -78,7 +88,11 @@ Stops = Annotated[
         _stop_list, json_schema_input_type=Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
     ),
 ]
-BadWord = Annotated[str, Field(max_length=MAX_STOP_LENGTH, pattern=r"\S")]
+BadWord = Annotated[
+    str,
+    Field(max_length=MAX_STOP_LENGTH, json_schema_extra={"pattern": _WORD.pattern}),
+    AfterValidator(_bad_word),
+]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 _IDS_AS_KEYS = {"propertyNames": {"pattern": f"^{_TOKEN_ID.pattern}$"}}
 _BIASES = Annotated[dict[str, Bias], Field(max_length=MAX_BIASED_TOKENS, json_schema_extra=_IDS_AS_KEYS)]

@@ -57,7 +57,9 @@ class Pages:
         return json_response({"object": "list", "data": [self._describe(await self._served())]})
 
     async def model(self, request: Request) -> Response:
-        """The served model. Raises ModelNotFound for another name."""
+        """The served model, or, of no name, the list. Raises ModelNotFound for another name."""
+        if not request.path_params["name"]:  # /v1/models/: names may hold slashes, so it is no other path
+            return await self.models(request)
         check_model(self._config, request.path_params["name"])
         return json_response(self._describe(await self._served()))
 

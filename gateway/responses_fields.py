@@ -263,7 +263,7 @@ class ResponsesBody(SamplingFields):
     prompt_cache_key: str = Field("", max_length=512)
     """Names the conversation: its requests prefer one worker, also where its prefix is not cached yet."""
     timeout: float | None = Field(None, gt=0)
-    """Seconds until the request fails; at most the server's own limit."""
+    """Seconds until the request fails: at most 600, which it is unless given."""
 
     @property
     def wants_logprobs(self) -> bool:

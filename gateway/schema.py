@@ -198,7 +198,7 @@ class GenerationBody(GuidedFields, SamplingFields):
     timings: bool = False
     """The answer also says where its time went."""
     timeout: float | None = Field(None, gt=0)
-    """Seconds until the request fails; at most the server's own limit."""
+    """Seconds until the request fails: at most 600, which it is unless given."""
 
     @model_validator(mode="after")
     def _truncated_to_something(self) -> Self:

@@ -17,7 +17,7 @@ _CACHE = "prefix caches are not divided by caller"
 _TEMPLATE = "chats go through the model's own template"
 _INSIDE = "the model's inner states are not told"
 _SESSIONS = "requests share no state"
-_SCORES = "only log-probabilities of generated tokens are told, each with the best of its place"
+_SCORES = "of each place the token that stands there and the likeliest ones are told"
 
 ANY_ROUTE = {
     "cache_salt": Unsupported(_CACHE, ("",)),
@@ -44,7 +44,7 @@ OPENAI = {
     "kv_transfer_params": Unsupported(_ROUTING, ({},)),
     "length_penalty": Unsupported(_BEAMS, (1, 1.0)),
     "logits_processors": Unsupported(_SAMPLER, ([],)),
-    "prompt_logprobs": Unsupported(_SCORES),
+    "prompt_logprobs": Unsupported("/v1/completions tells them, with echo and logprobs"),
     "return_tokens_as_token_ids": Unsupported("return_token_ids tells the ids", (False,)),
     "use_beam_search": Unsupported(_BEAMS, (False,)),
     "vllm_xargs": Unsupported(_SAMPLER, ({},)),

@@ -200,12 +200,20 @@ async def disconnected(receive: Receive) -> None:
 
 
 class Cors(CORSMiddleware):
-    """Starlette's middleware, which also allows `Authorization`: `*` does not cover that header."""
+    """Starlette's middleware, which also allows `Authorization`: `*` does not cover that header.
+
+    It answers preflight requests before `RequestMiddleware` hears of them, so it gives them an id itself.
+    """
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """The answer to a preflight request."""
         response = super().preflight_response(request_headers)
+        if response.status_code == 400:
+            response.body = error_body(InvalidRequest(bytes(response.body).decode()))
+            response.headers["content-length"] = str(len(response.body))
+            response.headers["content-type"] = "application/json"
         response.headers.setdefault("access-control-allow-headers", "Authorization, Content-Type")
+        response.headers["x-request-id"] = known_as(request_headers.get("x-request-id", ""))
         return response
 
 

@@ -31,7 +31,7 @@ def chat_request(model: str, messages: Sequence[Message], options: ChatOptions) 
     request = eyas_pb2.ChatRequest(model=model, options=options_to_pb(cast(Options, common)))
     try:
         request.messages.extend(_message_to_pb(i, message) for i, message in enumerate(messages))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise InvalidRequest(
             f"messages must be a list of role and content: {error}", param="messages"
         ) from error
@@ -45,12 +45,13 @@ def chat_request(model: str, messages: Sequence[Message], options: ChatOptions) 
 
 
 def _message_to_pb(i: int, message: Message) -> eyas_pb2.ChatMessage:
-    role = message["role"]
+    role = message.get("role")
     if role not in _ROLES:
         field = f"messages[{i}].role"
         raise InvalidRequest(f"{field} must be one of {', '.join(_ROLES)}, not {role!r:.40}", param=field)
     if role != "assistant" and message.get("content") is None:
-        raise KeyError("content")
+        field = f"messages[{i}].content"
+        raise InvalidRequest(f"{field} is required", param=field)
     calls = [
         eyas_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
         for call in message.get("tool_calls", ())

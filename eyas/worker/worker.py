@@ -22,7 +22,6 @@ import uvloop
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import DeadlineExceeded, Unavailable
-from eyas.engine.ipc.messages import Ready
 from eyas.worker import engine_main
 from eyas.worker.descriptors import raise_limit
 from eyas.worker.front import Front
@@ -66,7 +65,7 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
         try:
             await _load(front, halves)
             if front.ready.done():
-                _announce(config, address, front.ready.result(), time.monotonic() - began)
+                _announce(config, address, front, time.monotonic() - began)
                 await _first(halves)
         finally:
             await front.stop()
@@ -101,9 +100,10 @@ async def _first(parts: Sequence[asyncio.Future[Any]]) -> None:
         part.result()
 
 
-def _announce(config: WorkerConfig, address: str, ready: Ready, seconds: float) -> None:
+def _announce(config: WorkerConfig, address: str, front: Front, seconds: float) -> None:
     where = f"roles={','.join(config.engine.roles)} device={config.engine.device} address={address}"
-    line = f"worker ready: {where} pages={ready.pages_total} in {seconds:.1f} s"
+    room = f"metrics-port={front.metrics_port} pages={front.ready.result().pages_total}"
+    line = f"worker ready: {where} {room} in {seconds:.1f} s"
     print(line, file=sys.stderr, flush=True)
 
 

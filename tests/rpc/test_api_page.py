@@ -11,7 +11,9 @@ from typing import Any
 from http_client import client_of
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
+from eyas.common import errors
 from eyas.common.config import GatewayConfig
+from eyas.common.errors import ConfigError, EyasError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 RANGES = {
@@ -23,6 +25,7 @@ RANGES = {
     "maxItems": "≤ {} items",
     "maxProperties": "≤ {} keys",
     "maxLength": "≤ {} characters",
+    "except": "not {}",
 }
 INTRODUCTION = """\
 # The HTTP API
@@ -35,13 +38,14 @@ Every route and every field, from the server's own `/openapi.json`, which it sho
 * Fields under *refused* are known but not supported. Values that ask for nothing are accepted; any other is a
   400 with the reason, because ignoring the field would change the answer.
 * Errors have OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`; `param` is the field, as
-  `messages[0].content`.
+  `messages[0].content`. A stream that fails after it began ends with an event that has such an object
+  (`/v1/responses`: with `response.failed`).
 
 Every answer has these headers:
 
 | header | |
 |---|---|
-| `x-request-id` | the caller's own, if it sent one of 1 to 128 printable ASCII characters, else a new one |
+| `x-request-id` | the caller's: 1 to 128 printable ASCII characters without spaces; else a new one |
 | `x-eyas-ignored` | fields of the body that nothing reads, at most 32 and then `...`; absent if none are |
 | `retry-after` | with status 429: seconds |
 | `x-ratelimit-*` | what a limited key may have, still has, and when it is back ([limits](limits.md)) |
@@ -60,7 +64,22 @@ def the_api() -> dict[str, Any]:
 
 
 def page(api: dict[str, Any]) -> str:
-    return "\n".join([INTRODUCTION, *_routes(api), *_bodies(api)])
+    return "\n".join([INTRODUCTION, *_errors(), *_routes(api), *_bodies(api)])
+
+
+def _errors() -> Iterator[str]:
+    """A row per error that a caller may see. ConfigError is for who starts a server."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EyasError)]
+    told = {
+        kind: str(kind.__doc__).replace("retry_after_s", "retry-after")
+        for kind in kinds
+        if kind is not ConfigError
+    }
+    told[EyasError] = "A defect of the server."
+    yield "| status | `code` | |\n|---|---|---|"
+    for kind in sorted(told, key=lambda kind: (kind.http_status, kind.code)):
+        yield f"| {kind.http_status} | `{kind.code}` | {told[kind]} |"
+    yield ""
 
 
 def _routes(api: dict[str, Any]) -> Iterator[str]:
@@ -101,7 +120,7 @@ def _body(schema: dict[str, Any]) -> Iterator[str]:
     for name, field in fields.items():
         if name not in refused:
             default = "required" if name in schema.get("required", ()) else _default(field)
-            words = field.get("description", "")
+            words = field.get("description", "").replace("\n", " ")
             yield f"| `{name}` | {_type(field)} | {default} | {_range(field)} | {words} |"
     yield ""
     if refused:
@@ -143,7 +162,10 @@ def _one_type(kind: dict[str, Any]) -> str:
 
 def _range(field: dict[str, Any]) -> str:
     merged = field | {key: value for kind in _kinds(field) for key, value in kind.items()}
-    return ", ".join(words.format(merged[key]) for key, words in RANGES.items() if key in merged)
+    merged["except"] = merged.get("not", {}).get("const")
+    return ", ".join(
+        words.format(merged[key]) for key, words in RANGES.items() if merged.get(key) is not None
+    )
 
 
 def _names(schema: dict[str, Any]) -> list[str]:

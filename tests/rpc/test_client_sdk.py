@@ -160,6 +160,10 @@ async def test_bad_options_are_named(
 
 
 async def test_bad_prompts_are_named(client: AsyncClient) -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[1\]\.content is required"):
+        await client.chat([*CHAT, {"role": "user"}])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].role must be one of .*, not None"):
+        await client.chat([{"content": "Hi"}])  # type: ignore[list-item]
     with pytest.raises(InvalidRequest, match=r"messages\[0\].role"):
         await client.chat([{"role": "robot", "content": "Hi"}])
     with pytest.raises(InvalidRequest, match="messages"):

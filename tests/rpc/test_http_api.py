@@ -318,6 +318,7 @@ async def test_models(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()
     assert [(m["id"], m["max_model_len"]) for m in listed["data"]] == [("eyas-nano", 128)]
     assert (await client.get("/v1/models/eyas-nano")).json() == listed["data"][0]
+    assert (await client.get("/v1/models/")).json() == listed
     missing = await client.get("/v1/models/other/model")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 

@@ -96,6 +96,8 @@ async def test_chat_fields(client: httpx.AsyncClient, changes: dict[str, Any], p
         ({"stop_token_ids": [5] * 1000}, "stop_token_ids: should have at most 64 items, not 1000"),
         ({"bad_words": ["x" * 513]}, "bad_words[0]: should have at most 512 characters"),
         ({"n": 0}, "n: should be greater than or equal to 1"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias.-1 is no token id"),
+        ({"bad_words": ["no", " "]}, "bad_words[1]: must have a character beside spaces"),
     ],
 )
 async def test_reasons_are_plain(client: httpx.AsyncClient, changes: dict[str, Any], message: str) -> None:
@@ -135,6 +137,11 @@ async def test_what_is_no_token_id_is_named(client: httpx.AsyncClient, prompt: l
     response = await client.post("/v1/completions", json=TEXT | {"prompt": prompt})
     refused(response, "prompt")
     assert f"item {place} is no whole number" in response.json()["error"]["message"]
+
+
+async def test_an_empty_list_of_ids_is_told_as_one(client: httpx.AsyncClient) -> None:
+    refusal = (await client.post("/v1/completions", json=TEXT | {"prompt": [[]]})).json()
+    assert refusal["error"]["message"].endswith("lists with at least one token id")
 
 
 async def test_a_compressed_body_is_refused_as_such(client: httpx.AsyncClient) -> None:

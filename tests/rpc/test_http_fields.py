@@ -122,7 +122,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort", "knows no effort"),
     ("/v1/chat/completions", {"best_of": True}, "best_of", "ask for n"),
     ("/v1/completions", {"suffix": "x"}, "suffix", "does not fill gaps"),
-    ("/v1/completions", {"prompt_logprobs": 1}, "prompt_logprobs", "generated tokens"),
+    ("/v1/completions", {"prompt_logprobs": 1}, "prompt_logprobs", "echo and logprobs"),
     ("/v1/completions", {"lora_path": "a"}, "lora_path", "adapters"),
     ("/generate", {"return_hidden_states": True}, "return_hidden_states", "not told"),
     ("/generate", {"image_data": "http://x"}, "image_data", "text only"),

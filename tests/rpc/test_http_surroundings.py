@@ -90,6 +90,12 @@ async def test_web_pages_of_other_origins_may_call_only_if_allowed() -> None:
         asked = await client.options("/v1/chat/completions", headers=preflight)
         assert asked.status_code == 200  # asked without the key, as browsers do
         assert asked.headers["access-control-allow-origin"] == "https://chat.example"
+        assert asked.headers["x-request-id"]
+        denied = await client.options(
+            "/v1/models", headers=preflight | {"origin": "https://elsewhere.example"}
+        )
+        assert denied.status_code == 400 and denied.headers["x-request-id"]
+        assert denied.json()["error"]["message"] == "Disallowed CORS origin"
         refused = await client.post("/v1/chat/completions", json=CHAT, headers=origin)
         assert refused.status_code == 401  # the page may read even a refusal
         assert refused.headers["access-control-allow-origin"] == "https://chat.example"

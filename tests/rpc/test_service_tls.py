@@ -21,6 +21,7 @@ from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.tls import NAME, ChannelTls, ServiceTls, explained
 from eyas.common.types import GenerationRequest, Role
+from eyas.worker.ports import free_ports
 
 WAITS_S = 5.0
 
@@ -167,7 +168,9 @@ def test_a_process_refuses_such_a_folder_in_one_line(
     ours: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ours.service_folder(tmp_path / "expired", *ours.signed(valid=-DAY))
-    for command in (["worker"], ["gateway", "--registry=static:"], ["serve"]):
+    ports = free_ports()
+    door = [f"--port={next(ports)}", f"--grpc-port={next(ports)}"]
+    for command in (["worker"], ["gateway", "--registry=static:127.0.0.1:1", *door], ["serve", *door]):
         assert main([*command, f"--tls-dir={folder}"]) == 2
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "eyas:" in line]
         assert "certificate has expired" in line and folder in line

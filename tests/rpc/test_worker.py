@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from fake_engine import DIE, SLOW, FakeWorker, request
@@ -63,7 +64,7 @@ class Process:
             text=True,
             env=env,
         )
-        self.address = ""
+        self.address = self.metrics_port = ""
 
     async def ready(self) -> Process:
         assert self.popen.stderr
@@ -73,6 +74,7 @@ class Process:
                 line = await asyncio.to_thread(self.popen.stderr.readline)
                 assert line, "it ended"
         self.address = line.split("address=")[1].split()[0]
+        self.metrics_port = line.split("metrics-port=")[1].split()[0]
         return self
 
     @property
@@ -102,6 +104,13 @@ async def gone(process: psutil.Process, within_s: float) -> None:
     async with asyncio.timeout(within_s):
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             await asyncio.sleep(0.02)
+
+
+async def test_it_names_the_port_of_its_figures(tmp_path: Path) -> None:
+    async with process("decode", tmp_path) as p, httpx.AsyncClient() as client:
+        await p.ready()
+        page = await client.get(f"http://127.0.0.1:{p.metrics_port}/metrics")
+        assert "eyas_kv_pages " in page.text
 
 
 @pytest.mark.parametrize("how", ["terminate the front", "ctrl-c to the group"])

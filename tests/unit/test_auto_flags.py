@@ -88,6 +88,6 @@ def test_auto_workers_have_all_roles_and_their_gateway_the_targets() -> None:
 
 
 def test_a_gateway_alone_may_be_told_of_the_auto_layout() -> None:
-    args = cli._parser().parse_args(["gateway", "--registry", "static:", "--tpot-target", "1"])
+    args = cli._parser().parse_args(["gateway", "--registry", "static:127.0.0.1:1", "--tpot-target", "1"])
     with pytest.raises(ConfigError, match="--tpot-target: needs --layout auto, and this one is static"):
         configuration.gateway_alone(args)

@@ -64,7 +64,7 @@ def test_help_is_quick() -> None:
         (["worker", "--roles", "chef"], "'chef' is not a list of prefill, decode, draft"),
         (["serve", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["worker", "--model", "/nowhere"], "/nowhere is not a folder"),
-        (["gateway", "--registry", "static:", "--model", "/nowhere"], "/nowhere is not a folder"),
+        (["gateway", "--registry", "static:127.0.0.1:1", "--model", "/nowhere"], "/nowhere is not a folder"),
         (["serve", "--model", "/no\udcffwhere"], r"--model: the path '/no\udcffwhere' is not UTF-8"),
         (["serve", "--draft", "/no\udcffwhere"], r"--draft: the path '/no\udcffwhere' is not UTF-8"),
         (["gateway"], "--registry"),
@@ -398,3 +398,9 @@ def test_bench_alone_lists_its_commands() -> None:
 def test_an_address_is_one_of_http() -> None:
     assert "'127.0.0.1:8001' is not an address like http://" in eyas("chat", "--url", "127.0.0.1:8001").stderr
     assert "leave out /v1" in eyas("chat", "--url", "http://127.0.0.1:8000/v1").stderr
+
+
+def test_a_gateway_without_any_worker_is_refused() -> None:
+    """As where a shell's variable is empty: it would wait for ever."""
+    with pytest.raises(ConfigError, match="--registry: static: lists no worker"):
+        configuration.gateway_alone(parse("gateway", "--registry", "static:"))

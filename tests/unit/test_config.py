@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,20 @@ def test_weights_that_are_not_whole_are_told(
     (tmp_path / "model.safetensors").write_bytes(spoil((NANO / "model.safetensors").read_bytes()))
     with pytest.raises(ConfigError, match=f"model.safetensors {says}"):
         check_draft(str(tmp_path))
+
+
+def test_weights_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(NANO, tmp_path, dirs_exist_ok=True)
+    opened = Path.open
+
+    def denied(path: Path, *args: Any, **more: Any) -> Any:
+        if path.suffix == ".safetensors":  # the super-user may read every file
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read: Permission denied"):
+        check_model(str(tmp_path))
 
 
 @pytest.mark.parametrize(

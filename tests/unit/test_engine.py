@@ -291,9 +291,9 @@ def test_refusals_are_clear(base: EngineConfig) -> None:
     cluster = Loopback(replace(base, num_pages=16, max_waiting=2))
     bad = {
         "context": GenerationRequest("context", (1,) * 2000, SamplingParams(max_tokens=100)),
-        "pages": GenerationRequest("pages", (1,) * 200, SamplingParams(max_tokens=100)),
-        "token id": GenerationRequest("token id", (999,), SamplingParams()),
-        "temperature": GenerationRequest("temperature", (1,), SamplingParams(temperature=9.0)),
+        "length of 244": GenerationRequest("pages", (1,) * 200, SamplingParams(max_tokens=100)),
+        "token id": GenerationRequest("token id", (999,), SamplingParams(max_tokens=4)),
+        "temperature": GenerationRequest("temperature", (1,), SamplingParams(max_tokens=4, temperature=9.0)),
     }
     for word, request in bad.items():
         result = cluster.submit(request, split=False)

@@ -13,6 +13,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.loading.build import build_engine
+from eyas.engine.loop.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,9 +32,12 @@ def config(tmp_path: Path) -> EngineConfig:
     )
 
 
-def build(config: EngineConfig, num_pages: int) -> None:
+def build(config: EngineConfig, num_pages: int) -> int:
+    """Tokens of the longest request that the engine takes."""
     engine = build_engine(replace(config, num_pages=num_pages), QueueLink(lambda event: None))
-    engine._close()  # type: ignore[union-attr]
+    assert isinstance(engine, Engine)
+    engine._close()
+    return engine._parts.ready.context_length
 
 
 def test_a_pool_for_no_request_at_all_is_refused(config: EngineConfig) -> None:
@@ -46,8 +50,8 @@ def test_a_pool_smaller_than_the_context_is_told(
     config: EngineConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="eyas.engine"):
-        build(config, 7)  # 112 rows: the context, and what two rounds of a chain of 5 may write
+        assert build(config, 7) == 100  # 112 rows: the context, and what two rounds of a chain of 5 may write
         assert caplog.messages == []
-        build(config, 6)
+        assert build(config, 6) == 84  # so gateways offer and refuse what is true
     (told,) = caplog.messages
     assert "6 KV pages (--num-pages) hold a request of 84 tokens" in told and "the context has 100" in told

@@ -102,7 +102,11 @@ def check_whole(folder: Path) -> None:
 def _header(path: Path) -> dict[str, Any]:
     """What a safetensors file says of its tensors, by name: 8 bytes of length, then JSON."""
     held = path.stat().st_size
-    with path.open("rb") as file:
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    with opened as file:
         length = file.read(8)
         if length == b"version ":
             raise ConfigError(f"{path} is a pointer of Git LFS, not the weights: `git lfs pull` brings them")

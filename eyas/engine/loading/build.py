@@ -224,7 +224,8 @@ def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) ->
 def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     """The engine around its core: scheduler, leases, pulls."""
     config, pools, pool = loaded.config, core.pools, core.pools[0]
-    _check_room(pool.shape.pages // config.dp_attention, core.limits, loaded.target.context_length)
+    pages, context = pool.shape.pages // config.dp_attention, loaded.target.context_length
+    context = min(context, _longest(pages, core.limits, context))
     outbox = Outbox()
     moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
     new_id = moves.board.new_id if moves.board is not None else partial(secrets.randbits, 63)
@@ -248,7 +249,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
         travels=moves.possible,
         outbox=outbox,
         grammars=core.grammars,
-        ready=_ready(loaded, moves, core.slowest_step_s, core.rates),
+        ready=_ready(loaded, moves, context, core.slowest_step_s, core.rates),
     )
 
 
@@ -269,8 +270,11 @@ def _scheduler(config: EngineConfig, core: _Core, pulls: Pulls) -> Schedulers:
     )
 
 
-def _check_room(pages: int, limits: Limits, context_length: int) -> None:
-    """Warns of a pool that a request of full length does not fit into; refuses one for hardly any request."""
+def _longest(pages: int, limits: Limits, context_length: int) -> int:
+    """Tokens of the longest request that the pool can hold.
+
+    Warns of a pool that one of full length does not fit into; refuses one for hardly any request.
+    """
     longest, size = limits.most_rows(pages), limits.page_size
     if longest < size:
         least = pages_for(size + limits.rows_ahead, size)
@@ -279,6 +283,7 @@ def _check_room(pages: int, limits: Limits, context_length: int) -> None:
     if longest < context_length:
         text = "%d KV pages (--num-pages) hold a request of %d tokens, prompt and answer; the context has %d"
         _log.warning(text, pages, longest, context_length)
+    return longest
 
 
 def _draft_parts(loaded: EngineSpec) -> DraftParts:
@@ -295,7 +300,7 @@ def _draft_parts(loaded: EngineSpec) -> DraftParts:
         pulls=moves.pulls[KvKind.DRAFT],
         copier=moves.copiers[KvKind.DRAFT],
         outbox=outbox,
-        ready=_ready(worker.loaded, moves, worker.slowest_step_s),
+        ready=_ready(worker.loaded, moves, loaded.target.context_length, worker.slowest_step_s),
         gpu=gpu_of(worker.loaded),
     )
 
@@ -317,7 +322,9 @@ def _drafter(loaded: EngineSpec, draft_runner: DraftRunner | None) -> Drafter | 
     return LookupDrafter(spec, head) if loaded.config.speculates else None
 
 
-def _ready(loaded: EngineSpec, moves: Travel, slowest: float, rates: StepRates | None = None) -> Ready:
+def _ready(
+    loaded: EngineSpec, moves: Travel, context_length: int, slowest: float, rates: StepRates | None = None
+) -> Ready:
     config, target, head = loaded.config, loaded.target, loaded.head
     pages = config.num_pages
     assert pages is not None, "it is known once there is a pool"
@@ -326,7 +333,7 @@ def _ready(loaded: EngineSpec, moves: Travel, slowest: float, rates: StepRates |
         model=Path(config.model).name,
         fingerprint=target.fingerprint,
         draft_fingerprint=head.fingerprint if head else "",
-        context_length=loaded.target.context_length,
+        context_length=context_length,
         vocab_size=target.vocab_size,
         pages_total=pages * config.dp_attention,
         pools=moves.infos,

@@ -17,7 +17,7 @@ from eyas.engine.scheduling.ranked import Schedulers
 class Admission:
     """Limits of one worker."""
 
-    context_length: int
+    context_length: int  # not more than the pool holds for one request
     vocab_size: int
     max_waiting: int
     transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
@@ -49,10 +49,6 @@ class Admission:
         params.validate(self.vocab_size)
         if self.drafts is not None and request.speculative:
             _check_limits(request.draft_limits, self.drafts)
-        rows = n if kind is Kind.PREFILL else n + params.max_tokens  # a prompt for elsewhere grows there
-        if not scheduler.fits(rows):
-            message = "prompt and max_tokens need more KV pages than this worker has"
-            raise InvalidRequest(message, param="max_tokens")
 
     def _check_choices(self, choices: tuple[Choice, ...], most: int, slots: int) -> None:
         """Each must have fewer than `most` tokens: with that many it has ended, or it is begun elsewhere."""

@@ -190,10 +190,6 @@ class RankedScheduler:
         """The generation whose turn it is, by what all ranks together have of each call."""
         return min(generations, key=Shares.together(rank.shares() for rank in self._ranks).turn)
 
-    def fits(self, rows: int) -> bool:
-        """Whether a sequence of `rows` rows could run if it were alone on its rank."""
-        return self._ranks[0].fits(rows)
-
     def remember(self, seq: Sequence, below: int | None = None) -> None:
         """As `Scheduler.remember`."""
         self._of(seq.generation).remember(seq, below)

@@ -180,10 +180,6 @@ class Scheduler:
                 break
         return None
 
-    def fits(self, rows: int) -> bool:
-        """Whether a sequence of `rows` rows could run if it were alone."""
-        return rows <= self.limits.most_rows(self.pool.num_pages)
-
     def remember(self, seq: Sequence, below: int | None = None) -> None:
         """Caches the sequence's complete pages, as far as their rows lie below `below`."""
         rows = self.complete_rows(seq)
