@@ -133,7 +133,12 @@ async def test_a_taken_port_and_wide_limits_are_told_at_once(tmp_path: Path) -> 
     port, limits = next(free_ports()), tmp_path / "limits.toml"
     limits.write_text("[default]\nrequests_per_minute = 60\n")
     with listen("127.0.0.1", port, "port", shared=True):
-        flags = ("--registry=static:", "--gateway-workers=2", f"--port={port}", f"--key-limits={limits}")
+        flags = (
+            "--registry=static:127.0.0.1:1",
+            "--gateway-workers=2",
+            f"--port={port}",
+            f"--key-limits={limits}",
+        )
         async with gateway_process(*flags) as (process, said):
             lines = (await said.read()).decode()
             assert "a key may have up to 2 times its limits" in lines

@@ -91,3 +91,10 @@ def test_a_gateway_alone_may_be_told_of_the_auto_layout() -> None:
     args = cli._parser().parse_args(["gateway", "--registry", "static:127.0.0.1:1", "--tpot-target", "1"])
     with pytest.raises(ConfigError, match="--tpot-target: needs --layout auto, and this one is static"):
         configuration.gateway_alone(args)
+
+
+def test_a_gateway_without_any_worker_is_refused() -> None:
+    """As where a shell's variable is empty: it would wait for ever."""
+    args = cli._parser().parse_args(["gateway", "--registry", "static:"])
+    with pytest.raises(ConfigError, match="--registry: static: lists no worker"):
+        configuration.gateway_alone(args)

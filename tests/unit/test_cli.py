@@ -398,9 +398,3 @@ def test_bench_alone_lists_its_commands() -> None:
 def test_an_address_is_one_of_http() -> None:
     assert "'127.0.0.1:8001' is not an address like http://" in eyas("chat", "--url", "127.0.0.1:8001").stderr
     assert "leave out /v1" in eyas("chat", "--url", "http://127.0.0.1:8000/v1").stderr
-
-
-def test_a_gateway_without_any_worker_is_refused() -> None:
-    """As where a shell's variable is empty: it would wait for ever."""
-    with pytest.raises(ConfigError, match="--registry: static: lists no worker"):
-        configuration.gateway_alone(parse("gateway", "--registry", "static:"))

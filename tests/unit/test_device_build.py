@@ -86,8 +86,8 @@ def test_chance_decides_where_drafts_are_verified_by_the_fast_path() -> None:
     made = loaded(speculation=spec)
     assert made.synthetic_rates == spec.synthetic_rates
     nowhere = Travel(None, {}, {}, {}, {}, {}, {})
-    assert _ready(made.with_pages(8), nowhere, 0.0).synthetic
-    assert not _ready(loaded().with_pages(8), nowhere, 0.0).synthetic
+    assert _ready(made.with_pages(8), nowhere, 64, 0.0).synthetic
+    assert not _ready(loaded().with_pages(8), nowhere, 64, 0.0).synthetic
     assert loaded(speculation=spec, draft=None).synthetic_rates == ()
     assert loaded(speculation=spec, attention_backend="torch").synthetic_rates == ()
     assert loaded().synthetic_rates == ()

@@ -29,7 +29,9 @@ def test_a_key_is_handed_on_out_of_sight(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert not any(key in word for key in keys for word in (*gateway_argv(config), repr(config)))
     assert api_keys.VARIABLE not in api_keys.environment(())  # a worker's, or that of a gateway without keys
     key_file.add(str(tmp_path / "keys"), "alice", "a-key-that-alice-brings")
-    config = configuration.gateway_config(parse("serve", "--api-key-file", str(tmp_path / "keys")))
+    config = configuration.gateway_config(
+        parse("serve", "--api-key-file", str(tmp_path / "keys")), "static:127.0.0.1:1"
+    )
     assert (config.api_keys, config.api_key_file) == ((), str(tmp_path / "keys"))
     assert configuration.gateway_alone(parse(*gateway_argv(config))) == config
 
