@@ -22,11 +22,10 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 512
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
-_WORD = re.compile(r"\S")
 
 
 def _bad_word(value: str) -> str:
-    if not _WORD.search(value):
+    if not value.strip():
         raise ValueError("must have a character beside spaces")
     return value
 
@@ -90,7 +89,7 @@ Stops = Annotated[
 ]
 BadWord = Annotated[
     str,
-    Field(max_length=MAX_STOP_LENGTH, json_schema_extra={"pattern": _WORD.pattern}),
+    Field(max_length=MAX_STOP_LENGTH, json_schema_extra={"pattern": r"\S"}),
     AfterValidator(_bad_word),
 ]
 Bias = Annotated[float, Field(ge=-100, le=100)]

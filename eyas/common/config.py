@@ -22,6 +22,7 @@ from eyas.common.types import EXACT, FAST, Role
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NANO = ASSETS / "nano"
 NANO_HEAD = ASSETS / "nano-eagle3"
+SHARED_MEMORY = "/dev/shm"  # can be written to where a container's root cannot
 NANO_EAGLE, NANO_MTP = ASSETS / "nano-eagle", ASSETS / "nano-mtp"  # its other heads
 
 
@@ -86,7 +87,7 @@ class EngineConfig:
     num_pages: int | None = 2048  # of each attention rank; None: what mem_fraction_static leaves
     mem_fraction_static: float = 0.88  # of the device's memory, for weights and KV pages
     host_cache_gb: float = 0.0  # GiB of the host's memory for pages that leave the prefix cache; 0: none
-    pool_dir: str = "/dev/shm"
+    pool_dir: str = SHARED_MEMORY
     context_length: int | None = None  # tokens; None: the model's
     max_running: int = 64  # sequences in a step (slots), of each attention rank
     max_waiting: int = 256  # requests queued; one more is refused with 429

@@ -22,6 +22,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from eyas.common.address import join
+from eyas.common.config import SHARED_MEMORY
 from eyas.common.errors import (
     ConfigError,
     EyasError,
@@ -38,7 +39,6 @@ from eyas.common.tls import AMONG_SERVICES, Advice, ChannelTls, ServiceTls, expl
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MESSAGE_TIMEOUT_S = 30.0
-MEMORY = "/dev/shm"  # can be written to where a container's root cannot
 
 # A stopped peer (SIGSTOP, pulled cable) is noticed within 2 s + 3 s. The ping timeout is part of it: without
 # it the transport waits a minute for the missing ping before the keepalive watchdog may end the stream.
@@ -158,12 +158,12 @@ def bind_unnamed(target: grpc.aio.Server) -> int:
     Its name is gone at once: a process that is killed leaves nothing. Raises ConfigError if that fails.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="eyas-grpc-", dir=MEMORY) as folder:
+        with tempfile.TemporaryDirectory(prefix="eyas-grpc-", dir=SHARED_MEMORY) as folder:
             path = f"{folder}/s"
             target.add_insecure_port(f"unix:{path}")
             return os.open(path, os.O_PATH)
     except (OSError, RuntimeError) as error:
-        raise ConfigError(f"no socket can be made in {MEMORY}: {error}") from error
+        raise ConfigError(f"no socket can be made in {SHARED_MEMORY}: {error}") from error
 
 
 # --- errors ------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from eyas.common import api_keys
 from eyas.common import logging as eyas_logging
-from eyas.common.config import GatewayConfig
+from eyas.common.config import SHARED_MEMORY, GatewayConfig
 from eyas.common.discovery import registry
 from eyas.common.listening import claim
 from eyas.common.tls import door_context, service_tls
@@ -78,8 +78,7 @@ def _members(config: GatewayConfig) -> Iterator[list[Child]]:
     with contextlib.ExitStack() as held:
         http = held.enter_context(claim(config.host, config.port, "port"))
         grpc = held.enter_context(claim(config.host, config.grpc_port, "grpc-port"))
-        # There, for a container's root may be read-only.
-        sockets = tempfile.TemporaryDirectory(prefix="eyas-gateway-", dir="/dev/shm")
+        sockets = tempfile.TemporaryDirectory(prefix="eyas-gateway-", dir=SHARED_MEMORY)
         folder = Path(held.enter_context(sockets))
         config = dataclasses.replace(config, port=http.getsockname()[1], grpc_port=grpc.getsockname()[1])
         environment = api_keys.environment(config.api_keys)

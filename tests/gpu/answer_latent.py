@@ -83,11 +83,11 @@ REACH_MS = {1: 3.2, 8: 7.0, 32: 16.0, 128: 30.0}
 KERNELS = 15
 
 
-def write_rank(folder: Path, layers: int) -> None:
-    """A folder for dummy weights."""
+def write_rank(folder: Path, layers: int, heads: int = 0) -> None:
+    """A folder for dummy weights. `heads`: NextN layers behind the model's own."""
     write_model(ModelShape(7168, 2304, layers, 16, 16, vocab=VOCAB), folder)
     told = json.loads((folder / "config.json").read_text())
-    told |= SIZES | {"num_hidden_layers": layers}
+    told |= SIZES | {"num_hidden_layers": layers, "num_nextn_predict_layers": heads}
     del told["head_dim"]
     (folder / "config.json").write_text(json.dumps(told))
 

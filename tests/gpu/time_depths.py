@@ -13,7 +13,6 @@ tries the script out with tiny models.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections import defaultdict
@@ -73,9 +72,7 @@ def folders(given: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
     if given.device == "cpu":
         write_tiny_nextn_deepseek(folder, V3 | {"vocab_size": 512})
         return folder, folder
-    write_rank(folder, given.layers)
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(told | {"num_nextn_predict_layers": 1}))
+    write_rank(folder, given.layers, heads=1)
     return folder, folder
 
 

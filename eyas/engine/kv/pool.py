@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from eyas.common.config import SHARED_MEMORY
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
 from eyas.common.pool import Geometry
@@ -27,7 +28,6 @@ from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import Allocation, DriverError
 from kv_transfer.gpu.handover import Giver
 
-SHARED_MEMORY = Path("/dev/shm")
 _POOL_NAME = re.compile(r"eyas-(\d+)-[0-9a-f]+-\w+")
 
 
@@ -245,7 +245,7 @@ def _fill_proof(page: torch.Tensor) -> int:
     return zlib.crc32(proof)
 
 
-def new_pool_path(group: str, directory: Path = SHARED_MEMORY) -> Path:
+def new_pool_path(group: str, directory: Path = Path(SHARED_MEMORY)) -> Path:
     """A fresh name, for a pool or what else lies beside one, that says which process owns the file.
 
     `sweep_stale` removes it when that process is gone.
@@ -253,7 +253,7 @@ def new_pool_path(group: str, directory: Path = SHARED_MEMORY) -> Path:
     return directory / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-{group}"
 
 
-def sweep_stale(directory: Path = SHARED_MEMORY) -> list[Path]:
+def sweep_stale(directory: Path = Path(SHARED_MEMORY)) -> list[Path]:
     """Removes the files of processes that are gone, and says which."""
     stale = []
     for path in directory.glob("eyas-*"):

@@ -224,8 +224,8 @@ def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) ->
 def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     """The engine around its core: scheduler, leases, pulls."""
     config, pools, pool = loaded.config, core.pools, core.pools[0]
-    pages, context = pool.shape.pages // config.dp_attention, loaded.target.context_length
-    context = min(context, _longest(pages, core.limits, context))
+    pages = pool.shape.pages // config.dp_attention
+    context = _longest(pages, core.limits, loaded.target.context_length)
     outbox = Outbox()
     moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
     new_id = moves.board.new_id if moves.board is not None else partial(secrets.randbits, 63)
@@ -271,7 +271,7 @@ def _scheduler(config: EngineConfig, core: _Core, pulls: Pulls) -> Schedulers:
 
 
 def _longest(pages: int, limits: Limits, context_length: int) -> int:
-    """Tokens of the longest request that the pool can hold.
+    """Tokens of the longest request that context and pool can hold.
 
     Warns of a pool that one of full length does not fit into; refuses one for hardly any request.
     """
@@ -283,7 +283,7 @@ def _longest(pages: int, limits: Limits, context_length: int) -> int:
     if longest < context_length:
         text = "%d KV pages (--num-pages) hold a request of %d tokens, prompt and answer; the context has %d"
         _log.warning(text, pages, longest, context_length)
-    return longest
+    return min(longest, context_length)
 
 
 def _draft_parts(loaded: EngineSpec) -> DraftParts:
