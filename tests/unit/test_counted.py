@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from decode_svc import servicer
+from eyas.common.config import SHARED_MEMORY
 from eyas.common.types import Role
 from eyas.engine.device.program import StepProgram
 from eyas.engine.ipc.messages import Admitted, Step
-from eyas.engine.kv.pool import SHARED_MEMORY
 from eyas.engine.loop.engine import Engine
 from tests.counted import baseline, engines, host, launches, wires
 from tests.counted.__main__ import BASELINE, main
@@ -129,7 +129,7 @@ def test_a_slower_step_is_seen() -> None:
 
 def test_what_is_counted_leaves_no_file_behind(tmp_path: Path) -> None:
     def pools() -> set[Path]:
-        return set(SHARED_MEMORY.glob(f"eyas-{os.getpid()}-*"))
+        return set(Path(SHARED_MEMORY).glob(f"eyas-{os.getpid()}-*"))
 
     before = pools()
     launches.counts(tmp_path)
