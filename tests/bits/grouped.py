@@ -16,7 +16,8 @@ from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding, scales_of
 from eyas.engine.kernels import combine, exact_wide, route, skinny
 from eyas.engine.kernels.blocks import Fp8Weight
-from eyas.engine.kernels.grouped import Gate, Products, Weight
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate, Weight
 from eyas.engine.models.fused_step import product_float32
 from tests.bits.compare import Composition
 from tests.bits.products import EPS, scale_of

@@ -18,7 +18,8 @@ from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels.exact_attend import Cut
 from eyas.engine.kernels.exact_parts import Parts
-from eyas.engine.kernels.grouped import Gate, Products
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.grouped_tiles import measured
 from eyas.engine.kernels.skinny_tiles import Tile, tile_for
 from tests.bits.attention import Exact, Path, Tokens, Tree, branching

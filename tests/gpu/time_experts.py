@@ -30,7 +30,8 @@ from eyas.engine.checkpoint.fp8 import Rounding, widened
 from eyas.engine.kernels import combine, route
 from eyas.engine.kernels.blocks import Fp8Weight, quantise, rounding_of
 from eyas.engine.kernels.group import Grouped
-from eyas.engine.kernels.grouped import Gate, Products, Rows, Weight
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate, Rows, Weight
 from eyas.engine.kernels.skinny import Launch
 from eyas.engine.kernels.warm import Warmup
 from eyas.engine.models.fused_step import product_float32

@@ -20,7 +20,8 @@ from eyas.engine.kernels.exact_latents import attend_latent_chunks_exactly, atte
 from eyas.engine.kernels.exact_paths import attend_exactly
 from eyas.engine.kernels.exact_prefill import attend_chunks_exactly
 from eyas.engine.kernels.exact_ranks import add_in_order
-from eyas.engine.kernels.grouped import Gate, Products
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.latent_products import absorb, values
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.scores import Scores

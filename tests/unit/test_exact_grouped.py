@@ -17,7 +17,8 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import combine, grouped, skinny
-from eyas.engine.kernels.grouped import Gate, Products
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.grouped_tiles import Shape, Tile, exact_tile_for, key_of, stretches_of, tile_for
 from eyas.engine.loading import tile_check
 from eyas.engine.loading.tile_check import Asked, check_tiles

@@ -14,7 +14,8 @@ from eyas.engine.checkpoint.fp8 import Rounding, widened
 from eyas.engine.kernels import grouped
 from eyas.engine.kernels.blocks import Fp8Weight, quantise
 from eyas.engine.kernels.group import group
-from eyas.engine.kernels.grouped import Gate, Products, Weight, shape_of
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate, Weight, shape_of
 from eyas.engine.kernels.grouped_tiles import Tile, key_of, tile_for
 from eyas.engine.kernels.skinny import Launch
 

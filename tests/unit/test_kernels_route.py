@@ -108,7 +108,7 @@ def test_forced_routing_is_uniform_and_takes_no_expert_twice() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "experts", "per_row"),
-    [(1, 8, 2), (5, 128, 8), (16, 9, 8), (17, 257, 9), (75, 8, 8), (83, 300, 8)],
+    [(1, 8, 2), (5, 128, 8), (16, 9, 8), (17, 257, 9), (75, 8, 8), (83, 300, 8), (1100, 20, 5)],
 )
 @pytest.mark.parametrize("block", [16, 64])
 def test_choices_are_sorted_by_expert_and_cut_into_blocks(
@@ -127,8 +127,9 @@ def test_choices_are_sorted_by_expert_and_cut_into_blocks(
 
 
 def test_all_rows_of_one_expert_fill_blocks() -> None:
-    chosen = torch.full((600, 1), 3, dtype=torch.int32)
-    assert_grouped(group(chosen.to(DEVICE), 8, 128), chosen, 8)
+    for rows in (600, 5000):  # in one part, and in several
+        chosen = torch.full((rows, 1), 3, dtype=torch.int32)
+        assert_grouped(group(chosen.to(DEVICE), 8, 128), chosen, 8)
 
 
 def assert_grouped(found: Grouped, chosen: torch.Tensor, experts: int) -> None:

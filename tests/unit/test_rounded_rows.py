@@ -11,7 +11,8 @@ from eyas.engine.kernels import grouped
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, Normed, quantise
 from eyas.engine.kernels.group import group
-from eyas.engine.kernels.grouped import Gate, Products, shape_of
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate, shape_of
 from eyas.engine.kernels.grouped_tiles import Tile, key_of
 from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
 from eyas.engine.kernels.skinny import KvRows, Launch, Rotation

@@ -18,7 +18,8 @@ from eyas.bench.kernels.timing import graph_us, host_us
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
 from eyas.engine.kernels.blocks import SIDE, Fp8Weight, rounding_of
 from eyas.engine.kernels.group import Grouped, group
-from eyas.engine.kernels.grouped import Gate, Products, Rows, Weight, shape_of
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate, Rows, Weight, shape_of
 from eyas.engine.kernels.grouped_tiles import (
     Key,
     Shape,

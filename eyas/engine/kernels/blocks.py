@@ -19,6 +19,9 @@ from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels.launching import after_previous
 
 SIDE = 128
+ALIGNED = 4
+"""Rows: to a multiple of it memory is there."""
+
 LARGEST = tl.constexpr(448.0)
 LEAST = tl.constexpr(1e-4)  # of a scale's numerator, so that rows of zeros have one
 _BLOCKS = 8  # blocks of a row that a program rounds
@@ -47,12 +50,27 @@ class Fp8Weight:
 class Fp8Rows:
     """Rows e4m3 [m, k], and scales float32 [m, ceil(k / 128)], or [m] if a row has one.
 
-    `dtype`: in which products give results.
+    The scales of a block lie beside each other, row by row. Behind the rows, and behind each block's scales,
+    is memory for a multiple of four. `dtype`: in which products give results.
     """
 
     stored: torch.Tensor
     scales: torch.Tensor
     dtype: torch.dtype
+
+    @property
+    def apart(self) -> int:
+        """How far from each other two scales of a row lie."""
+        return self.scales.stride(1) if self.scales.dim() == 2 else 0
+
+    def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows and scales with what is behind them: a multiple of four rows, of which the last may hold
+        anything.
+        """
+        rows = triton.cdiv(len(self.stored), ALIGNED) * ALIGNED
+        both = self.stored, self.scales
+        stored, scales = (part.as_strided((rows, *part.shape[1:]), part.stride()) for part in both)
+        return stored, scales
 
 
 @dataclass(frozen=True)
@@ -84,18 +102,21 @@ def quantise(x: torch.Tensor, rounding: Rounding, pdl: bool = False) -> Fp8Rows:
         _quantise_rows[(m,)](x, out.stored, out.scales, rounding.scale, **given, num_warps=8, launch_pdl=pdl)
         return out
     count = out.scales.shape[1]
-    grid = (m, triton.cdiv(count, _BLOCKS))
-    sizes = {"K": k, "COUNT": count, "BLOCKS": _BLOCKS, "POWERS": rounding.powers, "PDL": pdl}
-    _quantise[grid](x, out.stored, out.scales, **sizes, num_warps=4, launch_pdl=pdl)
+    blocks = min(_BLOCKS, int(triton.next_power_of_2(count)))
+    grid = (m, triton.cdiv(count, blocks))
+    sizes = {"K": k, "COUNT": count, "BLOCKS": blocks, "POWERS": rounding.powers, "PDL": pdl}
+    _quantise[grid](x, out.stored, out.scales, out.apart, **sizes, num_warps=4, launch_pdl=pdl)
     return out
 
 
 def room_for(rows: torch.Tensor, rounding: Rounding) -> Fp8Rows:
     """For rows [m, k] like these, to be rounded."""
-    m, k = rows.shape
-    stored = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=rows.device)
-    each = (m, triton.cdiv(k, SIDE)) if rounding.rows == "block" else (m,)
-    return Fp8Rows(stored, torch.empty(each, dtype=torch.float32, device=rows.device), rows.dtype)
+    (m, k), device = rows.shape, rows.device
+    padded = triton.cdiv(m, ALIGNED) * ALIGNED
+    stored = torch.empty(padded, k, dtype=torch.float8_e4m3fn, device=device)
+    each = (triton.cdiv(k, SIDE), padded) if rounding.rows == "block" else (padded,)
+    scales = torch.empty(each, dtype=torch.float32, device=device)
+    return Fp8Rows(stored[:m], scales.t()[:m], rows.dtype)
 
 
 def mode_of(rounding: Rounding) -> str:
@@ -129,9 +150,9 @@ def _quantise_rows(
         tl.store(stored + row * K + first + column, rounded.to(tl.float8e4nv), mask=first + column < K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["apart"])
 def _quantise(
-    x, stored, scales,
+    x, stored, scales, apart,
     K: tl.constexpr, COUNT: tl.constexpr, BLOCKS: tl.constexpr, POWERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some blocks of a row."""
@@ -142,11 +163,11 @@ def _quantise(
     values = tl.load(x + row * K + column, mask=column < K, other=0.0)
     rounded, scale = quantised(values, POWERS)
     tl.store(stored + row * K + column, rounded, mask=column < K)
-    tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
+    tl.store(scales + block * apart + row, scale, mask=block < COUNT)
 
 
 @triton.jit
-def rounded_row(values, row, stored, scales, given, WIDTH: tl.constexpr, MODE: tl.constexpr):
+def rounded_row(values, row, stored, scales, apart, given, WIDTH: tl.constexpr, MODE: tl.constexpr):
     """One row, values [a multiple of 128] with zeros from WIDTH on, stored as `quantise` does.
 
     MODE: a scale for each 128 of it ("block", "powers"), for the row ("token"), or the given one ("tensor").
@@ -158,7 +179,7 @@ def rounded_row(values, row, stored, scales, given, WIDTH: tl.constexpr, MODE: t
         column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
         rounded, scale = quantised(tl.reshape(values, (SIZE // 128, 128)), MODE == "powers")
         tl.store(stored + row * WIDTH + column, rounded, mask=column < WIDTH)
-        tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
+        tl.store(scales + block * apart + row, scale, mask=block < COUNT)
     else:
         column, wide = tl.arange(0, SIZE), values.to(tl.float32)
         divisor = tl.zeros((SIZE,), tl.float32) + given

@@ -1,9 +1,10 @@
 """In which order a grouped product walks the rows of all experts: by expert, each expert's in blocks.
 
-A choice is row * per_row + rank. The order is one: by expert, then by choice. Each expert has a program,
-which reads all choices: numbers of four bytes that stay in L2. How many choices lie before its own, a sum
-over the experts tells; of few choices each program finds that out by itself, of many a launch before it
-counts. It knows numbers of experts and choices; it refuses to know who chose, and what an expert computes.
+A choice is row * per_row + rank. The order is one: by expert, then by choice. Each expert has a program for
+each part of the choices, which it reads whole: numbers of four bytes that stay in L2. How many choices lie
+before its own, a sum over experts and parts tells; of few choices each program finds that out by itself, of
+many a launch before it counts. It knows numbers of experts and choices; it refuses to know who chose, and
+what an expert computes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from eyas.engine.kernels.grouped_tiles import most_blocks
 from eyas.engine.kernels.launching import after_previous
 
 _FEW = 32  # choices: up to this number a program compares each with each
-_AT_ONCE = 1024  # choices that a program looks at at a time
+_PART = 2048  # choices of a program, at most
 _CUT = 32  # blocks that it writes at a time
 
 
@@ -50,61 +51,60 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
     most = most_blocks(count, experts, rows)
     blocks = torch.empty(3 * most + 1, dtype=torch.int32, device=device)
     options = {"PDL": pdl, "num_warps": 4, "launch_pdl": pdl}
-    counts, few = None, count <= _FEW
-    if not few:
-        counts = torch.empty(experts, dtype=torch.int32, device=device)
-        _count[(experts,)](chosen, counts, count, AT_ONCE=_AT_ONCE, **options)
-    _place[(experts + 1,)](
-        *(chosen, counts, order, blocks, count, most),
-        EXPERTS=experts,
+    counts, parts = None, triton.cdiv(count, _PART)
+    sizes = {"EXPERTS": experts, "PART": min(triton.next_power_of_2(count), _PART)}
+    if count > _FEW:
+        counts = torch.empty(parts, experts, dtype=torch.int32, device=device)
+        _count[(experts, parts)](chosen, counts, count, **sizes, **options)
+    _place[(experts + 1, parts)](
+        *(chosen, counts, order, blocks, count, most, parts),
         SLOTS=triton.next_power_of_2(experts),
+        PARTS=triton.next_power_of_2(parts),
         ROWS=rows,
-        AT_ONCE=triton.next_power_of_2(count) if few else _AT_ONCE,
         CUT=_CUT,
+        **sizes,
         **options,
     )
     return Grouped(order, blocks, rows)
 
 
 @triton.jit(do_not_specialize=["count"])
-def _count(chosen, counts, count, AT_ONCE: tl.constexpr, PDL: tl.constexpr):
-    """How often one expert is chosen."""
+def _count(chosen, counts, count, EXPERTS: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr):
+    """How often one expert is chosen in one part."""
     after_previous(PDL)
-    expert = tl.program_id(0)
-    found = tl.zeros((AT_ONCE,), tl.int32)
-    for first in range(0, count, AT_ONCE):
-        choice = first + tl.arange(0, AT_ONCE)
-        found += (tl.load(chosen + choice, mask=choice < count, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(found))
+    expert, part = tl.program_id(0), tl.program_id(1)
+    choice = part * PART + tl.arange(0, PART)
+    found = tl.load(chosen + choice, mask=choice < count, other=-1) == expert
+    tl.store(counts + part * EXPERTS + expert, tl.sum(found.to(tl.int32)))
 
 
-@triton.jit(do_not_specialize=["count", "most"])
+@triton.jit(do_not_specialize=["count", "most", "parts"])
 def _place(
-    chosen, counts, order, blocks, count, most,
-    EXPERTS: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr, CUT: tl.constexpr,
-    PDL: tl.constexpr,
+    chosen, counts, order, blocks, count, most, parts,
+    EXPERTS: tl.constexpr, PART: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    CUT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Puts one expert's choices in their places, and cuts them into blocks; the program behind the last
-    expert's tells how many blocks there are.
+    """Puts one expert's choices of one part in their places; the first part's programs cut the expert's into
+    blocks, and the one behind the last expert's tells how many blocks there are.
     """
     after_previous(PDL)
-    expert = tl.program_id(0)
+    expert, part = tl.program_id(0), tl.program_id(1)
+    done = 0
     if counts is None:
-        place, block, own = _before_few(chosen, expert, count, ROWS, AT_ONCE)
+        place, block, own = _before_few(chosen, expert, count, ROWS, PART)
     else:
-        place, block, own = _before(counts, expert, EXPERTS, SLOTS, ROWS)
+        place, block, own, done = _before(counts, expert, part, parts, EXPERTS, SLOTS, PARTS, ROWS)
     if expert == EXPERTS:
-        tl.store(blocks + 3 * most, block)
+        tl.store(blocks + 3 * most, block, mask=part == 0)
         return
     if own == 0:
         return
-    done = 0
-    for first in range(0, count, AT_ONCE):
-        choice = first + tl.arange(0, AT_ONCE)
-        mine = tl.load(chosen + choice, mask=choice < count, other=-1) == expert
-        through = tl.cumsum(mine.to(tl.int32), 0)
-        tl.store(order + place + done + through - 1, choice, mask=mine)
-        done += tl.max(through)
+    choice = part * PART + tl.arange(0, PART)
+    mine = tl.load(chosen + choice, mask=choice < count, other=-1) == expert
+    through = tl.cumsum(mine.to(tl.int32), 0)
+    tl.store(order + place + done + through - 1, choice, mask=mine)
+    if part > 0:
+        return
     for nth in range(0, tl.cdiv(own, ROWS), CUT):
         each = nth + tl.arange(0, CUT)
         here, at, begins = each < tl.cdiv(own, ROWS), blocks + block + each, place + each * ROWS
@@ -114,18 +114,27 @@ def _place(
 
 
 @triton.jit
-def _before(counts, expert, EXPERTS: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr):
-    """How many choices, and how many blocks, the experts before this one have; and its own choices."""
-    other = tl.arange(0, SLOTS)
-    each = tl.load(counts + other, mask=other < EXPERTS, other=0)
-    earlier = tl.where(other < expert, each, 0)
-    return tl.sum(earlier), tl.sum((earlier + ROWS - 1) // ROWS), tl.sum(tl.where(other == expert, each, 0))
+def _before(
+    counts, expert, part, parts,
+    EXPERTS: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """How many choices, and how many blocks, the experts before this one have; its own choices, and how many
+    of them the parts before this one have.
+    """
+    other, each = tl.arange(0, SLOTS)[None, :], tl.arange(0, PARTS)[:, None]
+    there = (other < EXPERTS) & (each < parts)
+    found = tl.load(counts + each * EXPERTS + other, mask=there, other=0)
+    done = tl.sum(tl.sum(tl.where((other == expert) & (each < part), found, 0), 1), 0)
+    total, other = tl.sum(found, 0), tl.arange(0, SLOTS)
+    earlier = tl.where(other < expert, total, 0)
+    own = tl.sum(tl.where(other == expert, total, 0))
+    return tl.sum(earlier), tl.sum((earlier + ROWS - 1) // ROWS), own, done
 
 
 @triton.jit
-def _before_few(chosen, expert, count, ROWS: tl.constexpr, AT_ONCE: tl.constexpr):
+def _before_few(chosen, expert, count, ROWS: tl.constexpr, PART: tl.constexpr):
     """As `_before`, of choices that one look sees: a block begins at every ROWS-th of an expert's choices."""
-    choice = tl.arange(0, AT_ONCE)
+    choice = tl.arange(0, PART)
     each = tl.load(chosen + choice, mask=choice < count, other=-1)
     other = tl.load(chosen + choice, mask=choice < count, other=-2)  # none is an absent one's fellow
     rank = tl.sum(((each[:, None] == other[None, :]) & (choice[None, :] < choice[:, None])).to(tl.int32), 1)

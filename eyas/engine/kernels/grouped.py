@@ -14,15 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import triton
-import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels import single
-from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, quantise, room_for, rounding_of
+from eyas.engine.kernels import grouped_wide, single, vendor
+from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, quantise
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped_kernels import product_kernel
+from eyas.engine.kernels.grouped_task import Gate, Rows, Task, Walk, Weight, shape_of
 from eyas.engine.kernels.grouped_tiles import (
     Shape,
     Table,
@@ -33,41 +30,8 @@ from eyas.engine.kernels.grouped_tiles import (
     stretches_of,
     tile_for,
 )
+from eyas.engine.kernels.rows import act_mul, act_mul_rounded
 from eyas.engine.kernels.skinny import Launch
-
-Weight = torch.Tensor | Fp8Weight
-"""[n, k], or [experts, n, k]."""
-
-Rows = torch.Tensor | Fp8Rows
-"""[m, k]; what is not rounded to FP8 yet is, where the weight is in FP8."""
-
-_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-
-
-@dataclass(frozen=True)
-class Walk:
-    """How a product walks rows; without a group, x as it lies.
-
-    The row of a choice is the choice over `per_row`, or (0) its place in the order; `scatter`: the result's
-    row is the choice, else its place.
-    """
-
-    grouped: Grouped | None = None
-    per_row: int = 0
-    scatter: bool = False
-
-
-@dataclass(frozen=True)
-class Gate:
-    """gelu: what the gate passes, in its tanh form; else SiLU. `rounding`: how the result will be read."""
-
-    gelu: bool = False
-    rounding: Rounding | None = None
-
-    def rounded_by(self, tile: Tile) -> Rounding | None:
-        """The rounding, if a program of that tile has all that shares a scale."""
-        here = self.rounding is not None and self.rounding.rows == "block" and tile.columns == SIDE
-        return self.rounding if here else None
 
 
 @dataclass(frozen=True)
@@ -76,6 +40,7 @@ class Products:
 
     launch: Launch
     tiles: Table = field(default_factory=dict)
+    vendor: bool = False  # whether `vendor` has products here
 
     def read(self, x: Rows, weight: Weight) -> Rows:
         """Rows as products with this weight read them: for several that read the same."""
@@ -88,6 +53,8 @@ class Products:
         if self.is_single(x, weight):
             read = x if single.can_read(x, weight) else self.read(x, weight)
             return single.dense(read, weight, self.launch.pdl)
+        if self._is_vendors(x, weight):
+            return self._by_vendor(x, weight)
         made = self._start(x, weight, Walk(), self._dense_tile(x, weight, None), None)
         assert isinstance(made, torch.Tensor)
         return made
@@ -96,6 +63,11 @@ class Products:
         """x [m, k], weight [2 width, k] -> act(gate) * up, [m, width]; rounded, if that is done at once."""
         if self.is_single(x, weight):
             return single.gated(self.read(x, weight), weight, None, gate.gelu, self.launch.pdl)
+        if self._is_vendors(x, weight):
+            made, pdl = self._by_vendor(x, weight), self.launch.pdl
+            if gate.rounding is not None and gate.rounding.rows == "block":
+                return act_mul_rounded(made, gate.rounding, gate.gelu, pdl)
+            return act_mul(made, gate.gelu, pdl)
         return self._start(x, weight, Walk(), self._dense_tile(x, weight, gate), gate)
 
     def is_single(self, x: Rows, weight: Weight, together: int = 1) -> bool:
@@ -124,6 +96,15 @@ class Products:
         assert isinstance(made, torch.Tensor)
         return made
 
+    def _is_vendors(self, x: Rows, weight: Weight) -> bool:
+        known = self.vendor and not self.launch.exact
+        return known and vendor.takes(single.count_of(x), x.dtype, weight)
+
+    def _by_vendor(self, x: Rows, weight: Weight) -> torch.Tensor:
+        read = self.read(x, weight)
+        assert isinstance(read, Fp8Rows) and isinstance(weight, Fp8Weight)
+        return vendor.product(read, weight)
+
     def _dense_tile(self, x: Rows, weight: Weight, gate: Gate | None) -> Tile:
         return self._tile_for(shape_of(weight, gate), single.count_of(x))
 
@@ -136,63 +117,28 @@ class Products:
         return choose(shape, choices, self.tiles, rows)
 
     def _start(self, x: Rows, weight: Weight, walk: Walk, tile: Tile, gate: Gate | None) -> Rows:
-        shape, launch, pdl = shape_of(weight, gate), self.launch, self.launch.pdl
-        grouped, rounding = walk.grouped, rounding_of(weight)
-        choices = single.count_of(x)
-        if grouped is not None:
-            choices = grouped.order.shape[0]
-        read = self.read(x, weight)
-        rows = read.stored if isinstance(read, Fp8Rows) else read
-        scales = read.scales if isinstance(read, Fp8Rows) else None
-        plain = torch.empty(choices, shape.outputs, dtype=read.dtype, device=rows.device)
-        after = None if gate is None else gate.rounded_by(tile)
-        out: Rows = plain if after is None else room_for(plain, after)
-        stored = weight.stored if isinstance(weight, Fp8Weight) else weight
-        flat = stored.view(-1, shape.k)
-        most = triton.cdiv(choices, tile.rows) if grouped is None else grouped.most
-        tiles = triton.cdiv(shape.outputs, tile.columns)
-        product_kernel[(min(most * tiles, programs(tile, shape)), tile.split)](
-            *(
-                rows,
-                scales,
-                TensorDescriptor(flat, list(flat.shape), [shape.k, 1], [tile.columns, tile.depth]),
-                flat,
-            ),
-            weight.scales if isinstance(weight, Fp8Weight) else None,
-            *((out.stored, out.scales) if isinstance(out, Fp8Rows) else (out, None)),
-            *(None if grouped is None else grouped.order, None if grouped is None else grouped.blocks),
-            *(launch.partials, launch.tickets, choices, most),
-            N=shape.n,
-            K=shape.k,
-            OUTPUTS=shape.outputs,
-            ROWS=tile.rows,
-            COLUMNS=tile.columns,
-            DEPTH=tile.depth,
-            SPLIT=tile.split,
-            FOLDS=stretches_of(shape) // tile.split if launch.exact else 1,
-            GROUP=tile.group,
-            PER_ROW=walk.per_row,
-            SCATTER=walk.scatter,
-            GATED=gate is not None,
-            GELU=gate is not None and gate.gelu,
-            BLOCKS=rounding is not None and rounding.rows == "block",
-            CHANNELS=rounding is not None and rounding.rows != "block",
-            POWERS=after is not None and after.powers,
-            MADE=_TYPES[read.dtype],
-            PDL=pdl,
-            LINES=lines_ahead(shape, tile) if pdl and (grouped is None or walk.scatter) else 0,
-            EXPERTS=shape.experts,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            launch_pdl=pdl,
-            **({"enable_fp_fusion": False} if launch.exact else {}),
-        )
-        return out
+        task = Task(self.read(x, weight), weight, walk, tile, gate)
+        if grouped_wide.takes(task) and not self.launch.exact:
+            grouped_wide.start(task, self.launch)
+        else:
+            _start(task, self.launch)
+        return task.out
 
 
-def shape_of(weight: Weight, gate: Gate | None) -> Shape:
-    """For `tile_for`."""
-    n, k = weight.shape[-2:]
-    experts = weight.shape[0] if len(weight.shape) == 3 else 1
-    itemsize = 1 if isinstance(weight, Fp8Weight) else weight.element_size()
-    return Shape(experts, n, k, gate is not None, itemsize)
+def _start(task: Task, launch: Launch) -> None:
+    """Computes `task.out`, weight rows on the matrix unit's long side."""
+    shape, tile, walk, pdl = task.shape, task.tile, task.walk, launch.pdl
+    product_kernel[(min(task.most * task.tiles, programs(tile, shape)), tile.split)](
+        *(*task.rows, task.described, task.stored, task.scales, *task.made, *task.order),
+        *(launch.partials, launch.tickets, task.choices, task.most),
+        **task.constants(),
+        SPLIT=tile.split,
+        FOLDS=stretches_of(shape) // tile.split if launch.exact else 1,
+        PDL=pdl,
+        LINES=lines_ahead(shape, tile) if pdl and (walk.grouped is None or walk.scatter) else 0,
+        EXPERTS=shape.experts,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch_pdl=pdl,
+        **({"enable_fp_fusion": False} if launch.exact else {}),
+    )

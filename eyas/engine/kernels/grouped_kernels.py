@@ -18,9 +18,10 @@ from eyas.engine.kernels.launching import call_ahead
 _MOST_STEPS = tl.constexpr(SHORT)
 
 
-@triton.jit(do_not_specialize=["choices", "most"])
+@triton.jit(do_not_specialize=["x_apart", "out_apart", "choices", "most"])
 def product_kernel(
-    x, x_scales, weights, stored, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
+    x, x_scales, x_apart, weights, stored, scales, out, out_scales, out_apart, order, blocks, partials,
+    tickets, choices, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
     PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
@@ -43,9 +44,9 @@ def product_kernel(
         count = tl.load(blocks + 3 * most)
     for cell in range(tl.program_id(0), count * TILES, tl.num_programs(0)):
         _one_tile(
-            x, x_scales, weights, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
-            cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GROUP, PER_ROW, SCATTER, GATED,
-            GELU, BLOCKS, CHANNELS, POWERS, MADE,
+            x, x_scales, x_apart, weights, scales, out, out_scales, out_apart, order, blocks, partials,
+            tickets, choices, most, cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GROUP,
+            PER_ROW, SCATTER, GATED, GELU, BLOCKS, CHANNELS, POWERS, MADE,
         )  # fmt: skip
 
 
@@ -65,10 +66,10 @@ def _call_ahead(
     cell = tl.program_id(0)
     expert = 0
     if blocks is None:
-        _, tile = _where(cell, (choices + ROWS - 1) // ROWS, TILES, GROUP)
+        _, tile = where(cell, (choices + ROWS - 1) // ROWS, TILES, GROUP)
     else:
         count = tl.minimum(tl.maximum(tl.load(blocks + 3 * most, volatile=True), 1), most)
-        block, tile = _where(cell % (count * TILES), count, TILES, GROUP)
+        block, tile = where(cell % (count * TILES), count, TILES, GROUP)
         expert = tl.minimum(tl.maximum(tl.load(blocks + block, volatile=True), 0), EXPERTS - 1)
     row = tl.minimum(tile * COLUMNS + tl.arange(0, COLUMNS), OUTPUTS - 1)
     at = tl.program_id(1) * (K // SPLIT) + tl.minimum(tl.arange(0, LINES) * EACH, K // SPLIT - 1)
@@ -80,15 +81,15 @@ def _call_ahead(
 
 @triton.jit
 def _one_tile(
-    x, x_scales, weights, scales, out, out_scales, order, blocks, partials, tickets, choices, most,
-    cell, count,
+    x, x_scales, x_apart, weights, scales, out, out_scales, out_apart, order, blocks, partials, tickets,
+    choices, most, cell, count,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
     PER_ROW: tl.constexpr, SCATTER: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
     BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, POWERS: tl.constexpr, MADE: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS of the result of one block of rows, or a part of its k."""
-    block, tile = _where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
+    block, tile = where(cell, count, (OUTPUTS + COLUMNS - 1) // COLUMNS, GROUP)
     if blocks is None:
         expert, begin = 0, block * ROWS
         end = tl.minimum(begin + ROWS, choices)
@@ -107,7 +108,7 @@ def _one_tile(
     source = tl.where(inside, source, 0).to(tl.int64)
     first = tile * COLUMNS
     a, b = _folded(
-        x, x_scales, weights, scales, source, expert, first,
+        x, x_scales, x_apart, weights, scales, source, expert, first,
         N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GATED, BLOCKS, CHANNELS,
     )  # fmt: skip
     last = True
@@ -137,13 +138,13 @@ def _one_tile(
     made = tl.trans(a).to(MADE)
     if out_scales is not None:
         made, scale = quantised(tl.where(there, made, 0.0), POWERS)
-        tl.store(out_scales + target * ((OUTPUTS + 127) // 128) + tile, scale, mask=inside & last)
+        tl.store(out_scales + tile * out_apart + target, scale, mask=inside & last)
     tl.store(out + spot, made, mask=kept)
 
 
 @triton.jit
 def _folded(
-    x, x_scales, weights, scales, source, expert, first,
+    x, x_scales, x_apart, weights, scales, source, expert, first,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GATED: tl.constexpr,
     BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -151,12 +152,12 @@ def _folded(
     """This program's part of weight . rows^T: FOLDS stretches of k, each on its own, then their sum."""
     stretch = tl.program_id(1) * FOLDS
     a, b = _stretch(
-        x, x_scales, weights, scales, source, expert, first, stretch,
+        x, x_scales, x_apart, weights, scales, source, expert, first, stretch,
         N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
     )  # fmt: skip
     for other in tl.static_range(1, FOLDS):
         more_a, more_b = _stretch(
-            x, x_scales, weights, scales, source, expert, first, stretch + other,
+            x, x_scales, x_apart, weights, scales, source, expert, first, stretch + other,
             N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
         )  # fmt: skip
         a += more_a
@@ -166,7 +167,7 @@ def _folded(
 
 @triton.jit
 def _stretch(
-    x, x_scales, weights, scales, source, expert, first, stretch,
+    x, x_scales, x_apart, weights, scales, source, expert, first, stretch,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, STRETCHES: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -187,13 +188,13 @@ def _stretch(
         # Without a loop of its own the loop over tiles is the innermost: the next one's loads are under way.
         for step in tl.static_range((part + DEPTH - 1) // DEPTH):
             a, b = _step(
-                a, b, x, x_scales, weights, scales, source, row, start + step * DEPTH, whole,
+                a, b, x, x_scales, x_apart, weights, scales, source, row, start + step * DEPTH, whole,
                 K, OUTPUTS, DEPTH, GATED, BLOCKS, CHANNELS,
             )  # fmt: skip
     else:
         for at in range(start, start + part, DEPTH):
             a, b = _step(
-                a, b, x, x_scales, weights, scales, source, row, at, whole,
+                a, b, x, x_scales, x_apart, weights, scales, source, row, at, whole,
                 K, OUTPUTS, DEPTH, GATED, BLOCKS, CHANNELS,
             )  # fmt: skip
     return a, b
@@ -201,7 +202,7 @@ def _stretch(
 
 @triton.jit
 def _step(
-    a, b, x, x_scales, weights, scales, source, row, at, whole,
+    a, b, x, x_scales, x_apart, weights, scales, source, row, at, whole,
     K: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -213,7 +214,7 @@ def _step(
     else:
         values = tl.load(x + source[:, None] * K + column[None, :], mask=column[None, :] < K, other=0.0)
     if BLOCKS:
-        each = tl.load(x_scales + source * width + at // 128)
+        each = tl.load(x_scales + at // 128 * x_apart + source)
         scale = tl.load(scales + at // 128)
         a += tl.dot(weights.load([row, at]), values.T) * (each * scale)[None, :]
         if GATED:
@@ -244,7 +245,7 @@ def _total(shares, SPLIT: tl.constexpr, SIZE: tl.constexpr, SECOND: tl.constexpr
 
 
 @triton.jit
-def _where(cell, count, TILES: tl.constexpr, GROUP: tl.constexpr):
+def where(cell, count, TILES: tl.constexpr, GROUP: tl.constexpr):
     """A cell's block of rows and its tile of columns: GROUP blocks share columns before the next."""
     first = cell // (GROUP * TILES) * GROUP
     here = tl.minimum(count - first, GROUP)

@@ -205,6 +205,9 @@ def _rule(shape: Shape, choices: int, rows: int = 0) -> Tile:
     """Few rows: weights are read once, by enough programs. Many: square tiles, as long as they are enough."""
     touched = min(choices, shape.experts)
     each = -(-choices // touched)
+    if shape.experts > 1 and (rows or each) > 32:
+        columns = 64 if shape.gated and rows > 64 else 128
+        return Tile(rows or 64, columns, 128 // shape.itemsize, warps=8, stages=4)
     rows = rows or (16 if each <= 16 else 32 if each <= 32 else 64 if each <= 96 else 128)
     if rows == 128:
         square = 128 if not shape.gated and shape.k > _SHORT else 64

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels.activation import steepness
-from eyas.engine.kernels.blocks import SIDE, Normed, mode_of, room_for, rounded_row
+from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Normed, mode_of, quantised, room_for, rounded_row
 from eyas.engine.kernels.halving import halving_sum
 from eyas.engine.kernels.launching import after_previous
 from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation, empty_padded, sum_group
@@ -71,7 +71,8 @@ def _normed(
         _norm[(x.shape[0],)](*rows, how.gain, out, None, how.eps, **row)
         return Normed(out)
     rounded = room_for(x, rounding)
-    into = {"stored": rounded.stored, "scales": rounded.scales, "given": rounding.scale}
+    into = {"stored": rounded.stored, "scales": rounded.scales, "apart": rounded.apart}
+    into |= {"given": rounding.scale}
     row |= {"BLOCK": max(row["BLOCK"], SIDE), "MODE": mode_of(rounding)}
     _norm[(x.shape[0],)](*rows, how.gain, out, None, how.eps, **into, **row)
     return Normed(out, rounded, rounding)
@@ -129,12 +130,30 @@ def embed(
 
 def act_mul(gate_up: torch.Tensor, gelu: bool = False, pdl: bool = False) -> torch.Tensor:
     """Rows [gate ; up] [m, 2 * inner] -> silu(gate) * up [m, inner], or with GELU in its tanh form."""
-    rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, inner)
-    grid = (rows, triton.cdiv(inner, _PRODUCTS))
-    sizes = {"INNER": inner, "BLOCK": _PRODUCTS, "GELU": gelu, "PDL": pdl}
-    _act_mul[grid](gate_up, out, **sizes, num_warps=4, launch_pdl=pdl)
+    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    _start_act_mul(gate_up, (out, None, 0), "", gelu, pdl)
     return out
+
+
+def act_mul_rounded(
+    gate_up: torch.Tensor, rounding: Rounding, gelu: bool = False, pdl: bool = False
+) -> Fp8Rows:
+    """As `act_mul`, rounded by blocks."""
+    out = room_for(gate_up[:, : gate_up.shape[1] // 2], rounding)
+    _start_act_mul(gate_up, (out.stored, out.scales, out.apart), mode_of(rounding), gelu, pdl)
+    return out
+
+
+def _start_act_mul(
+    gate_up: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor | None, int],
+    mode: str,
+    gelu: bool,
+    pdl: bool,
+) -> None:
+    rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    sizes = {"INNER": inner, "BLOCK": _PRODUCTS, "GELU": gelu, "MODE": mode, "PDL": pdl}
+    _act_mul[(rows, triton.cdiv(inner, _PRODUCTS))](gate_up, *out, **sizes, num_warps=4, launch_pdl=pdl)
 
 
 @dataclass(frozen=True)
@@ -215,11 +234,11 @@ def _leave_sums(sums, squares, WIDTH: tl.constexpr, GROUP: tl.constexpr):
         tl.store(sums + group * SUMS_WIDTH + row, parts, mask=group < WIDTH // GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["apart"])
 def _norm(
     x, residual, post, gain, out, sums, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr,
-    stored=None, scales=None, given=0.0, MODE: tl.constexpr = "",
+    stored=None, scales=None, apart=0, given=0.0, MODE: tl.constexpr = "",
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -246,7 +265,7 @@ def _norm(
         made = row.to(out.dtype.element_ty)
         tl.store(out + start + column, made, mask=inside)
         if MODE != "":
-            rounded_row(made, tl.program_id(0).to(tl.int64), stored, scales, given, WIDTH, MODE)
+            rounded_row(made, tl.program_id(0).to(tl.int64), stored, scales, apart, given, WIDTH, MODE)
 
 
 @triton.jit(do_not_specialize=["index"])
@@ -276,9 +295,10 @@ def _put(x, out, places, place, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: t
     tl.store(out + (row * places + place) * WIDTH + column, values, mask=column < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["apart"])
 def _act_mul(
-    gate_up, out, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr
+    gate_up, out, scales, apart, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
+    PDL: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
     after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -288,7 +308,14 @@ def _act_mul(
     gate = tl.load(start, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(start + INNER, mask=inside, other=0.0).to(tl.float32)
     product = gate * tl.sigmoid(steepness(gate, GELU)) * up
-    tl.store(out + row * INNER + column, product.to(out.dtype.element_ty), mask=inside)
+    made = product.to(gate_up.dtype.element_ty)
+    if MODE == "":
+        tl.store(out + row * INNER + column, made, mask=inside)
+    else:
+        block = tl.program_id(1) * (BLOCK // 128) + tl.arange(0, BLOCK // 128)
+        rounded, scale = quantised(tl.reshape(made, (BLOCK // 128, 128)), MODE == "powers")
+        tl.store(scales + block * apart + row, scale, mask=block < (INNER + 127) // 128)
+        tl.store(out + row * INNER + column, tl.reshape(rounded, (BLOCK,)), mask=inside)
 
 
 @triton.jit(do_not_specialize=["kv_rows", "positions"])

@@ -96,7 +96,7 @@ class _Absent(ProcessGroup):
 
 
 def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
-    """Those of a start; rounds of any size, and the smallest wide prompt, for which there may be no graph."""
+    """Those of a start; rounds and prompts of any size, for which there may be no graph."""
     yield from captured(loaded)
     for buckets in by_depth(loaded).values() or (buckets_of(loaded),):
         width = buckets.width
@@ -105,8 +105,16 @@ def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
             yield StepShape(batch, width)
             if width > 1:
                 yield StepShape(0, width, singles=batch)
-        rows = MAX_ROWS + 1
-        yield StepShape(0, width, rows, -(-rows // buckets.tile_rows), 1)
+        for rows in _wide(loaded.config.chunk_tokens):
+            yield StepShape(0, width, rows, -(-rows // buckets.tile_rows), 1)
+
+
+def _wide(most: int) -> Iterator[int]:
+    """Rows of prompts: the fewest of a wide step, and as many more as tiles of experts distinguish."""
+    rows = MAX_ROWS + 1
+    while rows < most:
+        yield rows
+        rows = 2 * (rows - rows % 2)
 
 
 class _Unread(EngineSpec):

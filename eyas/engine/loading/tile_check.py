@@ -17,7 +17,8 @@ from eyas.engine.checkpoint.fp8 import Rounding, scales_of
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.blocks import Fp8Weight
 from eyas.engine.kernels.group import group
-from eyas.engine.kernels.grouped import Gate, Products, Rows, Weight
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate, Rows, Weight
 from eyas.engine.kernels.grouped_tiles import Shape, Table, Tile, exact_tile_for, key_of
 from eyas.engine.loading.fold_check import operands, same
 from eyas.engine.parallel.shards import config_of_rank

@@ -15,7 +15,7 @@ from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import combine, route, single
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Weight, Normed, rounding_of
-from eyas.engine.kernels.grouped import Gate, Weight
+from eyas.engine.kernels.grouped_task import Gate, Weight
 from eyas.engine.kernels.skinny_tiles import Table, Tile
 from eyas.engine.layers.mlp import GatedRoundings
 from eyas.engine.models.fused_feed_forward import GatedRows, gated_weights

@@ -15,7 +15,7 @@ from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Weight, Normed, rounding_of
-from eyas.engine.kernels.grouped import Gate, Weight
+from eyas.engine.kernels.grouped_task import Gate, Weight
 from eyas.engine.layers.mlp import GatedRoundings, down_name, gate_up_names
 from eyas.engine.models.fused_residual import (
     NarrowRows,

@@ -16,7 +16,7 @@ from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, Normed, rounding_of
-from eyas.engine.kernels.grouped import Weight
+from eyas.engine.kernels.grouped_task import Weight
 from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
 from eyas.engine.layers.latent import EPS, halves_last
 from eyas.engine.models.fused_step import Forward, norm_before

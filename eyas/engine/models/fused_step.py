@@ -14,10 +14,11 @@ import torch
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig, Rope
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels import exact_wide, skinny
+from eyas.engine.kernels import exact_wide, skinny, vendor
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Rows, Normed, rounding_of
-from eyas.engine.kernels.grouped import Products, Weight
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Weight
 from eyas.engine.kernels.grouped_tiles import Table, measured
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.layers.rotary import Angles
@@ -45,12 +46,13 @@ class LayerContext:
     attention: RowAttention
     angles: Mapping[Rope, Angles]
     tiles: Table = field(default_factory=dict)  # of experts, and of weights in FP8 blocks
+    vendor: bool = False  # whether cuBLAS has products in FP8 here
     uniform_experts: bool = False  # chance chooses experts, for benchmarks
 
     @property
     def products(self) -> Products:
         """Of experts, and of weights in FP8 blocks."""
-        return Products(self.launch, self.tiles)
+        return Products(self.launch, self.tiles, self.vendor)
 
     @classmethod
     def on(
@@ -66,7 +68,7 @@ class LayerContext:
         for rope in dict.fromkeys(layer.attention.rope for layer in config.layers):
             cos, sin = rotary_tables(rope, config.layers[0].attention.rotated_dim, config.context_length)
             angles[rope] = cos.to(device), sin.to(device)
-        return cls(group, launch, attention, angles, measured(device))
+        return cls(group, launch, attention, angles, measured(device), vendor.is_there(device))
 
 
 @dataclass(frozen=True)

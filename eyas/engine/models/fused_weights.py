@@ -14,7 +14,7 @@ from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.quantized import FP8_SIDE
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels.blocks import Fp8Weight
-from eyas.engine.kernels.grouped import Weight
+from eyas.engine.kernels.grouped_task import Weight
 
 
 def stacked(

@@ -1,0 +1,166 @@
+"""One product of `grouped`, ready for a kernel: rows, a weight, their tile, and room for what comes of them.
+
+It knows how rows are walked and how a result is to be read. It launches nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, room_for, rounding_of
+from eyas.engine.kernels.group import Grouped
+from eyas.engine.kernels.grouped_tiles import Shape, Tile
+from eyas.engine.kernels.single import count_of
+
+Weight = torch.Tensor | Fp8Weight
+"""[n, k], or [experts, n, k]."""
+
+Rows = torch.Tensor | Fp8Rows
+"""[m, k]; what is not rounded to FP8 yet is, where the weight is in FP8."""
+
+_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How a product walks rows; without a group, x as it lies.
+
+    The row of a choice is the choice over `per_row`, or (0) its place in the order; `scatter`: the result's
+    row is the choice, else its place.
+    """
+
+    grouped: Grouped | None = None
+    per_row: int = 0
+    scatter: bool = False
+
+
+@dataclass(frozen=True)
+class Gate:
+    """gelu: what the gate passes, in its tanh form; else SiLU. `rounding`: how the result will be read."""
+
+    gelu: bool = False
+    rounding: Rounding | None = None
+
+    def rounded_by(self, tile: Tile) -> Rounding | None:
+        """The rounding, if a program of that tile has all that shares a scale."""
+        here = self.rounding is not None and self.rounding.rows == "block" and tile.columns == SIDE
+        return self.rounding if here else None
+
+
+@dataclass(frozen=True)
+class Task:
+    """read: rows as the weight reads them."""
+
+    read: Rows
+    weight: Weight
+    walk: Walk
+    tile: Tile
+    gate: Gate | None
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Of the weight."""
+        return shape_of(self.weight, self.gate)
+
+    @cached_property
+    def choices(self) -> int:
+        """Rows of the result."""
+        grouped = self.walk.grouped
+        return count_of(self.read) if grouped is None else grouped.order.shape[0]
+
+    @cached_property
+    def most(self) -> int:
+        """Blocks of rows, at most."""
+        grouped = self.walk.grouped
+        return -(-self.choices // self.tile.rows) if grouped is None else grouped.most
+
+    @cached_property
+    def tiles(self) -> int:
+        """Tiles of columns."""
+        return -(-self.shape.outputs // self.tile.columns)
+
+    @cached_property
+    def out(self) -> Rows:
+        """Room for the result: rounded, if a program has all that shares a scale."""
+        like = self.read.stored if isinstance(self.read, Fp8Rows) else self.read
+        plain = torch.empty(self.choices, self.shape.outputs, dtype=self.read.dtype, device=like.device)
+        return plain if self._after is None else room_for(plain, self._after)
+
+    @property
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+        """What is read: numbers, their scales, and how far apart those of a row lie."""
+        return _parts(self.read)
+
+    @property
+    def made(self) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+        """The same of the result."""
+        return _parts(self.out)
+
+    @property
+    def stored(self) -> torch.Tensor:
+        """The weight [all rows, k]."""
+        weight = self.weight.stored if isinstance(self.weight, Fp8Weight) else self.weight
+        return weight.view(-1, self.shape.k)
+
+    @property
+    def described(self) -> TensorDescriptor:
+        """`stored`, by tiles."""
+        flat = self.stored
+        return TensorDescriptor(
+            flat, list(flat.shape), [self.shape.k, 1], [self.tile.columns, self.tile.depth]
+        )
+
+    @property
+    def scales(self) -> torch.Tensor | None:
+        """Of the weight."""
+        return self.weight.scales if isinstance(self.weight, Fp8Weight) else None
+
+    @property
+    def order(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The order of choices, and its blocks."""
+        grouped = self.walk.grouped
+        return (None, None) if grouped is None else (grouped.order, grouped.blocks)
+
+    def constants(self) -> dict[str, Any]:
+        """What every kernel knows when it is compiled."""
+        shape, tile, gate, rounding = self.shape, self.tile, self.gate, rounding_of(self.weight)
+        return {
+            "N": shape.n,
+            "K": shape.k,
+            "OUTPUTS": shape.outputs,
+            "ROWS": tile.rows,
+            "COLUMNS": tile.columns,
+            "DEPTH": tile.depth,
+            "GROUP": tile.group,
+            "PER_ROW": self.walk.per_row,
+            "SCATTER": self.walk.scatter,
+            "GATED": gate is not None,
+            "GELU": gate is not None and gate.gelu,
+            "BLOCKS": rounding is not None and rounding.rows == "block",
+            "CHANNELS": rounding is not None and rounding.rows != "block",
+            "POWERS": self._after is not None and self._after.powers,
+            "MADE": _TYPES[self.read.dtype],
+        }
+
+    @cached_property
+    def _after(self) -> Rounding | None:
+        return None if self.gate is None else self.gate.rounded_by(self.tile)
+
+
+def shape_of(weight: Weight, gate: Gate | None) -> Shape:
+    """For `tile_for`."""
+    n, k = weight.shape[-2:]
+    experts = weight.shape[0] if len(weight.shape) == 3 else 1
+    itemsize = 1 if isinstance(weight, Fp8Weight) else weight.element_size()
+    return Shape(experts, n, k, gate is not None, itemsize)
+
+
+def _parts(rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+    return (rows.stored, rows.scales, rows.apart) if isinstance(rows, Fp8Rows) else (rows, None, 0)

@@ -1,0 +1,177 @@
+"""Products of many rows for each expert: rows on the matrix unit's long side.
+
+Where an expert has as many rows as the matrix unit takes at once, a tile lies as its result does: nothing is
+turned round on the way out, and more of what is in shared memory is used twice. `_by_depth` walks k for one
+tile. Where k is short, `_by_columns` keeps a block's rows and walks its weight: rows are read once. Both are
+bound by what L2 gives: tall blocks read a weight less often. They know what `grouped_kernels` knows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.activation import steepness
+from eyas.engine.kernels.blocks import quantised
+from eyas.engine.kernels.grouped_kernels import where
+from eyas.engine.kernels.grouped_task import Task
+from eyas.engine.kernels.grouped_tiles import SHORT
+from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.skinny import Launch
+
+FEWEST = 64
+"""Rows of a block: the matrix unit's long side."""
+
+_SWEPT = 14  # tiles of columns that a program walks, about
+
+
+def takes(task: Task) -> bool:
+    """Whether its blocks are tall enough, and no programs share its k."""
+    return task.walk.grouped is not None and task.tile.rows >= FEWEST and task.tile.split == 1
+
+
+def start(task: Task, launch: Launch) -> None:
+    """Computes `task.out`."""
+    tile, constants = task.tile, task.constants()
+    given = (*task.rows, task.described, task.scales, *task.made, *task.order, task.most)
+    options = {"PDL": launch.pdl, "num_warps": tile.warps, "launch_pdl": launch.pdl}
+    if not constants["GATED"] and triton.cdiv(task.shape.k, tile.depth) <= SHORT:
+        spans = triton.cdiv(task.tiles, _SWEPT)
+        sizes = {"EACH": triton.cdiv(task.tiles, spans), "SPANS": spans, "STAGES": tile.stages}
+        unused = ("GATED", "GELU", "POWERS")
+        constants = {name: value for name, value in constants.items() if name not in unused}
+        _by_columns[(task.most * spans,)](*given, **constants, **sizes, **options)
+    else:
+        _by_depth[(task.most * task.tiles,)](*given, **constants, STAGES=tile.stages, **options)
+
+
+@triton.jit(do_not_specialize=["x_apart", "out_apart", "most"])
+def _by_depth(
+    x, x_scales, x_apart, weights, scales, out, out_scales, out_apart, order, blocks, most,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
+    POWERS: tl.constexpr, MADE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks * tiles of columns): COLUMNS of the result of one block of rows."""
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    WIDTH: tl.constexpr = (K + 127) // 128
+    after_previous(PDL)
+    count = tl.load(blocks + 3 * most)
+    if tl.program_id(0) >= count * TILES:
+        return
+    block, tile = where(tl.program_id(0), count, TILES, GROUP)
+    expert, inside, source, target = _rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
+    first = tile * COLUMNS
+    row = expert * N + first
+    whole = 1.0
+    if BLOCKS:
+        scales += (expert * ((N + 127) // 128) + first // 128) * WIDTH
+    if CHANNELS:
+        whole = tl.load(x_scales + source)
+    a = tl.zeros((ROWS, COLUMNS), tl.float32)
+    b = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for at in tl.range(0, K, DEPTH, num_stages=STAGES):
+        values = _values(x, source, at, K, DEPTH)
+        by_row, scale, up_scale = whole, 1.0, 1.0
+        if BLOCKS:
+            by_row = tl.load(x_scales + at // 128 * x_apart + source)
+            scale = tl.load(scales + at // 128)
+            if GATED:
+                up_scale = tl.load(scales + OUTPUTS // 128 * WIDTH + at // 128)
+        a = _plus(a, values, weights.load([row, at]), by_row, scale, BLOCKS or CHANNELS)
+        if GATED:
+            b = _plus(b, values, weights.load([row + OUTPUTS, at]), by_row, up_scale, BLOCKS or CHANNELS)
+    column = first + tl.arange(0, COLUMNS)
+    there = column < OUTPUTS
+    if CHANNELS:
+        channel = scales + expert * N + column
+        a *= tl.load(channel, mask=there, other=0.0)[None, :]
+        if GATED:
+            b *= tl.load(channel + OUTPUTS, mask=there, other=0.0)[None, :]
+    if GATED:
+        a = a * b / (1.0 + tl.exp(-steepness(a, GELU)))
+    made = a.to(MADE)
+    if out_scales is not None:
+        made, scale = quantised(tl.where(there[None, :], made, 0.0), POWERS)
+        tl.store(out_scales + tile * out_apart + target, scale, mask=inside)
+    tl.store(out + target[:, None] * OUTPUTS + column[None, :], made, mask=inside[:, None] & there[None, :])
+
+
+@triton.jit(do_not_specialize=["x_apart", "out_apart", "most"])
+def _by_columns(
+    x, x_scales, x_apart, weights, scales, out, out_scales, out_apart, order, blocks, most,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
+    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, MADE: tl.constexpr, EACH: tl.constexpr,
+    SPANS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks * SPANS): EACH tiles of columns of one block of rows, whose k has one step or two."""
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    WIDTH: tl.constexpr = (K + 127) // 128
+    TWO: tl.constexpr = K > DEPTH
+    NEXT: tl.constexpr = DEPTH // 128  # block of k
+    after_previous(PDL)
+    count = tl.load(blocks + 3 * most)
+    if tl.program_id(0) >= count * SPANS:
+        return
+    block, span = where(tl.program_id(0), count, SPANS, GROUP)
+    expert, inside, source, target = _rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
+    low = _values(x, source, 0, K, DEPTH)
+    high = _values(x, source, DEPTH, K, DEPTH) if TWO else low
+    by_low, by_high = 1.0, 1.0
+    if BLOCKS or CHANNELS:
+        by_low = tl.load(x_scales + source)
+        by_high = tl.load(x_scales + NEXT * x_apart + source) if BLOCKS and TWO else by_low
+    for tile in tl.range(span * EACH, tl.minimum((span + 1) * EACH, TILES), num_stages=STAGES):
+        first = tile * COLUMNS
+        row, column = expert * N + first, first + tl.arange(0, COLUMNS)
+        scale, high_scale = 1.0, 1.0
+        if BLOCKS:
+            of_tile = scales + (expert * ((N + 127) // 128) + first // 128) * WIDTH
+            scale = tl.load(of_tile)
+            if TWO:
+                high_scale = tl.load(of_tile + NEXT)
+        y = tl.zeros((ROWS, COLUMNS), tl.float32)
+        y = _plus(y, low, weights.load([row, 0]), by_low, scale, BLOCKS or CHANNELS)
+        if TWO:
+            y = _plus(y, high, weights.load([row, DEPTH]), by_high, high_scale, BLOCKS or CHANNELS)
+        there = column < OUTPUTS
+        if CHANNELS:
+            y *= tl.load(scales + expert * N + column, mask=there, other=0.0)[None, :]
+        to = out + target[:, None] * OUTPUTS + column[None, :]
+        tl.store(to, y.to(MADE), mask=inside[:, None] & there[None, :])
+
+
+@triton.jit
+def _rows_of(
+    order, blocks, most, block, ROWS: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr
+):  # fmt: skip
+    """A block's expert; and of its ROWS rows: which are there, where each is read and where it goes."""
+    expert = tl.load(blocks + block)
+    begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
+    place = begin + tl.arange(0, ROWS)
+    inside = place < end
+    choice = tl.load(order + place, mask=inside, other=0)
+    source = choice // PER_ROW if PER_ROW > 0 else place
+    target = choice if SCATTER else place
+    return expert, inside, tl.where(inside, source, 0).to(tl.int64), target.to(tl.int64)
+
+
+@triton.jit
+def _values(x, source, at, K: tl.constexpr, DEPTH: tl.constexpr):
+    """DEPTH elements of the rows, from `at` on."""
+    column = at + tl.arange(0, DEPTH)
+    if K % DEPTH == 0:
+        return tl.load(x + source[:, None] * K + column[None, :])
+    else:
+        return tl.load(x + source[:, None] * K + column[None, :], mask=column[None, :] < K, other=0.0)
+
+
+@triton.jit
+def _plus(total, values, weight, by_row, scale, SCALED: tl.constexpr):
+    """The total with rows . weight^T, which is scaled by row, and as a whole, where it is in FP8."""
+    if SCALED:
+        return total + tl.dot(values, weight.T) * (by_row * scale)[:, None]
+    else:
+        return tl.dot(values, weight.T, total, input_precision="ieee")

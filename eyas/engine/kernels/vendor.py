@@ -1,0 +1,51 @@
+"""Products in FP8 of many rows by cuBLAS and CUTLASS, through torch: on Hopper, of dense weights.
+
+From some hundred rows on they take half the time of `grouped`'s tiles, and of weights in blocks they give the
+same bits (docs/experiments.md). They add up stretches of 128 of k in float32, as those do. This file knows
+what they accept, and how; which rows should meet which weight it does not know.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import ScalingType, scaled_mm
+from triton.runtime import driver
+
+from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight
+
+FEWEST = 256
+"""Rows: of fewer, tiles of our own are as fast."""
+
+_STEP = 512  # of k: cuBLAS takes the scales of four blocks of a weight at a time
+_SIDE = 16  # of what CUTLASS takes
+_HOPPER = 90
+_CUDA = (12, 9)  # cuBLAS has had products of blocks since
+
+
+def is_there(device: str) -> bool:
+    """Whether "cuda" or "meta" (of the GPU that kernels are compiled for) has these products."""
+    version = torch.version.cuda
+    if device == "cpu" or version is None or tuple(map(int, version.split("."))) < _CUDA:
+        return False
+    return bool(driver.active.get_current_target().arch == _HOPPER)
+
+
+def takes(rows: int, dtype: torch.dtype, weight: torch.Tensor | Fp8Weight) -> bool:
+    """Whether the weight is multiplied with as many rows, which give results in `dtype`, here."""
+    if not isinstance(weight, Fp8Weight) or rows < FEWEST or dtype != torch.bfloat16:
+        return False
+    n, k = weight.shape
+    return n % _SIDE == 0 and k % (_STEP if weight.rounding.rows == "block" else _SIDE) == 0
+
+
+def product(x: Fp8Rows, weight: Fp8Weight) -> torch.Tensor:
+    """x [m, k] . weight [n, k]^T -> bfloat16 [m, n]."""
+    (m, _), (stored, scales), turned = x.stored.shape, x.padded(), weight.stored.t()
+    if stored.is_meta:
+        return stored.new_empty(m, weight.shape[0], dtype=x.dtype)
+    if weight.rounding.rows == "block":
+        kinds = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+        made = scaled_mm(stored, turned, scales, kinds[0], weight.scales.t(), kinds[1], output_dtype=x.dtype)
+    else:
+        made = torch._scaled_mm(stored, turned, scales[:, None], weight.scales[None, :], out_dtype=x.dtype)
+    return made[:m]

@@ -1,0 +1,111 @@
+"""Products of many rows on a GPU: cuBLAS and tall blocks against our tiles for few rows, which have tests.
+
+pytest -m gpu tests/gpu/test_wide_on_gpu.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels import vendor
+from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, quantise
+from eyas.engine.kernels.group import Grouped, group
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate, Weight, shape_of
+from eyas.engine.kernels.grouped_tiles import Tile, key_of
+from eyas.engine.kernels.skinny import Launch
+
+pytestmark = pytest.mark.gpu
+
+CLOSE = 4e-3  # of a row, over its norm: both round to bf16
+FEW = 100  # rows that our tiles for few rows take at a time
+
+
+def noise(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, dtype=torch.bfloat16, device="cuda")
+
+
+def weight_of(*sizes: int, rounding: Rounding | None) -> Weight:
+    """Scales differ by up to four times."""
+    if rounding is None:
+        return noise(*sizes).div_(sizes[-1] ** 0.5)
+    stored = (noise(*sizes) * 64).to(torch.float8_e4m3fn)
+    blocks = (*sizes[:-2], -(-sizes[-2] // 128), -(-sizes[-1] // 128))
+    scales = torch.rand(blocks if rounding.rows == "block" else sizes[:-1], device="cuda") + 0.3
+    return Fp8Weight(stored, scales / (64 * sizes[-1] ** 0.5), rounding)
+
+
+def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
+    error = (found.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
+    return float(error.max())
+
+
+@pytest.mark.parametrize("rows", ["block", "token", "tensor"])
+@pytest.mark.parametrize(("n", "k"), [(2112, 7168), (3072, 1536), (7168, 2048), (4608, 7168), (4096, 14336)])
+def test_cublas_is_our_product(n: int, k: int, rows: str) -> None:
+    rounding = Rounding(rows, scale=0.02)  # type: ignore[arg-type]
+    weight, launch = weight_of(n, k, rounding=rounding), Launch.on("cuda", pdl=True)
+    assert vendor.is_there("cuda") and isinstance(weight, Fp8Weight)
+    theirs, ours = Products(launch, vendor=True), Products(launch)
+    for m in (256, 259, 1000, 4096):
+        x = noise(m, k)
+        expected = torch.cat([ours.dense(part, weight) for part in x.split(FEW)])
+        assert worst(theirs.dense(x, weight), expected) < CLOSE
+        assert worst(theirs.dense(x.roll(1, 0), weight), expected) > 10 * CLOSE
+    gate = Gate(rounding=rounding)
+    made = [each.dense_gated(x, weight, gate) for each in (theirs, ours)]
+    read = [each if isinstance(each, Fp8Rows) else quantise(each, rounding) for each in made]
+    wide = [each.stored.float() * spread(each) for each in read]
+    assert float((wide[0] - wide[1]).norm() / wide[1].norm()) < 0.02  # rounding tips a number now and then
+
+
+def spread(rows: Fp8Rows) -> torch.Tensor:
+    each = rows.scales if rows.scales.dim() == 2 else rows.scales[:, None]
+    return each.repeat_interleave(128, 1)[:, : rows.stored.shape[1]] if rows.scales.dim() == 2 else each
+
+
+@pytest.mark.parametrize("rows", ["block", "token", None])
+@pytest.mark.parametrize(("hidden", "width"), [(7168, 256), (2048, 768), (4096, 512)])
+def test_tall_blocks_are_short_ones(hidden: int, width: int, rows: str | None) -> None:
+    experts, per_row, m = 65, 5, 3000
+    rounding = None if rows is None else Rounding(rows)  # type: ignore[arg-type]
+    gate_up = weight_of(experts, 2 * width, hidden, rounding=rounding)
+    down = weight_of(experts, hidden, width, rounding=rounding)
+    chosen = torch.rand(m, experts, device="cuda").pow(3).topk(per_row).indices.int()
+    x, launch, made = noise(m, hidden), Launch.on("cuda", pdl=True), []
+    shapes = shape_of(gate_up, Gate()), shape_of(down, None)
+    for tile in (Tile(16, 64, 128, 4, 3), Tile(64, 128, 128, 8, 4), Tile(128, 64, 64, 8, 3)):
+        products = Products(launch, {key_of(shape, chosen.numel()): tile for shape in shapes})
+        order = products.group(chosen, (gate_up, down))
+        assert order.rows == tile.rows
+        inner = products.gate_up(x, gate_up, order, per_row, Gate())
+        assert isinstance(inner, torch.Tensor)
+        made.append((inner, products.down(inner, down, order), order))
+    for inner, after, order in made[1:]:
+        assert torch.equal(order.order, made[0][2].order)
+        assert worst(inner, made[0][0]) < CLOSE and worst(after, made[0][1]) < 3 * CLOSE
+        wrong = products.down(inner.roll(1, 0), down, order)
+        assert worst(wrong, made[0][1]) > 10 * CLOSE
+
+
+@pytest.mark.parametrize("count", [33, 2048, 2049, 36_864, 70_000])
+def test_choices_have_one_order(count: int) -> None:
+    chosen = torch.randint(-1, 257, (count, 1), device="cuda", dtype=torch.int32)
+    found = group(chosen, 257, 64)
+    flat = chosen.flatten().long()
+    kept = flat.masked_fill(flat < 0, 257).sort(stable=True).indices[: int((flat >= 0).sum())]
+    assert torch.equal(found.order[: len(kept)].long(), kept)
+    blocks = int(found.blocks[-1])
+    expert, begin, end = (found.blocks[i * found.most :][:blocks].long() for i in range(3))
+    assert torch.equal(torch.cat([begin, end[-1:]])[1:], end) and int(begin[0]) == 0
+    assert torch.equal(flat[kept[begin]], expert) and torch.equal(flat[kept[end - 1]], expert)
+    assert int((end - begin).max()) <= 64
+    assert_notices(replace(found, order=found.order.flip(0)), kept)
+
+
+def assert_notices(found: Grouped, kept: torch.Tensor) -> None:
+    assert not torch.equal(found.order[: len(kept)].long(), kept)

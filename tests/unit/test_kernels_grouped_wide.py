@@ -1,0 +1,141 @@
+"""Products of tall blocks, rows on the matrix unit's long side: against plain torch, and each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels import grouped, grouped_wide
+from eyas.engine.kernels.blocks import Fp8Rows, quantise
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate, Weight, shape_of
+from eyas.engine.kernels.grouped_tiles import Tile, key_of, tile_for
+from eyas.engine.kernels.skinny import Launch
+from tests.unit.test_kernels_grouped import DEVICE, PDL, close, computed, in_kind, products, random
+
+EXPERTS, PER_ROW, ROWS = 4, 2, 70
+TALL = [Tile(64, 128, 128, 8, 3, group=2), Tile(128, 64, 128, 8, 2), Tile(64, 32, 64, 4, 3, group=1)]
+KINDS = ["float32", "blocks", "powers", "token", "tensor"]
+
+
+def experts_of(rows: int) -> torch.Tensor:
+    """Expert 0 has all rows but some, expert 1 the fewest, expert 2 none."""
+    chosen = torch.tensor([[0, 3]]).repeat(rows, 1)
+    chosen[::9] = torch.tensor([1, 0])
+    chosen[5::31] = torch.tensor([3, 1])
+    return chosen.int().to(DEVICE)
+
+
+def layers(kind: str, hidden: int, width: int) -> tuple[Weight, Weight]:
+    gate_up = random(EXPERTS, 2 * width, hidden, seed=1) / hidden**0.5
+    down = random(EXPERTS, hidden, width, seed=2) / width**0.5
+    return in_kind(gate_up, kind), in_kind(down, kind)
+
+
+def with_tile(tile: Tile, weights: tuple[Weight, Weight], choices: int) -> Products:
+    shapes = shape_of(weights[0], Gate()), shape_of(weights[1], None)
+    return Products(Launch.on(DEVICE, pdl=PDL), {key_of(shape, choices): tile for shape in shapes})
+
+
+def run(shared: Products, x: torch.Tensor, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> list[
+    torch.Tensor
+]:  # fmt: skip
+    order = shared.group(experts, weights)
+    inner = shared.gate_up(x.to(DEVICE), weights[0], order, PER_ROW, Gate())
+    assert isinstance(inner, torch.Tensor)
+    by_choice = torch.empty_like(inner)
+    by_choice[order.order.long()] = inner
+    return [by_choice, shared.down(inner, weights[1], order)]
+
+
+@pytest.fixture
+def only_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No product goes another way."""
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a short block")
+
+    monkeypatch.setattr(grouped, "_start", refused)
+
+
+@pytest.mark.usefixtures("only_wide")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile", TALL, ids=str)
+@pytest.mark.parametrize("sizes", [(384, 128), (256, 256), (256, 384)], ids=str)
+def test_each_row_meets_its_own_experts(sizes: tuple[int, int], tile: Tile, kind: str) -> None:
+    """k has one step, two, or more: `down` keeps a block's rows, or walks k."""
+    x, experts, weights = random(ROWS, sizes[0]), experts_of(ROWS), layers(kind, *sizes)
+    shared = with_tile(tile, weights, experts.numel())
+    found, expected = run(shared, x, experts, weights), computed(x, experts, weights)
+    close(found[0], expected[0], kind)
+    error = (found[1].double().cpu() - expected[1]).norm() / expected[1].norm()
+    assert error < (2e-6 if kind == "float32" else 5e-3)  # rounding may tip a number of the inner rows
+    with pytest.raises(AssertionError):  # a choice that goes to its neighbour's expert
+        close(found[0], computed(x, experts.flip(1), weights)[0], kind)
+
+
+@pytest.mark.usefixtures("only_wide")
+@pytest.mark.parametrize("kind", ["float32", "token"])
+def test_sides_that_are_no_multiple_of_a_tile(kind: str) -> None:
+    sizes = (208, 80)
+    x, experts, weights = random(ROWS, sizes[0]), experts_of(ROWS), layers(kind, *sizes)
+    for tile in TALL:
+        found = run(with_tile(tile, weights, experts.numel()), x, experts, weights)
+        close(found[0], computed(x, experts, weights)[0], kind)
+        plain = run(products(), x, experts, weights)[1] if kind == "float32" else None
+        assert plain is None or torch.allclose(found[1], plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("powers", [False, True])
+def test_what_a_gate_passes_is_rounded_as_quantise_does(powers: bool) -> None:
+    rounding = Rounding("block", powers)
+    x, experts = random(ROWS, 256), experts_of(ROWS)
+    weights = layers("powers" if powers else "blocks", 256, 256)
+    shared = with_tile(TALL[0], weights, experts.numel())
+    order = shared.group(experts, weights)
+    plain, found = (
+        shared.gate_up(x.to(DEVICE), weights[0], order, PER_ROW, Gate(rounding=how))
+        for how in (None, rounding)
+    )
+    assert isinstance(plain, torch.Tensor) and isinstance(found, Fp8Rows)
+    expected = quantise(plain, rounding)
+    assert torch.equal(found.stored.view(torch.uint8), expected.stored.view(torch.uint8))
+    assert torch.equal(found.scales, expected.scales)
+    assert torch.equal(shared.down(found, weights[1], order), shared.down(plain, weights[1], order))
+
+
+SHORT = Tile(16, 64, 64, 4, 3)
+
+
+@pytest.mark.parametrize("sizes", [(256, 128), (256, 384)], ids=str)
+def test_choices_that_an_order_leaves_out(sizes: tuple[int, int]) -> None:
+    experts, weights = experts_of(ROWS), layers("float32", *sizes)
+    experts[3:50, 1] = -1
+    there = (experts.flatten() >= 0).nonzero()[:, 0]
+    inner, found = random(experts.numel(), sizes[1]).to(DEVICE), []
+    for tile in (TALL[0], SHORT):
+        shared = with_tile(tile, weights, experts.numel())
+        found.append(shared.down(inner, weights[1], shared.group(experts, weights))[there])
+    close(found[0], found[1].double().cpu(), "float32")
+
+
+def test_exact_products_and_short_blocks_go_the_other_way() -> None:
+    """The bits of a row must not change where its expert has many."""
+    weights, experts = layers("float32", 256, 256), experts_of(ROWS)
+    shared = with_tile(TALL[0], weights, experts.numel())
+    exact = Products(replace(shared.launch, exact=True), shared.tiles)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouped_wide, "start", lambda *_: pytest.fail("a tall block"))
+        run(exact, random(ROWS, 256), experts, weights)
+        run(with_tile(SHORT, weights, experts.numel()), random(ROWS, 256), experts, weights)
+
+
+def test_tall_blocks_are_the_rule_where_experts_have_many_rows() -> None:
+    gate_up = shape_of(torch.empty(256, 512, 7168, device="meta"), Gate())
+    assert tile_for(gate_up, 256 * 128, {}).rows == grouped_wide.FEWEST
+    assert tile_for(gate_up, 256 * 8, {}).rows == 16
+    tuned = {key_of(gate_up, 256 * 128): Tile(16, 64, 64, 4, 3)}
+    assert tile_for(gate_up, 256 * 128, tuned).rows == 16

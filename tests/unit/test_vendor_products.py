@@ -1,0 +1,124 @@
+"""Products in FP8 by cuBLAS: what is handed to it, and which products go there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.functional import ScalingType
+
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels import rows, vendor
+from eyas.engine.kernels.blocks import Fp8Weight, quantise
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate
+from eyas.engine.kernels.skinny import Launch
+from tests.unit.test_kernels_grouped import act, as_blocks, as_channels, in_kind, meant, random, rounded
+
+N, K = 256, 512
+ROWS = 261  # no multiple of four
+
+
+def by_blocks(a: Any, b: Any, a_scale: Any, a_kind: Any, b_scale: Any, b_kind: Any, output_dtype: Any) -> Any:
+    """What torch documents: 1 x 128 of a and 128 x 128 of b, scales of a by column, of b by four of k."""
+    assert (a_kind, b_kind) == (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)
+    (m, k), n = a.shape, b.shape[1]
+    assert m % 4 == 0 and a.stride() == (k, 1) and b.stride() == (1, k)
+    assert a_scale.shape == (m, k // 128) and a_scale.stride() == (1, m)
+    assert b_scale.shape == (k // 128, n // 128) and b_scale.stride() == (1, k // 128) and k % 512 == 0
+    wide = a.float() * a_scale.repeat_interleave(128, 1)
+    weight = b.float() * b_scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return (wide @ weight).to(output_dtype)
+
+
+def by_channels(a: Any, b: Any, a_scale: Any, b_scale: Any, out_dtype: Any) -> Any:
+    assert a_scale.shape == (a.shape[0], 1) and b_scale.shape == (1, b.shape[1])
+    return ((a.float() @ b.float()) * a_scale * b_scale).to(out_dtype)
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """cuBLAS, by its documentation; and which of its products were asked for."""
+    asked: list[str] = []
+
+    def noted(name: str, real: Any) -> Any:
+        def call(*args: Any, **given: Any) -> Any:
+            asked.append(name)
+            return real(*args, **given)
+
+        return call
+
+    monkeypatch.setattr(vendor, "scaled_mm", noted("blocks", by_blocks))
+    monkeypatch.setattr(torch, "_scaled_mm", noted("channels", by_channels))
+    return asked
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    error = (found.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < 4e-3, error.max()  # bfloat16
+
+
+@pytest.mark.parametrize("kind", ["blocks", "powers", "token", "tensor"])
+def test_wide_products_are_cublas(kind: str, plain: list[str]) -> None:
+    x, weight = random(ROWS, K).bfloat16(), in_kind(random(N, K, seed=1), kind)
+    products = Products(Launch.on("cpu", pdl=False), vendor=True)
+    close(products.dense(x, weight), rounded(x.float(), weight) @ meant(weight).t())
+    assert plain == ["blocks" if kind in ("blocks", "powers") else "channels"]
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("kind", ["blocks", "powers", "token"])
+def test_a_gate_behind_cublas(kind: str, gelu: bool, plain: list[str]) -> None:
+    x, weight = random(ROWS, K).bfloat16(), in_kind(random(2 * N, K, seed=1), kind)
+    assert isinstance(weight, Fp8Weight)
+    products = Products(Launch.on("cpu", pdl=False), vendor=True)
+    made = products.dense_gated(x, weight, Gate(gelu, weight.rounding))
+    expected = act(rounded(x.float(), weight) @ meant(weight).t(), gelu)
+    read = products.read(made, weight)
+    assert not isinstance(read, torch.Tensor) and len(plain) == 1
+    scales = read.scales.repeat_interleave(128, 1) if kind != "token" else read.scales[:, None]
+    found = read.stored.float() * scales
+    assert (found - expected).norm() / expected.norm() < 3e-2  # as FP8 rounds
+    if kind != "token":
+        assert products.read(made, weight) is made
+
+
+@pytest.mark.parametrize("powers", [False, True])
+def test_a_gate_rounds_as_quantise_does(powers: bool) -> None:
+    gate_up, rounding = random(5, 2 * 1200).bfloat16() * 4, Rounding("block", powers)
+    found = rows.act_mul_rounded(gate_up, rounding, gelu=False)
+    expected = quantise(rows.act_mul(gate_up), rounding)
+    assert torch.equal(found.stored.view(torch.uint8), expected.stored.view(torch.uint8))
+    assert torch.equal(found.scales, expected.scales) and found.dtype == torch.bfloat16
+
+
+def test_what_goes_to_cublas() -> None:
+    blocks, channels = as_blocks(random(N, K)), as_channels(random(N, K), Rounding("token"))
+    for weight in (blocks, channels):
+        assert vendor.takes(vendor.FEWEST, torch.bfloat16, weight)
+        assert not vendor.takes(vendor.FEWEST - 1, torch.bfloat16, weight)
+        assert not vendor.takes(vendor.FEWEST, torch.float32, weight)
+    assert not vendor.takes(vendor.FEWEST, torch.bfloat16, random(N, K))
+    ragged = random(N, K + 128)
+    assert not vendor.takes(vendor.FEWEST, torch.bfloat16, as_blocks(ragged))
+    assert vendor.takes(vendor.FEWEST, torch.bfloat16, as_channels(ragged, Rounding("token")))
+    assert not vendor.is_there("cpu")
+
+
+def test_exact_products_and_other_machines_do_without(plain: list[str]) -> None:
+    x, weight = random(ROWS, K).bfloat16(), as_blocks(random(N, K, seed=1))
+    for exact, there in ((True, True), (False, False)):
+        products = Products(Launch.on("cpu", pdl=False, exact=exact), vendor=there)
+        close(products.dense(x, weight), rounded(x.float(), weight) @ meant(weight).t())
+    assert not plain
+
+
+def test_rows_for_products_have_memory_behind_them() -> None:
+    found = quantise(random(5, 300), Rounding("block"))
+    stored, scales = found.padded()
+    assert stored.shape == (8, 300) and scales.shape == (8, 3) and scales.stride() == (1, 8)
+    assert stored.data_ptr() == found.stored.data_ptr() and F.pad(scales, (0, 0))[:5].equal(found.scales)
+    by_row = quantise(random(5, 300), Rounding("token"))
+    assert by_row.padded()[1].shape == (8,) and by_row.apart == 0
