@@ -16,6 +16,7 @@ from triton.runtime.errors import OutOfResources
 
 from eyas.bench.kernels.timing import graph_us, host_us
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
+from eyas.engine.kernels import grouped_wide, vendor
 from eyas.engine.kernels.blocks import SIDE, Fp8Weight, rounding_of
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped import Products
@@ -52,9 +53,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Input:
-    """Rows of a product, and the order of their experts."""
+    """Rows of a product, as its weight reads them, and the order of their experts."""
 
-    x: torch.Tensor
+    x: Rows
     order: Grouped | None
 
 
@@ -120,7 +121,8 @@ def search(jobs: tuple[Job, ...], device: str, deadline: float) -> Iterator[tupl
         for rows in ROWS:
             if time.monotonic() > deadline:
                 return
-            yield from bench.best(rows, deadline)
+            if not bench.is_vendors(rows):
+                yield from bench.best(rows, deadline)
 
 
 def launches(jobs: tuple[Job, ...]) -> None:
@@ -146,8 +148,9 @@ def candidates(shape: Shape, choices: int, rows: int) -> list[Tile]:
     """Tiles of `rows` rows that fit, the rule's first."""
     tiles = [tile_for(shape, choices, {}, rows)]
     depths = (128,) if shape.itemsize == 1 else (64, 128)
+    in_flight = (3, 5) if rows < grouped_wide.FEWEST else (3, 4, 5)
     for columns, depth, warps, stages, split in itertools.product(
-        (32, 64, 128), depths, (4, 8), (3, 5), (1, 2, 4, 8)
+        (32, 64, 128), depths, (4, 8), in_flight, (1, 2, 4, 8)
     ):
         if warps == 8 and columns * rows < 64 * 64 or columns * rows > 128 * 128:
             continue
@@ -165,6 +168,11 @@ class Bench:
         self.job, self._device = job, device
         self._launch = Launch.on(device, pdl=device != "cpu")
         self._weights = [self._weight(shape) for shape in job.shapes]
+
+    def is_vendors(self, rows: int) -> bool:
+        """Whether an engine asks cuBLAS for this many rows, and no tile."""
+        dense = not self.job.per_row and vendor.is_there(self._device)
+        return dense and vendor.takes(rows, self._dtype, self._weights[0])
 
     def best(self, rows: int, deadline: float) -> Iterator[tuple[Key, Found]]:
         """Both products of experts have blocks of one size: that of the smaller sum."""
@@ -187,14 +195,14 @@ class Bench:
         """What a product reads: rows, and where they go; drawn on the device, the same for every tile."""
         shape, per_row = self.job.shapes[at], self.job.per_row
         count = rows * per_row if at else rows
-        found = []
+        found, products = [], Products(self._launch)
         for _ in range(SETS):
             x = torch.randn(count, shape.k, dtype=self._dtype, device=self._device)
             order = None
             if per_row:
                 chosen = torch.rand(rows, shape.experts, device=self._device).topk(per_row).indices
                 order = group(chosen.int(), shape.experts, block)
-            found.append(Input(x, order))
+            found.append(Input(products.read(x, self._weights[at]), order))
         return found
 
     def calls(self, at: int, inputs: list[Input], tile: Tile, choices: int) -> list[Call]:
