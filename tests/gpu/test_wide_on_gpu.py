@@ -56,6 +56,8 @@ def test_cublas_is_our_product(n: int, k: int, rows: str) -> None:
         expected = torch.cat([ours.dense(part, weight) for part in x.split(FEW)])
         assert worst(theirs.dense(x, weight), expected) < CLOSE
         assert worst(theirs.dense(x.roll(1, 0), weight), expected) > 10 * CLOSE
+    if n // 2 % 128:
+        return  # no gate's width
     gate = Gate(rounding=rounding)
     made = [each.dense_gated(x, weight, gate) for each in (theirs, ours)]
     read = [each if isinstance(each, Fp8Rows) else quantise(each, rounding) for each in made]
