@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.attend_tiles import Tiling, most_parts, tiling_of
-from eyas.engine.kernels.launching import call_ahead
+from eyas.engine.kernels.launching import call_ahead, kernel
 from eyas.engine.kernels.paged import PagedKv, pages_of
 from eyas.engine.kernels.scores import first_row, lowest_row, tanh
 
@@ -194,7 +194,7 @@ def _layout(heads: int, kv: PagedKv, queries: Queries, tiling: Tiling, pdl: bool
     )
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "masks", "tickets"])
+@kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "masks", "tickets"])
 def _attend(
     q,
     q_stride,

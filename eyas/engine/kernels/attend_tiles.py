@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
-
 from eyas.engine.kernels.paged import keys_at_a_time
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 # (programs of few rows, at most; parts that each of them is cut into). Measured on an H200, the longest
 # sequences first: parts let the others help with those; adding them up costs more where rows are more.
@@ -39,11 +38,11 @@ def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> Til
         programs = batch * kv_heads
         parts = next((parts for most, parts in _PARTS if programs <= most), 2)
         if rows > 8:
-            parts = min(parts, max(2, triton.cdiv(_PROGRAMS, programs)))
+            parts = min(parts, max(2, cdiv(_PROGRAMS, programs)))
         return Tiling(16, min(32, most_keys), parts, 2, 3)
-    tile = 32 if rows <= 32 else 64 if batch * triton.cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
-    programs = batch * kv_heads * triton.cdiv(rows, tile)
-    parts = min(most_parts(tile), triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs)))
+    tile = 32 if rows <= 32 else 64 if batch * cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
+    programs = batch * kv_heads * cdiv(rows, tile)
+    parts = min(most_parts(tile), power_of_2(cdiv(_PROGRAMS, programs)))
     keys = min(32 if tile == 128 else 64, most_keys)
     return Tiling(tile, keys, parts, 8 if tile == 128 else 4, 3 if most_keys > 16 else 2)
 

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 SIDE = 128
 ALIGNED = 4
@@ -67,7 +68,7 @@ class Fp8Rows:
         """Rows and scales with what is behind them: a multiple of four rows, of which the last may hold
         anything.
         """
-        rows = triton.cdiv(len(self.stored), ALIGNED) * ALIGNED
+        rows = cdiv(len(self.stored), ALIGNED) * ALIGNED
         both = self.stored, self.scales
         stored, scales = (part.as_strided((rows, *part.shape[1:]), part.stride()) for part in both)
         return stored, scales
@@ -97,13 +98,13 @@ def quantise(x: torch.Tensor, rounding: Rounding, pdl: bool = False) -> Fp8Rows:
     """x [m, k]. What has one scale for a row has no powers of two."""
     (m, k), out = x.shape, room_for(x, rounding)
     if rounding.rows != "block":
-        columns = min(triton.next_power_of_2(k), _COLUMNS)
+        columns = min(power_of_2(k), _COLUMNS)
         given = {"K": k, "COLUMNS": columns, "STORED": rounding.rows == "tensor", "PDL": pdl}
         _quantise_rows[(m,)](x, out.stored, out.scales, rounding.scale, **given, num_warps=8, launch_pdl=pdl)
         return out
     count = out.scales.shape[1]
-    blocks = min(_BLOCKS, int(triton.next_power_of_2(count)))
-    grid = (m, triton.cdiv(count, blocks))
+    blocks = min(_BLOCKS, power_of_2(count))
+    grid = (m, cdiv(count, blocks))
     sizes = {"K": k, "COUNT": count, "BLOCKS": blocks, "POWERS": rounding.powers, "PDL": pdl}
     _quantise[grid](x, out.stored, out.scales, out.apart, **sizes, num_warps=4, launch_pdl=pdl)
     return out
@@ -112,9 +113,9 @@ def quantise(x: torch.Tensor, rounding: Rounding, pdl: bool = False) -> Fp8Rows:
 def room_for(rows: torch.Tensor, rounding: Rounding) -> Fp8Rows:
     """For rows [m, k] like these, to be rounded."""
     (m, k), device = rows.shape, rows.device
-    padded = triton.cdiv(m, ALIGNED) * ALIGNED
+    padded = cdiv(m, ALIGNED) * ALIGNED
     stored = torch.empty(padded, k, dtype=torch.float8_e4m3fn, device=device)
-    each = (triton.cdiv(k, SIDE), padded) if rounding.rows == "block" else (padded,)
+    each = (cdiv(k, SIDE), padded) if rounding.rows == "block" else (padded,)
     scales = torch.empty(each, dtype=torch.float32, device=device)
     return Fp8Rows(stored[:m], scales.t()[:m], rows.dtype)
 
@@ -124,7 +125,7 @@ def mode_of(rounding: Rounding) -> str:
     return "powers" if rounding.rows == "block" and rounding.powers else rounding.rows
 
 
-@triton.jit
+@kernel
 def _quantise_rows(
     x, stored, scales, given,
     K: tl.constexpr, COLUMNS: tl.constexpr, STORED: tl.constexpr, PDL: tl.constexpr,
@@ -150,7 +151,7 @@ def _quantise_rows(
         tl.store(stored + row * K + first + column, rounded.to(tl.float8e4nv), mask=first + column < K)
 
 
-@triton.jit(do_not_specialize=["apart"])
+@kernel(do_not_specialize=["apart"])
 def _quantise(
     x, stored, scales, apart,
     K: tl.constexpr, COUNT: tl.constexpr, BLOCKS: tl.constexpr, POWERS: tl.constexpr, PDL: tl.constexpr,

@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.gumbel import gumbel_at, gumbel_from
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.ranking import LOWEST_KEY, key_of, value_of
 from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, physical_rows, store_rows
 from eyas.engine.kernels.sample import FEW_ROWS, UNFUSED, find_peaks, token_of
+from eyas.engine.kernels.sizes import cdiv
 from eyas.engine.kernels.survivors import score_of
 
 # Arguments of any alignment: not specialised, so that one compiled kernel serves all.
@@ -36,7 +37,7 @@ def propose(
     tables, (count, vocab) = batch.tables, logits.shape
     peaks, few = find_peaks(logits, batch.pdl), count <= FEW_ROWS
     tile = 1024 if few else 2048
-    _propose[(triton.cdiv(vocab, tile), count)](
+    _propose[(cdiv(vocab, tile), count)](
         *(logits, logits.stride(0), peaks.keys, peaks.best, peaks.tickets, token_map),
         *(batch.slots, tables.length, tables.temperature, tables.seed, tables.choice),
         *(tables.drafts, tables.speculative, tables.pages, rows.tensors),
@@ -52,7 +53,7 @@ def propose(
     )
 
 
-@triton.jit(do_not_specialize=_ANY)
+@kernel(do_not_specialize=_ANY)
 def _propose(
     logits,
     stride,

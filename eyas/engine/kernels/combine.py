@@ -7,11 +7,11 @@ and weights, and not who made them.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from eyas.engine.kernels.halving import halving_sum
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.sizes import cdiv
 from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded, sum_group
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 
@@ -42,7 +42,7 @@ def combine_add(
     Returns the rows and their sums of squares, float32 [parts, 128], for `skinny.Source`.
     """
     width = residual.shape[1]
-    parts = width // sum_group(width) if exact else triton.cdiv(width, _COLUMNS)
+    parts = width // sum_group(width) if exact else cdiv(width, _COLUMNS)
     sums = torch.empty(parts, MAX_ROWS, dtype=torch.float32, device=made.device)
     return _launch((made, weights, shared), residual, sums, pdl, exact), sums
 
@@ -59,12 +59,12 @@ def _launch(
     out = empty_padded(m, width, like=made)
     sizes = {"WIDTH": width, "PER_ROW": per_row, "COLUMNS": _COLUMNS, "PDL": pdl}
     options = {"GROUP": sum_group(width), "enable_fp_fusion": False} if exact else {"GROUP": 0}
-    grid, options = (m, triton.cdiv(width, _COLUMNS)), options | {"num_warps": 4, "launch_pdl": pdl}
+    grid, options = (m, cdiv(width, _COLUMNS)), options | {"num_warps": 4, "launch_pdl": pdl}
     _combine[grid](made, weights, shared, residual, out, sums, **sizes, **options)
     return out
 
 
-@triton.jit
+@kernel
 def _combine(
     made, weights, shared, residual, out, sums,
     WIDTH: tl.constexpr, PER_ROW: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,

@@ -6,13 +6,13 @@ This file knows where a tree's level stands, but not how a tree grows.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.kernels.gumbel import gumbel_at, gumbel_from
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.rounds import PLAIN, Batch
+from eyas.engine.kernels.sizes import cdiv
 
 _TILE = 2048  # ids per program
 
@@ -25,7 +25,7 @@ def couple(batch: Batch, level: int, logits: Tensor, token_map: Tensor | None) -
     same). At temperature 0 nothing is read or written.
     """
     tables, (rows, vocab) = batch.tables, logits.shape
-    _couple[(triton.cdiv(vocab, _TILE), rows)](
+    _couple[(cdiv(vocab, _TILE), rows)](
         *(logits, logits.stride(0), batch.slots, tables.length),
         *(tables.temperature, tables.seed, tables.choice, token_map, level),
         ROWS=rows // batch.size,
@@ -37,7 +37,7 @@ def couple(batch: Batch, level: int, logits: Tensor, token_map: Tensor | None) -
     )
 
 
-@triton.jit(do_not_specialize=(*PLAIN, "temperature", "choice", "token_map"))
+@kernel(do_not_specialize=(*PLAIN, "temperature", "choice", "token_map"))
 def _couple(
     logits,
     stride,

@@ -29,9 +29,10 @@ from eyas.engine.kernels.exact_parts import (
     part_begin,
     part_from,
 )
-from eyas.engine.kernels.launching import call_ahead
+from eyas.engine.kernels.launching import call_ahead, kernel
 from eyas.engine.kernels.paged import PagedKv, pages_of
 from eyas.engine.kernels.scores import lowest_row
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 _PROGRAMS = 512  # about four for each of 132 multiprocessors
 _MOST_SHARES = 16
@@ -95,9 +96,9 @@ class Cut:
     @classmethod
     def of(cls, batch: int, rows: int, kv_heads: int) -> Cut:
         """For `batch` sequences of `rows` = width * group rows a key head."""
-        tile = min(128, max(16, triton.next_power_of_2(rows)))
-        programs = batch * kv_heads * triton.cdiv(rows, tile)
-        shares = min(_MOST_SHARES, triton.cdiv(_PROGRAMS, programs))
+        tile = min(128, max(16, power_of_2(rows)))
+        programs = batch * kv_heads * cdiv(rows, tile)
+        shares = min(_MOST_SHARES, cdiv(_PROGRAMS, programs))
         few = _REGISTERS if tile == 16 else None
         return cls(tile, shares, warps=8 if tile == 128 else 4, registers=few)
 
@@ -108,7 +109,7 @@ class Cut:
         """
         found = 0
         for rows in range(1, width + 1):
-            tiles = triton.cdiv(rows * group, cls.of(1, rows * group, kv_heads).rows)
+            tiles = cdiv(rows * group, cls.of(1, rows * group, kv_heads).rows)
             found = max(found, rows * min(batch, (_PROGRAMS - 1) // (kv_heads * tiles)))
         return found
 
@@ -166,7 +167,7 @@ def start(
         kernel[grid](*args, **options)
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "tickets"])
+@kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "tickets"])
 def _attend_shared(
     q, q_stride, keys, values, tables, table_stride, slots, starts, masks,
     out, accs, peaks, totals, tickets, scale, layout: tl.constexpr,

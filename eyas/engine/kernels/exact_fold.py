@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from eyas.engine.kernels.launching import kernel
+from eyas.engine.kernels.sizes import cdiv
 
 _ROWS, _COLUMNS, _DEPTH = 128, 128, 64  # of a tile, and of k at a time
 _GROUP = 8  # tiles of rows that pass over the same columns of the weight while L2 holds them
@@ -34,7 +36,7 @@ def fold_matmul(
     depth = math.gcd(k, _DEPTH)
     if out is None:
         out = x.new_empty(m, n, dtype=dtype)
-    tiles = triton.cdiv(m, _ROWS), triton.cdiv(n, _COLUMNS)
+    tiles = cdiv(m, _ROWS), cdiv(n, _COLUMNS)
     args = (_blocks(x, _ROWS, depth), _blocks(weight, _COLUMNS, depth), out, m, n, k)
     sizes = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "DEPTH": depth, "GROUP": _GROUP}
     options = {"num_warps": 8, "num_stages": 4, "enable_fp_fusion": False}
@@ -50,7 +52,7 @@ def _blocks(matrix: torch.Tensor, rows: int, depth: int) -> TensorDescriptor:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, depth])
 
 
-@triton.jit(do_not_specialize=["m", "n", "k"])
+@kernel(do_not_specialize=["m", "n", "k"])
 def _fold(
     x, weight, out, m, n, k,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,

@@ -31,7 +31,9 @@ from eyas.engine.kernels.exact_parts import (
     part_from,
 )
 from eyas.engine.kernels.latent_tiles import latent_tile_rows
+from eyas.engine.kernels.launching import kernel
 from eyas.engine.kernels.paged import PagedKv, pages_of
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 MOST_SHARED = 16
 """Queries of a launch in which several programs share a context: each needs memory for all its parts."""
@@ -83,7 +85,7 @@ def attend_latents_exactly(
     words = 0 if queries.mask is None else queries.mask.shape[0]
     layout = replace(_layout(q, kv, out, launch.parts), width=queries.width, words=words, pdl=launch.pdl)
     if q.shape[0] <= MOST_SHARED:
-        layout = replace(layout, shares=min(_MOST_SHARES, triton.cdiv(_PROGRAMS, q.shape[0] * layout.tiles)))
+        layout = replace(layout, shares=min(_MOST_SHARES, cdiv(_PROGRAMS, q.shape[0] * layout.tiles)))
     masks = queries.starts if queries.mask is None else queries.mask
     where = (kv.tables, kv.tables.stride(0), queries.slots, queries.starts, masks)
     left = (launch.accs, launch.peaks, launch.totals, launch.tickets)
@@ -114,7 +116,7 @@ def _layout(q: torch.Tensor, kv: PagedKv, out: torch.Tensor, parts: Parts) -> _L
         rotated=q.shape[2] - latent,
         page_size=kv.page_size,
         page_stride=kv.pool.stride(0),
-        tile=min(_MOST_HEADS, max(16, triton.next_power_of_2(heads))),
+        tile=min(_MOST_HEADS, max(16, power_of_2(heads))),
         shares=1,
         pdl=False,
         parts=parts,
@@ -125,7 +127,7 @@ def _options(layout: _Layout) -> dict[str, object]:
     return {"num_warps": 4 if layout.tile == 16 else 8, "num_stages": 2, "enable_fp_fusion": False}
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "tickets"])
+@kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks", "tickets"])
 def _attend(
     q, pool, tables, table_stride, slots, starts, masks, out, accs, peaks, totals, tickets, scale,
     layout: tl.constexpr,
@@ -177,7 +179,7 @@ def _attend(
             tl.store(ticket, 0)
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "tiles"])
+@kernel(do_not_specialize=["tables", "table_stride", "tiles"])
 def _attend_chunks(q, pool, tables, table_stride, tiles, out, scale, layout: tl.constexpr):
     """Grid (tiles of heads, the most rows of a tile, T)."""
     tile, row = tiles + 4 * tl.program_id(2), tl.program_id(1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -27,8 +26,10 @@ from eyas.engine.kernels.exact_attend import (
 )
 from eyas.engine.kernels.exact_blocks import depth_of, over_columns
 from eyas.engine.kernels.exact_parts import BLOCK, part_at, part_begin
+from eyas.engine.kernels.launching import kernel
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.scores import lowest_row
+from eyas.engine.kernels.sizes import power_of_2
 
 _LEAST_ROWS = 16  # of a matrix product
 
@@ -60,7 +61,7 @@ def _attend_paths_of(
     q: torch.Tensor, kv: PagedKv, queries: Queries, launch: ExactLaunch, cut: Cut, out: torch.Tensor
 ) -> None:
     layout = layout_of(q.shape[1], kv, queries, cut, launch)
-    rows = max(_LEAST_ROWS, triton.next_power_of_2(layout.group))
+    rows = max(_LEAST_ROWS, power_of_2(layout.group))
     layout = replace(layout, tile=rows, paths=True)
     where = (kv.tables, kv.tables.stride(0), queries.slots, queries.starts, queries.mask)
     left = (launch.accs, launch.peaks, launch.totals)
@@ -69,7 +70,7 @@ def _attend_paths_of(
     start(_attend_paths, grid, args, replace(cut, rows=rows, warps=4, registers=None), launch)
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks"])
+@kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "masks"])
 def _attend_paths(
     q, q_stride, keys, values, tables, table_stride, slots, starts, masks,
     out, accs, peaks, totals, scale, layout: tl.constexpr,

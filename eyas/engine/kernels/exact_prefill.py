@@ -9,15 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 
 from eyas.engine.kernels.exact_attend import write
 from eyas.engine.kernels.exact_blocks import Layout, over_columns
 from eyas.engine.kernels.exact_parts import BLOCK, Parts, nothing
+from eyas.engine.kernels.launching import kernel
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import TILE
 from eyas.engine.kernels.scores import lowest_row
+from eyas.engine.kernels.sizes import cdiv
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def attend_chunks_exactly(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     where = (kv.tables, kv.tables.stride(0), tiles)
     args = (q, q.stride(0), kv.pool, kv.values, *where, out, kv.rule.factor, layout)
-    programs = triton.cdiv(TILE // layout.group, cut.rows // layout.group)  # each takes whole queries
+    programs = cdiv(TILE // layout.group, cut.rows // layout.group)  # each takes whole queries
     grid = (kv.kv_heads, tiles.shape[0], programs)
     options = {"num_warps": cut.warps, "num_stages": cut.stages, "enable_fp_fusion": False}
     if compile_only:
@@ -75,7 +76,7 @@ def attend_chunks_exactly(
     return out
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "tiles"])
+@kernel(do_not_specialize=["tables", "table_stride", "tiles"])
 def _attend_chunks(
     q, q_stride, keys, values, tables, table_stride, tiles, out, scale, layout: tl.constexpr
 ):  # fmt: skip

@@ -8,10 +8,11 @@ here already, and refuses to know how they came.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from eyas.engine.kernels.halving import halving_sum
+from eyas.engine.kernels.launching import kernel
+from eyas.engine.kernels.sizes import power_of_2
 from eyas.engine.kernels.skinny import sum_group
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 
@@ -28,13 +29,13 @@ def add_in_order(
     `skinny.Source` takes them. All are contiguous; `out` may be `residual`.
     """
     ranks, rows, width = shares.shape
-    block = triton.next_power_of_2(width)
+    block = power_of_2(width)
     sizes = {"RANKS": ranks, "WIDTH": width, "BLOCK": block, "GROUP": sum_group(width)}
     options = {"num_warps": min(max(block // 512, 1), 16), "enable_fp_fusion": False}
     _add_in_order[(rows,)](shares, out, residual, sums, rows, **sizes, **options)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@kernel(do_not_specialize=["rows"])
 def _add_in_order(
     shares, out, residual, sums, rows,
     RANKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,

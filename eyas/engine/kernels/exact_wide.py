@@ -18,8 +18,9 @@ import triton.language as tl
 from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.exact_fold import fold_matmul
 from eyas.engine.kernels.halving import halving_sum
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.rows import Heads
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Launch, Rotation
 from eyas.engine.kernels.skinny_tiles import Shape, stretches_of
 
@@ -110,7 +111,7 @@ def settle(
     it has ended, and waits for it.
     """
     rows, width = residual.shape
-    scales, block = residual.new_empty(rows, dtype=torch.float32), triton.next_power_of_2(width)
+    scales, block = residual.new_empty(rows, dtype=torch.float32), power_of_2(width)
     count = added.shape[0] if added is not None and added.dim() == 3 else 1
     sizes = {"WIDTH": width, "BLOCK": block, "SHARES": count, "PDL": pdl}
     options = {"num_warps": min(max(block // 512, 1), 16), "launch_pdl": pdl, "enable_fp_fusion": False}
@@ -127,7 +128,7 @@ def act_mul(
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, inner)
     sizes = {"INNER": inner, "BLOCK": _PRODUCTS, "GELU": gelu, "PDL": pdl, "num_warps": 4}
-    grid = (rows, triton.cdiv(inner, _PRODUCTS))
+    grid = (rows, cdiv(inner, _PRODUCTS))
     _act_mul[grid](gate_up, scales, out, **sizes, launch_pdl=pdl, enable_fp_fusion=False)
     return out
 
@@ -140,7 +141,7 @@ def rope_write(
     """
     heads = Heads(q.shape[1], kv.layer.shape[3], kv.layer.shape[4], after.norms)
     gains, eps = (None, 0.0) if heads.norms is None else (heads.norms.gains, heads.norms.eps)
-    programs = triton.cdiv(heads.q + 2 * heads.kv, _HEADS)
+    programs = cdiv(heads.q + 2 * heads.kv, _HEADS)
     _rope_write[(raw.shape[0], programs)](
         *(raw, scales, after.bias, gains, q, kv.layer, kv.layer.stride(0), kv.rows),
         *(rotation.cos, rotation.sin, rotation.positions, eps),
@@ -162,7 +163,7 @@ def _row_sum(squares):
     return tl.sum(halving_sum(tl.reshape(squares, (1, squares.shape[0]))))
 
 
-@triton.jit
+@kernel
 def _settle(
     residual, added, post, scales, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, SHARES: tl.constexpr, PDL: tl.constexpr,
@@ -189,7 +190,7 @@ def _settle(
     tl.store(scales + tl.program_id(0), tl.rsqrt(_row_sum(row * row) / WIDTH + eps))
 
 
-@triton.jit
+@kernel
 def _act_mul(
     gate_up, scales, out, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
@@ -205,7 +206,7 @@ def _act_mul(
     tl.store(out + row * INNER + column, y.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["kv_rows", "positions"])
+@kernel(do_not_specialize=["kv_rows", "positions"])
 def _rope_write(
     raw, scales, bias, gains, q_out, layer, page_stride, kv_rows, cos, sin, positions, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.grouped_tiles import most_blocks
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 _FEW = 32  # choices: up to this number a program compares each with each
 _PART = 2048  # choices of a program, at most
@@ -51,15 +52,15 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
     most = most_blocks(count, experts, rows)
     blocks = torch.empty(3 * most + 1, dtype=torch.int32, device=device)
     options = {"PDL": pdl, "num_warps": 4, "launch_pdl": pdl}
-    counts, parts = None, triton.cdiv(count, _PART)
-    sizes = {"EXPERTS": experts, "PART": min(triton.next_power_of_2(count), _PART)}
+    counts, parts = None, cdiv(count, _PART)
+    sizes = {"EXPERTS": experts, "PART": min(power_of_2(count), _PART)}
     if count > _FEW:
         counts = torch.empty(parts, experts, dtype=torch.int32, device=device)
         _count[(experts, parts)](chosen, counts, count, **sizes, **options)
     _place[(experts + 1, parts)](
         *(chosen, counts, order, blocks, count, most, parts),
-        SLOTS=triton.next_power_of_2(experts),
-        PARTS=triton.next_power_of_2(parts),
+        SLOTS=power_of_2(experts),
+        PARTS=power_of_2(parts),
         ROWS=rows,
         CUT=_CUT,
         **sizes,
@@ -68,7 +69,7 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
     return Grouped(order, blocks, rows)
 
 
-@triton.jit(do_not_specialize=["count"])
+@kernel(do_not_specialize=["count"])
 def _count(chosen, counts, count, EXPERTS: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr):
     """How often one expert is chosen in one part."""
     after_previous(PDL)
@@ -78,7 +79,7 @@ def _count(chosen, counts, count, EXPERTS: tl.constexpr, PART: tl.constexpr, PDL
     tl.store(counts + part * EXPERTS + expert, tl.sum(found.to(tl.int32)))
 
 
-@triton.jit(do_not_specialize=["count", "most", "parts"])
+@kernel(do_not_specialize=["count", "most", "parts"])
 def _place(
     chosen, counts, order, blocks, count, most, parts,
     EXPERTS: tl.constexpr, PART: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,

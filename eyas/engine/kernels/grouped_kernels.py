@@ -13,12 +13,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.blocks import quantised
 from eyas.engine.kernels.grouped_tiles import SHORT
-from eyas.engine.kernels.launching import call_ahead
+from eyas.engine.kernels.launching import call_ahead, kernel
 
 _MOST_STEPS = tl.constexpr(SHORT)
 
 
-@triton.jit(do_not_specialize=["x_apart", "out_apart", "choices", "most"])
+@kernel(do_not_specialize=["x_apart", "out_apart", "choices", "most"])
 def product_kernel(
     x, x_scales, x_apart, weights, stored, scales, out, out_scales, out_apart, order, blocks, partials,
     tickets, choices, most,

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-import triton
-
 from eyas.common import gpus
 from eyas.common.config import ASSETS
+from eyas.engine.kernels.sizes import power_of_2
 
 _SHARED_BYTES = 200 * 1024
 SHORT = 2
@@ -122,7 +121,7 @@ def write_table(path: Path, gpu: str, tiles: Table, times: Mapping[Key, float]) 
 
 def key_of(shape: Shape, choices: int) -> Key:
     """Where a table has the tile."""
-    bucket = triton.next_power_of_2(max(choices, 16))
+    bucket = power_of_2(max(choices, 16))
     return shape.experts, shape.n, shape.k, shape.gated, shape.itemsize, bucket
 
 
@@ -168,8 +167,8 @@ def most_blocks(choices: int, experts: int, rows: int) -> int:
 def fitted(tile: Tile, shape: Shape, choices: int) -> Tile:
     """With columns, depth, stages and split that the shape and an SM allow."""
     blocked = shape.itemsize == 1
-    columns = min(tile.columns, 128, triton.next_power_of_2(shape.outputs))
-    depth = 128 if blocked else min(tile.depth, triton.next_power_of_2(shape.k))
+    columns = min(tile.columns, 128, power_of_2(shape.outputs))
+    depth = 128 if blocked else min(tile.depth, power_of_2(shape.k))
     weights = 2 if shape.gated else 1
     step = depth * (columns * weights + tile.rows) * shape.itemsize
     split = tile.split

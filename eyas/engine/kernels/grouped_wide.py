@@ -16,7 +16,8 @@ from eyas.engine.kernels.blocks import quantised
 from eyas.engine.kernels.grouped_kernels import where
 from eyas.engine.kernels.grouped_task import Task
 from eyas.engine.kernels.grouped_tiles import SHORT
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.sizes import cdiv
 from eyas.engine.kernels.skinny import Launch
 
 FEWEST = 64
@@ -35,9 +36,9 @@ def start(task: Task, launch: Launch) -> None:
     tile, constants = task.tile, task.constants()
     given = (*task.rows, task.described, task.scales, *task.made, *task.order, task.most)
     options = {"PDL": launch.pdl, "num_warps": tile.warps, "launch_pdl": launch.pdl}
-    if not constants["GATED"] and triton.cdiv(task.shape.k, tile.depth) <= SHORT:
-        spans = triton.cdiv(task.tiles, _SWEPT)
-        sizes = {"EACH": triton.cdiv(task.tiles, spans), "SPANS": spans, "STAGES": tile.stages}
+    if not constants["GATED"] and cdiv(task.shape.k, tile.depth) <= SHORT:
+        spans = cdiv(task.tiles, _SWEPT)
+        sizes = {"EACH": cdiv(task.tiles, spans), "SPANS": spans, "STAGES": tile.stages}
         unused = ("GATED", "GELU", "POWERS")
         constants = {name: value for name, value in constants.items() if name not in unused}
         _by_columns[(task.most * spans,)](*given, **constants, **sizes, **options)
@@ -45,7 +46,7 @@ def start(task: Task, launch: Launch) -> None:
         _by_depth[(task.most * task.tiles,)](*given, **constants, STAGES=tile.stages, **options)
 
 
-@triton.jit(do_not_specialize=["x_apart", "out_apart", "most"])
+@kernel(do_not_specialize=["x_apart", "out_apart", "most"])
 def _by_depth(
     x, x_scales, x_apart, weights, scales, out, out_scales, out_apart, order, blocks, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -98,7 +99,7 @@ def _by_depth(
     tl.store(out + target[:, None] * OUTPUTS + column[None, :], made, mask=inside[:, None] & there[None, :])
 
 
-@triton.jit(do_not_specialize=["x_apart", "out_apart", "most"])
+@kernel(do_not_specialize=["x_apart", "out_apart", "most"])
 def _by_columns(
     x, x_scales, x_apart, weights, scales, out, out_scales, out_apart, order, blocks, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

@@ -7,9 +7,10 @@ section 3.1; DeepSeek-V3 (arXiv 2412.19437), section 2.2; without norms EAGLE (a
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
+from eyas.engine.kernels.launching import kernel
+from eyas.engine.kernels.sizes import power_of_2
 from eyas.engine.kernels.skinny import empty_padded
 
 
@@ -37,7 +38,7 @@ def join(
         eps or 0.0,
         NORMS=eps is not None,
         HIDDEN=hidden,
-        BLOCK=triton.next_power_of_2(hidden),
+        BLOCK=power_of_2(hidden),
         PDL=pdl,
         num_warps=8 if hidden > 1024 else 4,
         launch_pdl=pdl,
@@ -45,7 +46,7 @@ def join(
     return out
 
 
-@triton.jit(do_not_specialize=["eps"], do_not_specialize_on_alignment=["positions"])
+@kernel(do_not_specialize=["eps"], do_not_specialize_on_alignment=["positions"])
 def _join(
     tokens,
     embedding,

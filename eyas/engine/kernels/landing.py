@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.batch.tables import Tables
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.rounds import LANES, PLAIN
+from eyas.engine.kernels.sizes import cdiv
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Ends:
 def land(tables: Tables, ends: Ends, chosen: Tensor, result: Tensor, pdl: bool) -> None:
     """`chosen` int32 [E] become their sequences' roots, stand in their texts, and are copied to `result`."""
     count = ends.slots.shape[0]
-    _land[(triton.cdiv(count, LANES),)](
+    _land[(cdiv(count, LANES),)](
         ends.slots,
         ends.positions,
         ends.rows,
@@ -53,7 +53,7 @@ def land(tables: Tables, ends: Ends, chosen: Tensor, result: Tensor, pdl: bool) 
     )
 
 
-@triton.jit(do_not_specialize=(*PLAIN, "slots", "positions", "end_rows", "chosen", "following", "result"))
+@kernel(do_not_specialize=(*PLAIN, "slots", "positions", "end_rows", "chosen", "following", "result"))
 def _land(
     slots,
     positions,

@@ -22,8 +22,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.attend import Queries
 from eyas.engine.kernels.attend_tiles import Tiling
 from eyas.engine.kernels.latent_tiles import latent_chunk_tiling, latent_tiling_of, least_part
+from eyas.engine.kernels.launching import kernel
 from eyas.engine.kernels.paged import PagedKv, pages_of
 from eyas.engine.kernels.scores import first_row, lowest_row
+from eyas.engine.kernels.sizes import cdiv
 
 _UNSEEN = tl.constexpr(-1.0e30)  # finite: what a query does not see then weighs nothing, wherever it stands
 
@@ -121,7 +123,7 @@ def attend_latents(
     layout = replace(layout, least=least_part(q.shape[0]))
     mask = queries.starts if queries.mask is None else queries.mask
     total = q.shape[0] * heads
-    grid = (triton.cdiv(layout.rows, tiling.rows), tiling.parts, batch)
+    grid = (cdiv(layout.rows, tiling.rows), tiling.parts, batch)
     _attend[grid](
         *(q, kv.pool, kv.tables, kv.tables.stride(0), queries.slots, queries.starts, kv.firsts, mask),
         *(scratch.parts, scratch.lses, scratch.counts, kv.rule.factor, layout),
@@ -148,7 +150,7 @@ def attend_latent_chunks(
     count = max(1, tiling.rows // heads)
     layout = _layout(kv, heads, latent, tiling, (count, count, 0), pdl=False)
     out = q.new_zeros(*q.shape[:2], latent)
-    _attend_chunks[(triton.cdiv(layout.rows, tiling.rows), tiles.shape[0])](
+    _attend_chunks[(cdiv(layout.rows, tiling.rows), tiles.shape[0])](
         *(q, kv.pool, kv.tables, kv.tables.stride(0), kv.firsts, tiles, out, kv.rule.factor, layout),
         num_warps=tiling.warps,
         num_stages=tiling.stages,
@@ -177,7 +179,7 @@ def _layout(
     )
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "masks"])
+@kernel(do_not_specialize=["tables", "table_stride", "slots", "starts", "firsts", "masks"])
 def _attend(
     q, pool, tables, table_stride, slots, starts, firsts, masks, parts, lses, counts, scale,
     layout: tl.constexpr,
@@ -222,7 +224,7 @@ def _attend(
     tl.store(parts + place[:, None] * layout.latent + column[None, :], acc, mask=real[:, None])
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "firsts", "tiles"])
+@kernel(do_not_specialize=["tables", "table_stride", "firsts", "tiles"])
 def _attend_chunks(
     q, pool, tables, table_stride, firsts, tiles, out, scale, layout: tl.constexpr
 ):  # fmt: skip

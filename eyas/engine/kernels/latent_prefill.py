@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.engine.kernels.launching import kernel
+from eyas.engine.kernels.sizes import power_of_2
 from eyas.engine.kernels.skinny import Rotation
 
 TILE = 128
@@ -54,8 +56,8 @@ def attend_expanded(
         VALUE=value,
         WIDTH=expanded.rows.shape[1],
         HALF=half,
-        PLAIN_BLOCK=max(16, triton.next_power_of_2(plain)),
-        VALUE_BLOCK=max(16, triton.next_power_of_2(value)),
+        PLAIN_BLOCK=max(16, power_of_2(plain)),
+        VALUE_BLOCK=max(16, power_of_2(value)),
         HALF_BLOCK=max(16, half),
         ROWS=TILE,
         KEYS=_KEYS,
@@ -65,7 +67,7 @@ def attend_expanded(
     return out
 
 
-@triton.jit(do_not_specialize=["tiles", "positions"])
+@kernel(do_not_specialize=["tiles", "positions"])
 def _attend_expanded(
     q, q_stride, keys, values, rows, tiles, cos, sin, positions, out, scale,
     HEADS: tl.constexpr, PLAIN: tl.constexpr, VALUE: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,

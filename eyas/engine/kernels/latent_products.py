@@ -15,7 +15,8 @@ import triton.language as tl
 
 from eyas.engine.kernels.latent_attend import Parted
 from eyas.engine.kernels.latent_tiles import MOST_PARTS
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 from eyas.engine.kernels.skinny import Rotation, empty_padded
 
 _FEW = 16  # rows of a program, where there are no more or parts are added up
@@ -39,11 +40,11 @@ def absorb(
     rotated, rows = width // heads - plain, _FEW if m <= _FEW and not exact else _MANY
     columns = min(latent, _COLUMNS)
     out = empty_padded(m, heads, latent + rotated, like=q)
-    _absorb[(heads, triton.cdiv(m, rows), latent // columns + 1)](
+    _absorb[(heads, cdiv(m, rows), latent // columns + 1)](
         *(q, q.stride(0), factor, out, rotation.cos, rotation.sin, rotation.positions, m),
         HEADS=heads,
         PLAIN=plain,
-        DEPTH=max(16, triton.next_power_of_2(plain)),
+        DEPTH=max(16, power_of_2(plain)),
         LATENT=latent,
         HALF=rotated // 2,
         ROWS=rows,
@@ -74,10 +75,10 @@ def values(
     source = mixed.parts[0] if isinstance(mixed, Parted) else mixed
     (m, heads, latent), width = source.shape, factor.shape[1]
     rows = _FEW if parted is not None or (m <= _FEW and not exact) else _MANY
-    columns = max(16, min(_COLUMNS, triton.next_power_of_2(width)))
-    if not exact and columns > 32 and heads * triton.cdiv(m, rows) * triton.cdiv(width, columns) < _PROGRAMS:
+    columns = max(16, min(_COLUMNS, power_of_2(width)))
+    if not exact and columns > 32 and heads * cdiv(m, rows) * cdiv(width, columns) < _PROGRAMS:
         columns = 32
-    _values[(heads, triton.cdiv(m, rows), triton.cdiv(width, columns))](
+    _values[(heads, cdiv(m, rows), cdiv(width, columns))](
         *(source, None if parted is None else parted.lses, None if parted is None else parted.counts),
         *(factor, out, m, 1 if parted is None else parted.width),
         HEADS=heads,
@@ -100,8 +101,8 @@ def _options(exact: bool) -> dict[str, bool]:
 def _single_values(mixed: Parted, factor: torch.Tensor, out: torch.Tensor, pdl: bool) -> None:
     """Row by row: all parts of one are read at once."""
     (_, m, heads, latent), width = mixed.parts.shape, factor.shape[1]
-    columns = min(_NARROW, triton.next_power_of_2(width))
-    _values_of_row[(heads, m, triton.cdiv(width, columns))](
+    columns = min(_NARROW, power_of_2(width))
+    _values_of_row[(heads, m, cdiv(width, columns))](
         *(mixed.parts, mixed.lses, mixed.counts, factor, out, m, mixed.width),
         HEADS=heads,
         VALUE=width,
@@ -115,7 +116,7 @@ def _single_values(mixed: Parted, factor: torch.Tensor, out: torch.Tensor, pdl: 
     )
 
 
-@triton.jit(do_not_specialize=["positions", "m"])
+@kernel(do_not_specialize=["positions", "m"])
 def _absorb(
     q,
     q_stride,
@@ -162,7 +163,7 @@ def _absorb(
         tl.store(to + LATENT + HALF + half, (high * c + low * s).to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["counts", "m", "width"])
+@kernel(do_not_specialize=["counts", "m", "width"])
 def _values(
     mixed,
     lses,
@@ -203,7 +204,7 @@ def _values(
     tl.store(at, y.to(out.dtype.element_ty), mask=(row[:, None] < m) & (column[None, :] < VALUE))
 
 
-@triton.jit(do_not_specialize=["counts", "m", "width"])
+@kernel(do_not_specialize=["counts", "m", "width"])
 def _values_of_row(
     parts,
     lses,

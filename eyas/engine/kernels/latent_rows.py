@@ -15,7 +15,8 @@ import triton.language as tl
 
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels.blocks import LARGEST, SIDE, Fp8Rows, mode_of, room_for, rounded_row
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.sizes import power_of_2
 from eyas.engine.kernels.skinny import KvRows, Rotation, empty_padded
 
 
@@ -57,7 +58,7 @@ def write_latents(
         *(scales, apart, 0.0 if rounding is None else rounding.scale),
         MODE="" if rounding is None else mode_of(rounding),
         QUERIES=queries,
-        BLOCK=triton.next_power_of_2(max(queries, SIDE)),
+        BLOCK=power_of_2(max(queries, SIDE)),
         LATENT=latent,
         HALF=(width - latent) // 2,
         PAGE=kv.layer.shape[2],
@@ -68,7 +69,7 @@ def write_latents(
     return rounded or (x[:, :queries] if out is None else out)
 
 
-@triton.jit(do_not_specialize=["kv_rows", "positions", "apart"])
+@kernel(do_not_specialize=["kv_rows", "positions", "apart"])
 def _write(
     x,
     out,

@@ -6,9 +6,8 @@ columns wide in float32, so that 64 rows are all that the registers of eight war
 
 from __future__ import annotations
 
-import triton
-
 from eyas.engine.kernels.attend_tiles import Tiling
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 MOST_ROWS = 64
 """Of a program: queries times heads."""
@@ -25,7 +24,7 @@ _ALONE = 2  # sequences, of which a step has no more: more warps for each, measu
 def latent_tiling_of(batch: int, rows: int) -> Tiling:
     """For `batch` sequences of `rows` = width * heads rows, all of which read the same latents."""
     tile = tile_of(rows)
-    programs = batch * triton.cdiv(rows, tile)
+    programs = batch * cdiv(rows, tile)
     wanted = _PROGRAMS[tile > 16] // programs
     parts = min(MOST_PARTS, 1 << max(wanted, 1).bit_length() - 1)
     if tile == 16 and batch <= _ALONE:
@@ -51,4 +50,4 @@ def latent_tile_rows(heads: int) -> int:
 
 def tile_of(rows: int) -> int:
     """Rows of a program, where `rows` rows share the keys."""
-    return min(MOST_ROWS, max(16, int(triton.next_power_of_2(rows))))
+    return min(MOST_ROWS, max(16, power_of_2(rows)))

@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 
 from eyas.engine.batch.tables import LOOKING
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.rounds import PLAIN, Batch
+from eyas.engine.kernels.sizes import power_of_2
 
 _TILE = 2048  # places that are compared at a time
 _PROMPT, _PREDICTED, _TOKENS, _FOUND, _HEADED, _LOOKUP, _HEAD = map(tl.constexpr, range(len(LOOKING)))
@@ -63,16 +64,16 @@ def look_up(batch: Batch, rule: Rule) -> None:
         HISTORY=rule.history,
         HEADED=rule.headed,
         TREES=rule.trees,
-        NODES=triton.next_power_of_2(tables.drafts.shape[1]),
+        NODES=power_of_2(tables.drafts.shape[1]),
         WORDS=len(LOOKING),
-        TILE=min(_TILE, triton.next_power_of_2(tables.text.shape[1])),
+        TILE=min(_TILE, power_of_2(tables.text.shape[1])),
         PDL=batch.pdl,
         num_warps=8,
         launch_pdl=batch.pdl,
     )
 
 
-@triton.jit(do_not_specialize=(*PLAIN, "told", "looking", "predicted_stride"))
+@kernel(do_not_specialize=(*PLAIN, "told", "looking", "predicted_stride"))
 def _look_up(
     slots,
     length,

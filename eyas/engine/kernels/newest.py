@@ -7,10 +7,11 @@ that each one writes; what was given these kernels do not know.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from eyas.engine.batch.rows import Rows
+from eyas.engine.kernels.launching import kernel
+from eyas.engine.kernels.sizes import cdiv
 
 BLOCK = 1024
 
@@ -55,7 +56,7 @@ def before(
     """
     rows, width = gave.shape
     out = torch.empty_like(gave)
-    _before[(rows, triton.cdiv(width, BLOCK))](
+    _before[(rows, cdiv(width, BLOCK))](
         *(gave, source, kept, out, stage, kept.stride(0)),
         WIDTH=width,
         BLOCK=BLOCK,
@@ -70,7 +71,7 @@ def keep(
 ) -> None:
     """The last row in each page leaves there what it gave: gave [m, stages, width], kv_rows int32 [m]."""
     rows, stages, width = gave.shape
-    _keep[(rows, triton.cdiv(stages * width, BLOCK))](
+    _keep[(rows, cdiv(stages * width, BLOCK))](
         *(gave, kv_rows, kept, rows, kept.stride(0)),
         PAGE_SIZE=page_size,
         WIDTH=stages * width,
@@ -80,7 +81,7 @@ def keep(
     )
 
 
-@triton.jit(do_not_specialize=["stage", "page_stride"])
+@kernel(do_not_specialize=["stage", "page_stride"])
 def _before(
     gave, source, kept, out, stage, page_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -97,7 +98,7 @@ def _before(
     tl.store(out + row * WIDTH + column, tl.where(place >= 0, here, there), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "page_stride"])
+@kernel(do_not_specialize=["rows", "page_stride"])
 def _keep(
     gave, kv_rows, kept, rows, page_stride,
     PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,

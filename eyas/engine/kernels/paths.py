@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.rounds import (
     FACTS,
     PLAIN,
@@ -22,6 +21,7 @@ from eyas.engine.kernels.rounds import (
     physical_rows,
     store_rows,
 )
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 ROW_BLOCK = 512  # elements of each KV row that one program moves, for all rows of a path
 FEATURE_BLOCK = 1024
@@ -50,7 +50,7 @@ def compact(batch: Batch, verdicts: Verdicts, pool: Tensor) -> None:
     _, layers, fields, page_size, kv_heads, head_dim = pool.shape
     width = kv_heads * head_dim
     tables, path = batch.tables, verdicts.path
-    _compact[(batch.size, layers * fields, triton.cdiv(width, ROW_BLOCK))](
+    _compact[(batch.size, layers * fields, cdiv(width, ROW_BLOCK))](
         batch.slots,
         tables.length,
         tables.pages,
@@ -64,7 +64,7 @@ def compact(batch: Batch, verdicts: Verdicts, pool: Tensor) -> None:
         LAYER_PARTS=layers * fields,
         WIDTH=width,
         PATH=path.shape[1],
-        PATH_BLOCK=triton.next_power_of_2(path.shape[1]),
+        PATH_BLOCK=power_of_2(path.shape[1]),
         BLOCK=ROW_BLOCK,
         PDL=batch.pdl,
         num_warps=4,
@@ -72,7 +72,7 @@ def compact(batch: Batch, verdicts: Verdicts, pool: Tensor) -> None:
     )
 
 
-@triton.jit(do_not_specialize=PLAIN)
+@kernel(do_not_specialize=PLAIN)
 def _compact(
     slots,
     length,
@@ -114,7 +114,7 @@ def gather_path(batch: Batch, verdicts: Verdicts, features: Tensor, extension: P
     """Writes the draft head's rows after a verdict. `features` [B * W, H]: one per node of the round."""
     tables, path, rows = batch.tables, verdicts.path, extension.rows
     width = features.shape[1]
-    grid = (batch.size * path.shape[1], triton.cdiv(width, FEATURE_BLOCK))
+    grid = (batch.size * path.shape[1], cdiv(width, FEATURE_BLOCK))
     _gather_path[grid](
         batch.slots,
         tables.length,
@@ -139,7 +139,7 @@ def gather_path(batch: Batch, verdicts: Verdicts, features: Tensor, extension: P
     )
 
 
-@triton.jit(do_not_specialize=PLAIN)
+@kernel(do_not_specialize=PLAIN)
 def _gather_path(
     slots,
     length,

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.engine.kernels.launching import kernel
 from eyas.engine.kernels.paged import PagedKv, keys_at_a_time, pages_of
 from eyas.engine.kernels.scores import first_row, lowest_row, tanh
 
@@ -126,7 +127,7 @@ def attend_chunks(
     return out
 
 
-@triton.jit(do_not_specialize=["tables", "table_stride", "firsts", "tiles"])
+@kernel(do_not_specialize=["tables", "table_stride", "firsts", "tiles"])
 def _attend_chunks(
     q, q_stride, keys, values, tables, table_stride, firsts, tiles, out, scale, layout: tl.constexpr
 ):  # fmt: skip

@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.batch.tables import Tables
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 # Tables start at any word and have any size: not specialised, so that one compiled kernel serves all.
 PLAIN = (
@@ -105,7 +106,7 @@ def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
     """
     tables = batch.tables
     words, _, width = mask.shape
-    _prepare[(triton.cdiv(batch.size * width, LANES),)](
+    _prepare[(cdiv(batch.size * width, LANES),)](
         batch.slots,
         tables.length,
         tables.root,
@@ -130,7 +131,7 @@ def prepare(batch: Batch, rows: RoundRows, mask: Tensor) -> None:
     )
 
 
-@triton.jit(do_not_specialize=PLAIN)
+@kernel(do_not_specialize=PLAIN)
 def _prepare(
     slots,
     length,
@@ -205,7 +206,7 @@ def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | No
         FACTS=FACTS,
         WIDTH=width,
         PATH=path.shape[1],
-        BLOCK=triton.next_power_of_2(lanes),
+        BLOCK=power_of_2(lanes),
         SYNTHETIC=rates is not None,
         PDL=batch.pdl,
         num_warps=1,
@@ -213,7 +214,7 @@ def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | No
     )
 
 
-@triton.jit(do_not_specialize=PLAIN)
+@kernel(do_not_specialize=PLAIN)
 def _verdict(
     slots,
     chosen,

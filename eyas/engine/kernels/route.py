@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from eyas.engine.checkpoint.config import ExpertsSpec
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.sizes import power_of_2
 
 TINY = tl.constexpr(1e-20)
 LAST = tl.constexpr(0xFFFF)  # no expert has a larger number
@@ -57,8 +58,8 @@ def choose(
         GROUPS=spec.groups,
         KEPT=spec.kept_groups,
         BEST=spec.group_best,
-        ROWS=triton.next_power_of_2(spec.groups),
-        SIDE=triton.next_power_of_2(spec.experts // spec.groups),
+        ROWS=power_of_2(spec.groups),
+        SIDE=power_of_2(spec.experts // spec.groups),
         SHARED=shared,
         UNIFORM=uniform,
         PDL=pdl,
@@ -68,7 +69,7 @@ def choose(
     return Chosen(experts, weights)
 
 
-@triton.jit
+@kernel
 def _choose(
     logits, stride, correction, experts, weights,
     EXPERTS: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr, NORMALISED: tl.constexpr,

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.batch.tables import Tables
 from eyas.engine.ipc.row_ring import GOLDEN
+from eyas.engine.kernels.launching import kernel
 from eyas.engine.kernels.rounds import PLAIN
+from eyas.engine.kernels.sizes import cdiv
 
 BLOCK = 512
 """Words per program. A row of 4,096 values of 16 bits has 2,048."""
@@ -46,7 +47,7 @@ def put(tables: Tables, written: Written, features: Tensor) -> None:
     words = features.contiguous().view(torch.int32)
     count, width = words.shape
     counts = written.counts
-    _put[(count, triton.cdiv(width, BLOCK))](
+    _put[(count, cdiv(width, BLOCK))](
         written.slots,
         written.addresses,
         written.generations,
@@ -62,7 +63,7 @@ def put(tables: Tables, written: Written, features: Tensor) -> None:
     )
 
 
-@triton.jit(do_not_specialize=(*PLAIN, "slots", "addresses", "generations", "counts", "stride"))
+@kernel(do_not_specialize=(*PLAIN, "slots", "addresses", "generations", "counts", "stride"))
 def _put(
     slots,
     addresses,
@@ -104,12 +105,12 @@ def take(rows: Tensor, owners: Tensor, features: Tensor, lost: Tensor) -> None:
     """
     words = features.view(torch.int32)
     count, width = words.shape
-    _take[(count, triton.cdiv(width, BLOCK))](
+    _take[(count, cdiv(width, BLOCK))](
         rows, owners, words, lost, count, WIDTH=width, BLOCK=BLOCK, num_warps=4
     )
 
 
-@triton.jit(do_not_specialize=("rows", "owners", "lost", "count"))
+@kernel(do_not_specialize=("rows", "owners", "lost", "count"))
 def _take(rows, owners, words, lost, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     address = tl.load(rows + row)

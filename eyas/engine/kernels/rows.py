@@ -20,11 +20,13 @@ from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Normed, mode_of, quantised, room_for, rounded_row
 from eyas.engine.kernels.halving import halving_sum
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation, empty_padded, sum_group
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 
 _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
+_NONE = (None, None, 0, 0.0)  # where `_norm` rounds nothing
 _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
 
 
@@ -42,7 +44,7 @@ def norm(
 ) -> torch.Tensor:
     """Rows x [m, hidden] over their root mean square, times gain [hidden] if there is one."""
     out = empty_padded(*x.shape, like=x)
-    _norm[(x.shape[0],)](x, None, None, gain, out, None, eps, **_row(x.shape[1], pdl, exact))
+    _norm[(x.shape[0],)](x, None, None, gain, out, None, *_NONE, eps, **_row(x.shape[1], pdl, exact))
     return out
 
 
@@ -68,13 +70,12 @@ def _normed(
     x, rounding = rows[0], how.rounding
     out = empty_padded(*x.shape, like=x)
     if rounding is None:
-        _norm[(x.shape[0],)](*rows, how.gain, out, None, how.eps, **row)
+        _norm[(x.shape[0],)](*rows, how.gain, out, None, *_NONE, how.eps, **row)
         return Normed(out)
     rounded = room_for(x, rounding)
-    into = {"stored": rounded.stored, "scales": rounded.scales, "apart": rounded.apart}
-    into |= {"given": rounding.scale}
+    into = (rounded.stored, rounded.scales, rounded.apart, rounding.scale)
     row |= {"BLOCK": max(row["BLOCK"], SIDE), "MODE": mode_of(rounding)}
-    _norm[(x.shape[0],)](*rows, how.gain, out, None, how.eps, **into, **row)
+    _norm[(x.shape[0],)](*rows, how.gain, out, None, *into, how.eps, **row)
     return Normed(out, rounded, rounding)
 
 
@@ -91,7 +92,8 @@ def add_normed(
     Returns the sums of squares of the residual's rows (m <= 128), float32 [parts, 128], for `skinny.Source`.
     """
     sums = _room_for_sums(x, exact)
-    _norm[(x.shape[0],)](x, residual, post, None, None, sums, eps, **_row(x.shape[1], pdl, exact))
+    row = _row(x.shape[1], pdl, exact)
+    _norm[(x.shape[0],)](x, residual, post, None, None, sums, *_NONE, eps, **row)
     return sums
 
 
@@ -105,7 +107,7 @@ def gather_rows(source: torch.Tensor, index: torch.Tensor, pdl: bool = False) ->
 def put_rows(x: torch.Tensor, out: torch.Tensor, place: int, pdl: bool = False) -> None:
     """Rows x [m, hidden] to out [m, places, hidden], at `place` of each."""
     rows, width = x.shape
-    sizes = {"WIDTH": width, "BLOCK": triton.next_power_of_2(width), "PDL": pdl, "launch_pdl": pdl}
+    sizes = {"WIDTH": width, "BLOCK": power_of_2(width), "PDL": pdl, "launch_pdl": pdl}
     _put[(rows,)](x, out, out.shape[1], place, **sizes, num_warps=4)
 
 
@@ -153,7 +155,7 @@ def _start_act_mul(
 ) -> None:
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     sizes = {"INNER": inner, "BLOCK": _PRODUCTS, "GELU": gelu, "MODE": mode, "PDL": pdl}
-    _act_mul[(rows, triton.cdiv(inner, _PRODUCTS))](gate_up, *out, **sizes, num_warps=4, launch_pdl=pdl)
+    _act_mul[(rows, cdiv(inner, _PRODUCTS))](gate_up, *out, **sizes, num_warps=4, launch_pdl=pdl)
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ def rope_write(
 
     k is rotated too, in float32, element i of a head with i + dim / 2. A row at -1 in `kv` writes no k and v.
     """
-    block = min(_HEADS, triton.next_power_of_2(heads.kv))
-    programs = triton.cdiv(heads.q, block) + 2 * triton.cdiv(heads.kv, block)
+    block = min(_HEADS, power_of_2(heads.kv))
+    programs = cdiv(heads.q, block) + 2 * cdiv(heads.kv, block)
     norms = heads.norms
     gains = (None, None, 0.0) if norms is None else (*norms.gains, norms.eps)
     _rope_write[(qkv.shape[0], programs)](
@@ -190,7 +192,7 @@ def rope_write(
         DIM=heads.dim,
         PAGE=kv.layer.shape[2],
         BLOCK=block,
-        HALF=triton.next_power_of_2(heads.dim // 2),
+        HALF=power_of_2(heads.dim // 2),
         PDL=pdl,
         num_warps=2,
         launch_pdl=pdl,
@@ -205,7 +207,7 @@ def _room_for_sums(rows: torch.Tensor, exact: bool) -> torch.Tensor:
 
 def _row(width: int, pdl: bool, exact: bool = False) -> dict[str, Any]:
     """What every kernel takes that gives each program a whole row."""
-    block = triton.next_power_of_2(width)
+    block = power_of_2(width)
     sizes = {"WIDTH": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl}
     options = {"GROUP": sum_group(width), "enable_fp_fusion": False} if exact else {"GROUP": 0}
     return {**sizes, **options, "num_warps": min(max(block // 512, 1), 16)}
@@ -234,11 +236,10 @@ def _leave_sums(sums, squares, WIDTH: tl.constexpr, GROUP: tl.constexpr):
         tl.store(sums + group * SUMS_WIDTH + row, parts, mask=group < WIDTH // GROUP)
 
 
-@triton.jit(do_not_specialize=["apart"])
+@kernel(do_not_specialize=["apart"])
 def _norm(
-    x, residual, post, gain, out, sums, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr,
-    stored=None, scales=None, apart=0, given=0.0, MODE: tl.constexpr = "",
+    x, residual, post, gain, out, sums, stored, scales, apart, given, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr = "",
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -268,7 +269,7 @@ def _norm(
             rounded_row(made, tl.program_id(0).to(tl.int64), stored, scales, apart, given, WIDTH, MODE)
 
 
-@triton.jit(do_not_specialize=["index"])
+@kernel(do_not_specialize=["index"])
 def _gather(
     source, index, out, sums,
     SCALE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr,
@@ -286,7 +287,7 @@ def _gather(
         _leave_sums(sums, wide * wide, WIDTH, GROUP)
 
 
-@triton.jit(do_not_specialize=["places", "place"])
+@kernel(do_not_specialize=["places", "place"])
 def _put(x, out, places, place, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -295,7 +296,7 @@ def _put(x, out, places, place, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: t
     tl.store(out + (row * places + place) * WIDTH + column, values, mask=column < WIDTH)
 
 
-@triton.jit(do_not_specialize=["apart"])
+@kernel(do_not_specialize=["apart"])
 def _act_mul(
     gate_up, out, scales, apart, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
     PDL: tl.constexpr, MODE: tl.constexpr,
@@ -318,7 +319,7 @@ def _act_mul(
         tl.store(out + row * INNER + column, tl.reshape(rounded, (BLOCK,)), mask=inside)
 
 
-@triton.jit(do_not_specialize=["kv_rows", "positions"])
+@kernel(do_not_specialize=["kv_rows", "positions"])
 def _rope_write(
     qkv,
     q_out,

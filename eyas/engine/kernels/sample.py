@@ -21,7 +21,9 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.gumbel import gumbel_from
+from eyas.engine.kernels.launching import kernel
 from eyas.engine.kernels.ranking import LOWEST_KEY, id_of, key_of, value_of
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 from eyas.engine.kernels.survivors import SHORTLIST, cut_of, score_of
 
 BLOCK = 256  # ids per peak
@@ -80,7 +82,7 @@ class Peaks:
     def sizes(self) -> dict[str, int]:
         """As kernels take them."""
         parts = self.keys.shape[1]
-        return {"PEAKS": parts, "PEAKS_BLOCK": triton.next_power_of_2(parts)}
+        return {"PEAKS": parts, "PEAKS_BLOCK": power_of_2(parts)}
 
 
 def find_peaks(logits: torch.Tensor, pdl: bool) -> Peaks:
@@ -91,7 +93,7 @@ def find_peaks(logits: torch.Tensor, pdl: bool) -> Peaks:
     found = Peaks(keys, keys.new_empty(count), torch.empty(count, dtype=torch.int32, device=logits.device))
     few = count <= FEW_ROWS
     blocks = 4 if few else 16
-    _peaks[(triton.cdiv(parts, blocks), count)](
+    _peaks[(cdiv(parts, blocks), count)](
         *(logits, logits.stride(0), found.keys, found.best, found.tickets),
         VOCAB=vocab,
         PEAKS=parts,
@@ -122,7 +124,7 @@ def choose(
     )
     few = count <= FEW_ROWS
     tile = 1024 if few else 2048
-    _draw[(triton.cdiv(vocab, tile), count)](
+    _draw[(cdiv(vocab, tile), count)](
         *(logits, logits.stride(0), tops, cuts, peaks.best, peaks.tickets),
         *(rows.slots, rows.positions, rows.settled, rows.choices),
         *(tables.temperature, tables.seed, tables.choice, out, rows.ahead),
@@ -140,7 +142,7 @@ def _after_previous(PDL: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
-@triton.jit(do_not_specialize=["best"])
+@kernel(do_not_specialize=["best"])
 def _peaks(
     logits,
     stride,
@@ -166,7 +168,7 @@ def _peaks(
         tl.store(tickets + row, 0)
 
 
-@triton.jit(do_not_specialize=_SETTLING)
+@kernel(do_not_specialize=_SETTLING)
 def _settle(
     logits,
     stride,
@@ -218,7 +220,7 @@ def _settle(
         tl.store(cuts + row, cut)
 
 
-@triton.jit(do_not_specialize=_DRAWING)
+@kernel(do_not_specialize=_DRAWING)
 def _draw(
     logits,
     stride,

@@ -16,8 +16,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, mode_of, quantise, quantised
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.route import Chosen
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 
@@ -35,7 +36,7 @@ def can_hold(weight: Weight, together: int = 1) -> bool:
     """Whether a program's registers hold two rows of the weight [.., n, k], which a gate may join, of each of
     `together` experts.
     """
-    block = int(triton.next_power_of_2(weight.shape[-1]) * triton.next_power_of_2(together))
+    block = int(power_of_2(weight.shape[-1]) * power_of_2(together))
     return 2 * block * _itemsize(weight) <= _HELD
 
 
@@ -100,14 +101,14 @@ def back_add(
 
     Returns the row and its sums of squares, float32 [parts, 128], for `skinny.Source`.
     """
-    parts = triton.cdiv(weight.shape[-2], _rows_of_back(inner, weight))
+    parts = cdiv(weight.shape[-2], _rows_of_back(inner, weight))
     sums = torch.empty(parts, MAX_ROWS, dtype=torch.float32, device=inner.device)
     return _start_back(inner, weight, chosen, residual, sums, pdl), sums
 
 
 def _rows_of_back(inner: torch.Tensor, weight: Weight) -> int:
     """How many columns of the result a program makes."""
-    each = max(int(triton.next_power_of_2(inner.shape[1])), SIDE) * len(inner) * _itemsize(weight)
+    each = max(power_of_2(inner.shape[1]), SIDE) * len(inner) * _itemsize(weight)
     return min(1 << (3 * _HELD // each).bit_length() - 1, SIDE)
 
 
@@ -123,13 +124,13 @@ def _start_back(
     stored, scales = _parts(weight)
     read = quantise(inner, weight.rounding, pdl) if isinstance(weight, Fp8Weight) else inner
     out = empty_padded(1, hidden, like=inner)
-    _back[(triton.cdiv(hidden, rows),)](
+    _back[(cdiv(hidden, rows),)](
         *((read.stored, read.scales, read.apart) if isinstance(read, Fp8Rows) else (read, None, 0)),
         *(stored, scales, chosen.experts, chosen.weights, residual, out, sums),
         N=hidden,
         K=width,
         ROWS=rows,
-        BLOCK=max(triton.next_power_of_2(width), SIDE),
+        BLOCK=max(power_of_2(width), SIDE),
         COUNT=count,
         PDL=pdl,
         num_warps=2 * _WARPS,
@@ -150,11 +151,11 @@ def _start(
     rows, row_scales, apart = (x.stored, x.scales, x.apart) if isinstance(x, Fp8Rows) else (x, None, 0)
     is_gated, gelu = gate
     n, k = weight.shape[-2:]
-    outputs, block = n // 2 if is_gated else n, max(triton.next_power_of_2(k), SIDE)
+    outputs, block = n // 2 if is_gated else n, max(power_of_2(k), SIDE)
     choices = 1 if chosen is None else chosen.numel()
     each = block * _itemsize(weight) * (2 if is_gated else 1)
     held = _rows_held(each if chosen is None else each // 2, outputs * choices)
-    _products[(triton.cdiv(outputs, held), choices)](
+    _products[(cdiv(outputs, held), choices)](
         *(rows, row_scales, apart, stored, scales, out, chosen, rows.shape[0]),
         N=n,
         K=k,
@@ -185,12 +186,12 @@ def _itemsize(weight: Weight) -> int:
 def _rows_held(each: int, wanted: int) -> int:
     """Weight rows of a program, where one of them has `each` bytes and `wanted` are to be read."""
     rows = max(_HELD // each, 1)
-    while rows > 1 and triton.cdiv(wanted, rows) < _PROGRAMS:
+    while rows > 1 and cdiv(wanted, rows) < _PROGRAMS:
         rows //= 2
     return min(rows, SIDE)
 
 
-@triton.jit(do_not_specialize=["apart", "m"])
+@kernel(do_not_specialize=["apart", "m"])
 def _products(
     x, x_scales, apart, weights, scales, out, chosen, m,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -280,7 +281,7 @@ def _spread(scales, apart, K: tl.constexpr, BLOCK: tl.constexpr):
     return tl.reshape(tl.broadcast_to(found[:, None], (BLOCK // 128, 128)), (BLOCK,))
 
 
-@triton.jit(do_not_specialize=["apart"])
+@kernel(do_not_specialize=["apart"])
 def _back(
     inner, inner_scales, apart, weights, scales, chosen, shares, residual, out, sums,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr,

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.kernels.halving import SUM_GROUP
+from eyas.engine.kernels.sizes import power_of_2
 from eyas.engine.kernels.skinny_kernels import (
     SUMS_WIDTH,
     Heads,
@@ -221,7 +221,7 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
         split=tile.split,
         warps=tile.warps,
         stages=tile.stages,
-        slots=max(_LEAST_SLOTS, triton.next_power_of_2(parts)) if parts else 0,
+        slots=max(_LEAST_SLOTS, power_of_2(parts)) if parts else 0,
         eps=source.eps,
         pdl=launch.pdl,
         ahead=tile.ahead * itemsize // _LINE_BYTES,
@@ -233,7 +233,7 @@ def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: La
 
 
 def _padded(m: int) -> int:
-    return max(16, int(triton.next_power_of_2(m)))
+    return max(16, power_of_2(m))
 
 
 def _rows(x: torch.Tensor, plan: Plan) -> TensorDescriptor:

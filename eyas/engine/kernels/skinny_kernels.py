@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.halving import halving_sum, halving_total
-from eyas.engine.kernels.launching import call_ahead
+from eyas.engine.kernels.launching import call_ahead, kernel
 
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
@@ -101,7 +101,7 @@ class Heads:
         return self.kv * self.dim
 
 
-@triton.jit(do_not_specialize=["m", "parts"])
+@kernel(do_not_specialize=["m", "parts"])
 def linear_kernel(
     x, weight, weights, out, residual, sums, sums_out, partials, tickets, m, parts, plan: tl.constexpr
 ):
@@ -135,7 +135,7 @@ def linear_kernel(
             tl.store(sums_out + tile * SUMS_WIDTH + row, tl.sum(wide * wide, 1), mask=row < m)
 
 
-@triton.jit(do_not_specialize=["m", "parts"])
+@kernel(do_not_specialize=["m", "parts"])
 def gated_kernel(x, weight, weights, out, sums, partials, tickets, m, parts, plan: tl.constexpr):
     """out [m, n / 2] = act(gate) * up; the first half of the weight rows is the gate's."""
     row = tl.arange(0, plan.rows)
@@ -159,7 +159,7 @@ def gated_kernel(x, weight, weights, out, sums, partials, tickets, m, parts, pla
     tl.store(out + place, y.to(out.dtype.element_ty), mask=row[:, None] < m)
 
 
-@triton.jit(do_not_specialize=["m", "parts"], do_not_specialize_on_alignment=["positions", "kv_rows"])
+@kernel(do_not_specialize=["m", "parts"], do_not_specialize_on_alignment=["positions", "kv_rows"])
 def qkv_rope_kernel(
     x, weight, weights, bias, gains, q_out, pool, cos, sin, positions, kv_rows, sums, partials, tickets,
     m, parts, heads: tl.constexpr, plan: tl.constexpr,

@@ -16,7 +16,9 @@ import triton.language as tl
 
 from eyas.common.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_TOP_LOGPROBS
 from eyas.engine.batch.tables import Tables
+from eyas.engine.kernels.launching import kernel
 from eyas.engine.kernels.ranking import LOWEST_KEY, id_of, key_of, value_of
+from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 COLUMNS = (
     "place",  # which of the step's sampled rows it is made of
@@ -85,7 +87,7 @@ class Workspace:
             masks=ints(rows, mask_words(vocab)),
             logits=torch.empty(rows, vocab, dtype=torch.float32, device=device),
             counts=ints(rows, vocab),
-            peaks=torch.empty(rows, triton.cdiv(vocab, _PEAK), dtype=torch.int64, device=device),
+            peaks=torch.empty(rows, cdiv(vocab, _PEAK), dtype=torch.int64, device=device),
             slots=ints(rows),
             positions=ints(rows),
             choices=ints(rows),
@@ -108,7 +110,7 @@ def process(
         *(tables.endings, tables.bad_words, work.logits, work.counts),
         *(tables.drafts.shape[1], tables.text.shape[1], tables.bias.shape[1], tables.endings.shape[1]),
         VOCAB=logits.shape[1],
-        TILE=min(_TILE, triton.next_power_of_2(logits.shape[1])),
+        TILE=min(_TILE, power_of_2(logits.shape[1])),
         num_warps=16,
     )
 
@@ -121,8 +123,8 @@ def mask_words(vocab: int) -> int:
 def mask(work: Workspace, count: int) -> None:
     """What `work.masks` do not allow becomes -inf in the first `count` of `work.logits`."""
     vocab = work.logits.shape[1]
-    tile = min(_TILE, triton.next_power_of_2(vocab))
-    _mask[(count, triton.cdiv(vocab, tile))](
+    tile = min(_TILE, power_of_2(vocab))
+    _mask[(count, cdiv(vocab, tile))](
         *(work.masks, work.masks.stride(0), work.logits), VOCAB=vocab, TILE=tile, num_warps=8
     )
 
@@ -134,14 +136,14 @@ def report(logits: torch.Tensor, settled: torch.Tensor, work: Workspace, count: 
         *(logits, logits.stride(0), work.rows, work.tokens, work.peaks, settled, work.reports),
         VOCAB=vocab,
         PEAKS=work.peaks.shape[1],
-        PEAKS_BLOCK=triton.next_power_of_2(work.peaks.shape[1]),
+        PEAKS_BLOCK=power_of_2(work.peaks.shape[1]),
         PEAK=_PEAK,
-        TILE=max(_PEAK, min(_TILE, triton.next_power_of_2(vocab))),
+        TILE=max(_PEAK, min(_TILE, power_of_2(vocab))),
         num_warps=16,
     )
 
 
-@triton.jit(do_not_specialize=["drafts_stride", "context", "biases_stride", "endings_stride"])
+@kernel(do_not_specialize=["drafts_stride", "context", "biases_stride", "endings_stride"])
 def _process(
     logits,
     stride,
@@ -200,7 +202,7 @@ def _process(
         _ban_words(row, words, node, drafts, parents, text, position, prompt, out)
 
 
-@triton.jit
+@kernel
 def _mask(masks, stride, logits, VOCAB: tl.constexpr, TILE: tl.constexpr):
     row, ids = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
     words = tl.load(masks + row * stride + ids // 32, mask=ids < VOCAB, other=-1)
@@ -297,7 +299,7 @@ def _ban_words(row, words, node, drafts, parents, text, position, prompt, out):
     tl.store(out + last, tl.full([_BAD_LIST], -float("inf"), tl.float32), mask=begun)
 
 
-@triton.jit
+@kernel
 def _report(
     logits,
     stride,

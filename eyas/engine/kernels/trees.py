@@ -16,8 +16,9 @@ from torch import Tensor
 
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.launching import after_previous
+from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, physical_rows, store_rows
+from eyas.engine.kernels.sizes import power_of_2
 
 RIVALS = tl.constexpr(16)  # candidates with which all others are compared at a time
 
@@ -107,14 +108,14 @@ def grow(
         AT_ROOT=level == 0,
         CANDIDATES=growth.scores.shape[1],
         PAGE_SIZE=batch.page_size,
-        BLOCK=triton.next_power_of_2(probabilities.numel() // batch.size),
+        BLOCK=power_of_2(probabilities.numel() // batch.size),
         PDL=batch.pdl,
         num_warps=4,
         launch_pdl=batch.pdl,
     )
 
 
-@triton.jit(do_not_specialize=PLAIN)
+@kernel(do_not_specialize=PLAIN)
 def _grow(
     slots,
     length,
@@ -255,15 +256,15 @@ def select(batch: Batch, growth: Growth) -> None:
         TOPK=spec.topk,
         CANDIDATES=candidates,
         NODES=spec.draft_tokens - 1,
-        BLOCK=triton.next_power_of_2(candidates),
-        NODE_BLOCK=triton.next_power_of_2(tables.drafts.shape[1]),
+        BLOCK=power_of_2(candidates),
+        NODE_BLOCK=power_of_2(tables.drafts.shape[1]),
         PDL=batch.pdl,
         num_warps=8,
         launch_pdl=batch.pdl,
     )
 
 
-@triton.jit(do_not_specialize=PLAIN)
+@kernel(do_not_specialize=PLAIN)
 def _select(
     slots,
     speculative,

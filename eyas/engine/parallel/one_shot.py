@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 
 from eyas.engine.kernels.halving import halving_sum
+from eyas.engine.kernels.launching import kernel
+from eyas.engine.kernels.sizes import cdiv
 from eyas.engine.kernels.skinny import sum_group
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 
@@ -71,7 +73,7 @@ def _arrived(slots, mask, turn):
     return data
 
 
-@triton.jit(do_not_specialize=("rank", "grains", "parts"))
+@kernel(do_not_specialize=("rank", "grains", "parts"))
 def _sum_over_ranks(
     tensor,
     residual,
@@ -183,7 +185,7 @@ class OneShot:
         words, columns = tensor.view(torch.int32), tensor.shape[-1]
         group = sum_group(columns) if exact else 0
         options = {"enable_fp_fusion": False} if exact else {}
-        _sum_over_ranks[(triton.cdiv(words.numel(), BLOCK),)](
+        _sum_over_ranks[(cdiv(words.numel(), BLOCK),)](
             words,
             None if residual is None else residual.view(torch.int32),
             sums,
