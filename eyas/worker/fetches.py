@@ -69,7 +69,7 @@ class Fetches:
         """A task that is done writes no more: now the engine may do with the pages what it likes."""
         del self._running[job.pull, job.number]
         error = _error(task)
-        failure = Failure(error.code, error.message) if error else None
+        failure = Failure.of(error) if error else None
         moved = 0 if error else task.result()
         self._engine.send(CopyStopped(job.pull, job.number, moved, time.monotonic() - began, failure))
 

@@ -20,7 +20,7 @@ from draft_svc import servicer as draft
 from eyas.common import info, rpc
 from eyas.common.cached_pages import CachedPages, CacheNews
 from eyas.common.config import WorkerConfig
-from eyas.common.errors import ConfigError, Unavailable, from_code
+from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.listening import listen
 from eyas.common.metrics import WorkerMetrics
 from eyas.common.page_names import PageShape
@@ -109,7 +109,7 @@ class Front:
             for relay in relays:
                 relay.cancel()
         if stopped.failure is not None:
-            raise from_code(stopped.failure.code, stopped.failure.message)
+            raise stopped.failure.error()
 
     async def drain(self) -> None:
         """NOT_SERVING: new requests are refused with UNAVAILABLE. `run` ends when the others have ended."""

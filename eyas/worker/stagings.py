@@ -70,5 +70,5 @@ class Stagings:
             error = Cancelled("the pull was given up")
         elif isinstance(raised := task.exception(), Exception):
             error = rpc.as_eyas(raised, "staging of KV pages")
-        failure = Failure(error.code, error.message) if error else None
+        failure = Failure.of(error) if error else None
         self._engine.send(CopyStopped(job.pull, job.number, 0, time.monotonic() - began, failure))
