@@ -215,7 +215,7 @@ def _prompt_limit(model: ServedModel, options: GenerationOptions) -> int:
     return max(1, model.context_length - (1 if options.max_tokens is None else options.max_tokens))
 
 
-def answer_limit(model: ServedModel, prompt: int, least: int = 1) -> int:
+def answer_limit(model: ServedModel, prompt: int, least: int) -> int:
     """The most tokens that an answer to `prompt` tokens can have.
 
     Raises ContextLengthExceeded if these are fewer than `least`.

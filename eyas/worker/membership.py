@@ -30,9 +30,7 @@ class Membership:
     Raises ConfigError for a bad registry.
     """
 
-    def __init__(
-        self, config: WorkerConfig, describe: Callable[[], WorkerInfo], dial: rpc.Dial = rpc.channel
-    ) -> None:
+    def __init__(self, config: WorkerConfig, describe: Callable[[], WorkerInfo], dial: rpc.Dial) -> None:
         self._config = config
         self._describe = describe
         self._dial = dial
