@@ -100,7 +100,6 @@ class EngineConfig:
     lease_s: float = 30.0
     transfer: str = "auto"  # how KV is pulled: by one backend, or the best; "none": it stays
     encrypted: bool = False  # KV leaves this host in encrypted ways alone
-    transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()
 
