@@ -238,6 +238,7 @@ class Cluster:
             elif now - self._known_at[worker] > RETIRE_S:
                 del self._known_at[worker]
                 self._ledger.forget(worker)
+                self._breakers.forget(worker)
                 if session := self._sessions.pop(worker, None):
                     await session.aclose()
                 await self._channels.drop(worker)
