@@ -141,15 +141,12 @@ class Cluster:
 
     def _cached(self, info: WorkerInfo, prefix: Prefix) -> int:
         """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""
-        holding, shape = self._holdings.of(info.worker, info.epoch), self._shape(info)
+        holding = self._holdings.of(info.worker, info.epoch)
+        shape = PageShape() if holding is None else holding.shape
         since = 0.0 if holding is None else time.monotonic() - SENT_S
         sent = self._sent.matched((info.worker, info.epoch), prefix.blocks, since)
         sent -= sent % shape.size
         return sent if holding is None else max(sent, holding.matched(prefix))
-
-    def _shape(self, info: WorkerInfo) -> PageShape:
-        holding = self._holdings.of(info.worker, info.epoch)
-        return PageShape() if holding is None else holding.shape
 
     def session(self, worker: str) -> Session:
         """The open or reconnecting session of a decode worker among `workers`."""
