@@ -182,7 +182,7 @@ class Cluster:
         return worker in self._sessions and self._sessions[worker].connected
 
     def _is_ours(self, info: WorkerInfo) -> bool:
-        if not {Role.PREFILL, Role.DECODE} & set(info.roles):
+        if not info.runs_target:
             return True
         self._fingerprint = self._fingerprint or info.fingerprint
         self._arithmetic = self._arithmetic or info.arithmetic
@@ -215,8 +215,7 @@ class Cluster:
             await self._retire(time.monotonic())
 
     def _open_sessions(self) -> None:
-        targets = {Role.PREFILL, Role.DECODE}
-        self._watch.follow([info.worker for info in self.workers() if targets & set(info.roles)])
+        self._watch.follow([info.worker for info in self.workers() if info.runs_target])
         for info in self.workers():
             if Role.DECODE in info.roles and info.worker not in self._sessions:
                 session = Session(
