@@ -117,6 +117,11 @@ class EngineConfig:
         return EXACT if ranks == 1 else f"{EXACT}_tp{ranks}"
 
     @property
+    def only_drafts(self) -> bool:
+        """Whether it is a draft worker's: it runs no target model, and drafts for other workers."""
+        return set(self.roles) == {Role.DRAFT}
+
+    @property
     def speculates(self) -> bool:
         """Whether anything is drafted: by a head, by looking it up, or both."""
         return self.draft is not None or self.speculation.ngram

@@ -138,7 +138,7 @@ class Front:
             services.append((transfer.SERVICE, transfer.TransferServicer(self._engine)))
         if Role.DECODE in roles:
             services.append((decode.SERVICE, decode.DecodeServicer(self._engine, self.describe)))
-        if set(roles) == {Role.DRAFT}:  # an engine with other roles drafts for itself only
+        if self._config.engine.only_drafts:  # an engine with other roles drafts for itself only
             services.append((draft.SERVICE, draft.DraftServicer(self._engine)))
         for _, service in services:
             service.register(self._server)

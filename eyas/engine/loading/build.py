@@ -91,7 +91,7 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     loaded = EngineSpec.of(config, epoch=secrets.randbits(63))
     if loaded.target.fp8 is not None:
         _log.info("weights: %s", loaded.target.fp8)
-    if set(config.roles) == {Role.DRAFT}:
+    if config.only_drafts:
         return DraftEngine(_draft_parts(loaded), link)
     if config.attention_backend == "torch":
         return Engine(_parts(loaded, _plain_core(loaded)), link)
@@ -122,7 +122,7 @@ def _check_transfer(config: EngineConfig) -> None:
 
 
 def _check_draft_ranks(config: EngineConfig) -> None:
-    if config.dp_attention > 1 and set(config.roles) == {Role.DRAFT}:
+    if config.dp_attention > 1 and config.only_drafts:
         flag = "dp-attention"
         raise ConfigError(f"--{flag}: a draft worker is one process (--{flag} 1)", param=flag)
 
