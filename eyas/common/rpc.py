@@ -66,6 +66,9 @@ _SERVER_OPTIONS = _OPTIONS | {
 SYNTHETIC = "eyas-synthetic"
 """In the initial metadata of an answer that means nothing, because drafts were accepted by chance."""
 
+PEER = "eyas-peer"
+"""In the initial metadata of a drafter's stream, which no other server sends: the number of the stream."""
+
 _TOO_LARGE = "larger than max"  # gRPC's own words
 CODE = "eyas-code"
 PARAM = "eyas-param"
