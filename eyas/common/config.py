@@ -22,9 +22,8 @@ from eyas.common.types import EXACT, FAST, Role
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NANO = ASSETS / "nano"
 NANO_HEAD = ASSETS / "nano-eagle3"
-SHARED_MEMORY = "/dev/shm"  # can be written to where a container's root cannot
 NANO_EAGLE, NANO_MTP = ASSETS / "nano-eagle", ASSETS / "nano-mtp"  # its other heads
-
+SHARED_MEMORY = "/dev/shm"  # can be written to where a container's root cannot
 
 MOST_STEPS, MOST_TOPK, MOST_NODES = 32, 32, 256  # per round: steps, rows per step, nodes verified
 MOST_ROWS = 256  # steps times topk: the rows that a drafter computes for one sequence per round
