@@ -30,7 +30,6 @@ from eyas.engine.ipc.messages import (
 )
 from protos import draft_pb2, draft_pb2_grpc
 
-PEER_KEY = "eyas-peer"  # a header that only a drafter sends
 MAX_QUEUED = 64  # batches: about as many steps
 CONNECT_S = 5.0
 BACKOFF_S = 0.2  # doubles up to
@@ -153,7 +152,7 @@ class _DraftStream:
         try:
             async with asyncio.timeout(CONNECT_S):
                 headers = await call.initial_metadata()
-            if PEER_KEY in dict(headers):  # else it refused the call: the loop below raises that
+            if rpc.PEER in dict(headers):  # else it refused the call: the loop below raises that
                 self._down = False
                 self._send_down()
             async for pb in call:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import grpc
 
-from eyas.common import convert
+from eyas.common import convert, rpc
 from eyas.common.buffer import StreamBuffer
 from eyas.common.convert_params import params_from_pb
 from eyas.common.message import Failure
@@ -31,7 +31,6 @@ from eyas.engine.ipc.messages import (
 from protos import draft_pb2, draft_pb2_grpc
 
 SERVICE = "eyas.internal.v1.DraftService"
-PEER_KEY = "eyas-peer"
 MAX_BUFFERED = 256  # batches a decode engine may be behind
 
 Context: TypeAlias = grpc.aio.ServicerContext[
@@ -60,7 +59,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
         reader = asyncio.create_task(self._read(request_iterator, peer, buffer))
         try:
             # These headers prove that the drafter listens: the decode side counts it as down without them.
-            await context.send_initial_metadata(((PEER_KEY, str(peer)),))
+            await context.send_initial_metadata(((rpc.PEER, str(peer)),))
             while (event := await buffer.get()) is not None:
                 match event:
                     case DraftDown():

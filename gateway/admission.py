@@ -90,14 +90,13 @@ def is_synthetic(workers: Iterable[WorkerInfo]) -> bool:
 
 def arithmetic_of(workers: Iterable[WorkerInfo]) -> str:
     """Of answers: exact if all that the target model's workers among them compute is, in one way."""
-    targets = [worker for worker in workers if {Role.PREFILL, Role.DECODE} & set(worker.roles)]
-    found = {worker.arithmetic for worker in targets} or {FAST}
+    found = {worker.arithmetic for worker in workers if worker.runs_target} or {FAST}
     return found.pop() if len(found) == 1 else FAST
 
 
 def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> ServedModel:
     """The model behind this gateway. Raises Unavailable if no worker serves it."""
-    targets = [w for w in workers if w.serving and (Role.PREFILL in w.roles or Role.DECODE in w.roles)]
+    targets = [worker for worker in workers if worker.serving and worker.runs_target]
     if not targets:
         raise Unavailable("no worker is serving the model")
     return ServedModel(
@@ -215,7 +214,7 @@ def _prompt_limit(model: ServedModel, options: GenerationOptions) -> int:
     return max(1, model.context_length - (1 if options.max_tokens is None else options.max_tokens))
 
 
-def answer_limit(model: ServedModel, prompt: int, least: int = 1) -> int:
+def answer_limit(model: ServedModel, prompt: int, least: int) -> int:
     """The most tokens that an answer to `prompt` tokens can have.
 
     Raises ContextLengthExceeded if these are fewer than `least`.

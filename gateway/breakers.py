@@ -72,3 +72,7 @@ class Breakers:
             self._breakers.pop(worker, None)
         else:
             self._breakers[worker] = epoch, breaker
+
+    def forget(self, worker: str) -> None:
+        """Drops a worker that is gone for good."""
+        self._breakers.pop(worker, None)

@@ -141,15 +141,12 @@ class Cluster:
 
     def _cached(self, info: WorkerInfo, prefix: Prefix) -> int:
         """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""
-        holding, shape = self._holdings.of(info.worker, info.epoch), self._shape(info)
+        holding = self._holdings.of(info.worker, info.epoch)
+        shape = PageShape() if holding is None else holding.shape
         since = 0.0 if holding is None else time.monotonic() - SENT_S
         sent = self._sent.matched((info.worker, info.epoch), prefix.blocks, since)
         sent -= sent % shape.size
         return sent if holding is None else max(sent, holding.matched(prefix))
-
-    def _shape(self, info: WorkerInfo) -> PageShape:
-        holding = self._holdings.of(info.worker, info.epoch)
-        return PageShape() if holding is None else holding.shape
 
     def session(self, worker: str) -> Session:
         """The open or reconnecting session of a decode worker among `workers`."""
@@ -185,7 +182,7 @@ class Cluster:
         return worker in self._sessions and self._sessions[worker].connected
 
     def _is_ours(self, info: WorkerInfo) -> bool:
-        if not {Role.PREFILL, Role.DECODE} & set(info.roles):
+        if not info.runs_target:
             return True
         self._fingerprint = self._fingerprint or info.fingerprint
         self._arithmetic = self._arithmetic or info.arithmetic
@@ -218,8 +215,7 @@ class Cluster:
             await self._retire(time.monotonic())
 
     def _open_sessions(self) -> None:
-        targets = {Role.PREFILL, Role.DECODE}
-        self._watch.follow([info.worker for info in self.workers() if targets & set(info.roles)])
+        self._watch.follow([info.worker for info in self.workers() if info.runs_target])
         for info in self.workers():
             if Role.DECODE in info.roles and info.worker not in self._sessions:
                 session = Session(
@@ -238,6 +234,7 @@ class Cluster:
             elif now - self._known_at[worker] > RETIRE_S:
                 del self._known_at[worker]
                 self._ledger.forget(worker)
+                self._breakers.forget(worker)
                 if session := self._sessions.pop(worker, None):
                     await session.aclose()
                 await self._channels.drop(worker)

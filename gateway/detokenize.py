@@ -50,7 +50,7 @@ class TokenBytes:
     `decoder` is None for a tokenizer whose text is only known at its end.
     """
 
-    def __init__(self, tokenizer: HFTokenizer, *, clean_up: bool = False) -> None:
+    def __init__(self, tokenizer: HFTokenizer, *, clean_up: bool) -> None:
         """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.hf = tokenizer

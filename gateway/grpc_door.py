@@ -50,7 +50,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     `rpc.MessageInterceptor`).
     """
 
-    def __init__(self, service: str, keys: Keys, quotas: Quotas, tracer: Tracer | None = None) -> None:
+    def __init__(self, service: str, keys: Keys, quotas: Quotas, tracer: Tracer | None) -> None:
         self._keyed = f"/{service}/"
         self._keys = keys
         self._quotas = quotas

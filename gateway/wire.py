@@ -68,8 +68,7 @@ class Arriving:
     takes longest to send a body is slow or silent, and what has just begun may be neither.
     """
 
-    def __init__(self, most: int = MAX_ARRIVING_BYTES) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._held = self._peak = 0
         self._bodies: dict[asyncio.Timeout, int] = {}  # bytes of each; the oldest first
 
@@ -96,7 +95,7 @@ class Arriving:
         self._bodies[body] += size
         self._held += size
         self._peak = max(self._peak, self._held)
-        while self._held > self._most:
+        while self._held > MAX_ARRIVING_BYTES:
             oldest = next(iter(self._bodies))
             self._held -= self._bodies.pop(oldest)
             oldest.reschedule(asyncio.get_running_loop().time())

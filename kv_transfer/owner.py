@@ -2,7 +2,7 @@
 
     FILLING ──finished──> READY ──release──> RELEASED
        └─────────┴── lease ran out ──> EXPIRED
-       └─────────┴── failed, withdrawn ──> FAILED
+       └─────────┴── withdrawn ──> FAILED
 
 A pure state machine of all handles of one worker. It knows handles, times and who watches; never bytes,
 threads or the wire. Every call brings `now` (monotonic seconds), and a lease that has run out by
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eyas.common.errors import Cancelled, EyasError, TransferFailed, from_code
+from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
 
 
@@ -126,12 +126,6 @@ class Owner:
             lease.state, lease.readable = State.READY, lease.handle.tokens
             lease.first_tokens, lease.last_feature = first_tokens, last_feature
             self._tell(lease)
-
-    def failed(self, handle_id: int, error_code: str, message: str, now: float) -> None:
-        """The pages will never be complete; `error_code` is the wire name of an `EyasError`."""
-        lease = self._alive(handle_id, now)
-        if lease is not None:
-            self._end(lease, State.FAILED, from_code(error_code, message))
 
     def withdraw(self, handle_id: int, now: float) -> None:
         """The request was cancelled on this side."""

@@ -16,7 +16,14 @@ import grpc
 
 from eyas.common import chunk, convert, convert_pool
 from eyas.common.buffer import StreamBuffer
-from eyas.common.errors import InvalidRequest, NotFound, TransferFailed, Unavailable
+from eyas.common.errors import (
+    EyasError,
+    InvalidRequest,
+    NotFound,
+    RequestTimeout,
+    TransferFailed,
+    Unavailable,
+)
 from eyas.common.message import Failure
 from eyas.common.pool import PoolInfo
 from eyas.common.types import KvHandle, KvKind
@@ -33,6 +40,7 @@ from protos import transfer_pb2, transfer_pb2_grpc
 SERVICE = "eyas.internal.v1.TransferService"
 MAX_BUFFERED = 1024  # updates; one per prefill step
 RELEASE_S = 4.0
+ASKED_S = 5.0  # a puller names the pages to stage as it opens the call
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -140,10 +148,12 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     ) -> AsyncIterator[transfer_pb2.StageResponse]:
         """Slots with copies of pages, which are the caller's until it has read them, for HELD_S at most.
 
-        The same pages may be asked for as by Fetch. Raises InvalidRequest for another order of steps, and
-        TransferFailed where pages are not staged, without a Watch, or for a caller that is too slow.
+        The same pages may be asked for as by Fetch. Raises InvalidRequest for another order of steps,
+        RequestTimeout for a caller that asks for nothing, and TransferFailed where pages are not staged,
+        without a Watch, or for a caller that reads too slowly.
         """
-        request = (await _step(requests, "pages")).pages
+        late = RequestTimeout(f"the pages to stage were not named within {ASKED_S:g} s")
+        request = (await _step(requests, "pages", ASKED_S, late)).pages
         group = self._check(request)
         if not self._ready().staged:
             raise TransferFailed("this worker's pages are read where they lie")
@@ -155,11 +165,8 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             slots = await window.staged()
             self._still_watched(request)
             yield transfer_pb2.StageResponse(slots=transfer_pb2.StageSlots(slots=slots))
-            try:
-                async with asyncio.timeout(HELD_S):
-                    await _step(requests, "read")
-            except TimeoutError:
-                raise TransferFailed(f"the puller has not read its slots within {HELD_S:g} s") from None
+            slow = TransferFailed(f"the puller has not read its slots within {HELD_S:g} s")
+            await _step(requests, "read", HELD_S, slow)
             self._still_watched(request)
             yield transfer_pb2.StageResponse(held=transfer_pb2.StageHeld())
         finally:
@@ -245,12 +252,17 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         return pools[group]
 
 
-async def _step(requests: AsyncIterator[transfer_pb2.StageRequest], step: str) -> transfer_pb2.StageRequest:
-    """The next message of a Stage, which must be this step."""
-    async for request in requests:
-        if request.WhichOneof("step") == step:
-            return request
-        break
+async def _step(
+    requests: AsyncIterator[transfer_pb2.StageRequest], step: str, within_s: float, late: EyasError
+) -> transfer_pb2.StageRequest:
+    """The next message of a Stage, which must be this step. Raises `late` if it does not come in time."""
+    try:
+        async with asyncio.timeout(within_s):
+            request = await anext(aiter(requests), None)
+    except TimeoutError:
+        raise late from None
+    if request is not None and request.WhichOneof("step") == step:
+        return request
     raise InvalidRequest(f"this Stage must say {step} now", param=step)
 
 

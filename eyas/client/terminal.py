@@ -79,10 +79,11 @@ async def tell(
 
 
 def chat(server: ServerAddress, temperature: float) -> int:
-    """Asks, answers, remembers, until end of input; 1 if the last answer failed, else 0.
+    """Asks, answers, remembers, until end of input; returns the exit code.
 
-    Prompts, Markdown and commands are for a person. With a pipe at either end each line is a question, each
-    answer bare text. Raises EyasError if no server is there.
+    Prompts, Markdown and commands are for a person, who was told of every answer that failed: the code is 0.
+    With a pipe at either end each line is a question, each answer bare text, and the code is 1 if the last
+    answer failed. Raises EyasError if no server is there.
     """
     target = grpc_target(server)
     with asyncio.Runner() as runner:

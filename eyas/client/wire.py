@@ -102,7 +102,7 @@ def prompt_logprobs_from_pb(pb: eyas_pb2.PromptLogprobs) -> PromptLogprobs:
     return PromptLogprobs(pb.start, tuple(pb.tokens), tuple(rows))
 
 
-def usage_from_pb(usage: eyas_pb2.Usage, metadata: Iterable[tuple[str, str | bytes]] = ()) -> Usage:
+def usage_from_pb(usage: eyas_pb2.Usage, metadata: Iterable[tuple[str, str | bytes]]) -> Usage:
     """`metadata`: the call's initial one."""
     return Usage(
         prompt_tokens=usage.prompt_tokens,

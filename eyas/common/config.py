@@ -22,9 +22,8 @@ from eyas.common.types import EXACT, FAST, Role
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 NANO = ASSETS / "nano"
 NANO_HEAD = ASSETS / "nano-eagle3"
-SHARED_MEMORY = "/dev/shm"  # can be written to where a container's root cannot
 NANO_EAGLE, NANO_MTP = ASSETS / "nano-eagle", ASSETS / "nano-mtp"  # its other heads
-
+SHARED_MEMORY = "/dev/shm"  # can be written to where a container's root cannot
 
 MOST_STEPS, MOST_TOPK, MOST_NODES = 32, 32, 256  # per round: steps, rows per step, nodes verified
 MOST_ROWS = 256  # steps times topk: the rows that a drafter computes for one sequence per round
@@ -100,7 +99,6 @@ class EngineConfig:
     lease_s: float = 30.0
     transfer: str = "auto"  # how KV is pulled: by one backend, or the best; "none": it stays
     encrypted: bool = False  # KV leaves this host in encrypted ways alone
-    transfer_policy: str = "recompute"  # or "fail"
     log_format: str = "text"  # or "json"; also of the front before this engine
     speculation: SpeculationConfig = SpeculationConfig()
 
@@ -116,6 +114,11 @@ class EngineConfig:
             return FAST
         ranks = self.tensor_parallel_size
         return EXACT if ranks == 1 else f"{EXACT}_tp{ranks}"
+
+    @property
+    def only_drafts(self) -> bool:
+        """Whether it is a draft worker's: it runs no target model, and drafts for other workers."""
+        return set(self.roles) == {Role.DRAFT}
 
     @property
     def speculates(self) -> bool:

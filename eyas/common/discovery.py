@@ -108,7 +108,7 @@ def is_redis(spec: str) -> bool:
 class StaticRegistry(Registry):
     """A fixed list of addresses. A worker may be listed by another address than its own name."""
 
-    def __init__(self, addresses: Sequence[str], dial: rpc.Dial = rpc.channel) -> None:
+    def __init__(self, addresses: Sequence[str], dial: rpc.Dial) -> None:
         self._addresses = addresses
         self._roster = Roster(aliases=True, dial=dial)
 
@@ -143,7 +143,7 @@ class RedisRegistry(Registry):
     a bad `url`.
     """
 
-    def __init__(self, url: str, dial: rpc.Dial = rpc.channel, ca: str | None = None) -> None:
+    def __init__(self, url: str, dial: rpc.Dial, ca: str | None) -> None:
         self._keys = WorkerKeys(url, "going on with the workers that are known", ca)
         self._roster = Roster(aliases=False, dial=dial)
         self._tasks: list[asyncio.Task[None]] = []

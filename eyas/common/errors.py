@@ -105,17 +105,16 @@ class Overloaded(EyasError):
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429
     code = "overloaded"
-    retry_after_s: int = 1
+
+    def __init__(self, message: str, retry_after_s: int = 1, *, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
 
 
 class RateLimited(Overloaded):
     """The caller's key has used what it may."""
 
     code = "rate_limit_exceeded"
-
-    def __init__(self, message: str, retry_after_s: int = 1, *, param: str | None = None) -> None:
-        super().__init__(message, param=param)
-        self.retry_after_s = retry_after_s
 
 
 class Cancelled(EyasError):

@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from typing import Any
 
 FORMATS = ("text", "json")
+RARELY_S = 60.0
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -57,18 +58,17 @@ def setup(process: str, format: str = "text", *, reads_text: bool = False) -> No
 
 
 class Rarely:
-    """A logger for what callers can cause often: it writes one line per `every_s` and drops the others."""
+    """A logger for what callers can cause often: it writes one line per `RARELY_S` and drops the others."""
 
-    def __init__(self, log: logging.Logger, every_s: float = 60.0) -> None:
+    def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._every_s = every_s
         self._next = 0.0
 
     def warning(self, message: str, *args: object) -> None:
         """As `logging.Logger.warning`, unless a line was written too recently."""
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + self._every_s
+            self._next = now + RARELY_S
             self._log.warning(message, *args)
 
 

@@ -66,6 +66,9 @@ _SERVER_OPTIONS = _OPTIONS | {
 SYNTHETIC = "eyas-synthetic"
 """In the initial metadata of an answer that means nothing, because drafts were accepted by chance."""
 
+PEER = "eyas-peer"
+"""In the initial metadata of a drafter's stream, which no other server sends: the number of the stream."""
+
 _TOO_LARGE = "larger than max"  # gRPC's own words
 CODE = "eyas-code"
 PARAM = "eyas-param"
@@ -322,9 +325,18 @@ async def _message(context: Any) -> Any:
 def map_rpc_error(error: grpc.aio.AioRpcError, advice: Advice = AMONG_SERVICES) -> EyasError:
     """What the server raised: the class that its trailer names, else the most general one of the status.
 
-    `advice`: to who called, where TLS was in the way.
+    An Overloaded has the seconds to wait that the trailer says. `advice`: to who called, where TLS was in the
+    way.
     """
     metadata = {key: value for key, value in error.trailing_metadata() or ()}
+    known = _named(error, metadata, advice)
+    wait_s = str(metadata.get(RETRY_AFTER, ""))
+    if isinstance(known, Overloaded) and wait_s.isdecimal():  # a proxy may name a date
+        known.retry_after_s = int(wait_s)
+    return known
+
+
+def _named(error: grpc.aio.AioRpcError, metadata: dict[str, Any], advice: Advice) -> EyasError:
     message = explained(error.details() or f"the call ended with {error.code().name}", advice)
     code = metadata.get(CODE)
     if code is None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in message:

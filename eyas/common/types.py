@@ -275,3 +275,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     backlog: Backlog = Backlog()
     rates: StepRates | None = None
     arithmetic: str = FAST
+
+    @property
+    def runs_target(self) -> bool:
+        """Whether it runs the target model: it computes prompts, or decodes."""
+        return Role.PREFILL in self.roles or Role.DECODE in self.roles

@@ -51,9 +51,8 @@ def measure(shape: ClusterShape, draw: Draw, rate: float, effort: Effort) -> Loa
     return outcome(play(shape, draw(rate, count, effort.seed)), shape.targets, WARM_UP_S)
 
 
-def find_knee(shape: ClusterShape, draw: Draw, effort: Effort, guess: float = 1.0) -> Knee:
+def find_knee(shape: ClusterShape, draw: Draw, effort: Effort, guess: float) -> Knee:
     """The knee of a cluster, looked for from `guess` requests per second."""
-
     best, missed = Knee(0.0, None), float("inf")
     rate, factor = min(max(guess, LOWEST), HIGHEST), 1.25
     while missed > best.rate * effort.precision and LOWEST <= rate <= HIGHEST:
@@ -71,7 +70,7 @@ def find_knee(shape: ClusterShape, draw: Draw, effort: Effort, guess: float = 1.
 
 
 def best_knee(
-    shapes: Sequence[ClusterShape], draw: Draw, effort: Effort, guess: float = 1.0
+    shapes: Sequence[ClusterShape], draw: Draw, effort: Effort, guess: float
 ) -> tuple[ClusterShape, Knee]:
     """The shape that bears most, and its knee. `shapes`: one or more, the likeliest first.
 

@@ -71,7 +71,7 @@ class SimulatedStep:
 class SimulatedWorker:
     """State of one worker between events. The cluster calls it, and knows the time."""
 
-    def __init__(self, hardware: Hardware, believed: StepTimes | None = None) -> None:
+    def __init__(self, hardware: Hardware, believed: StepTimes | None) -> None:
         """`believed`: what its own table says of its steps; None: what they take."""
         self.hardware = hardware
         self.cache = BlockCache()

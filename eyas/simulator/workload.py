@@ -6,15 +6,12 @@ Prefixes are hash ids of blocks, as traces have them. It knows no worker and no 
 from __future__ import annotations
 
 import itertools
-import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCK_TOKENS = 512
 """Tokens per hash id, as in Mooncake's traces."""
-
-DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +84,6 @@ def chats(load: Chats, rate: float, count: int, seed: int) -> list[SimulatedRequ
             prompt += load.output_len
             at_s += rng.expovariate(1 / load.pause_s)
     return sorted(arrivals, key=lambda arrival: arrival.at_s)[:count]
-
-
-def day(traffic: Traffic, mean_rate: float, seed: int) -> Iterator[SimulatedRequest]:
-    """A day whose rate follows a sine: at most 1.8 times the mean at noon, a fifth of it at midnight."""
-    rng = random.Random(f"day {seed}")
-    at_s, number, most = 0.0, 0, 1.8
-    while True:
-        at_s += rng.expovariate(mean_rate * most)
-        if at_s >= DAY_S:
-            return
-        if rng.random() * most < 1.0 - 0.8 * math.cos(2 * math.pi * at_s / DAY_S):
-            yield _draw(traffic, at_s, number, rng)
-            number += 1
 
 
 def means(arrivals: Sequence[SimulatedRequest]) -> tuple[float, float, float]:

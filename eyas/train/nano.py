@@ -165,7 +165,7 @@ def make_head(run: Run) -> None:
     save_head(head, run.head)
 
 
-def train_nano(out: Path, *, scale: Scale = FULL, device: str = "cuda", seed: int = 0) -> None:
+def train_nano(out: Path, *, scale: Scale, device: str, seed: int = 0) -> None:
     """Makes the embedded model under `out`: `nano/` and `nano-eagle3/`."""
     run = Run(out, scale, device, seed)
     torch.manual_seed(seed)

@@ -72,6 +72,6 @@ def _run(config: EngineConfig, link: EngineLink) -> None:
 
 def _failure(error: Exception) -> Failure:
     if isinstance(error, EyasError):
-        return Failure(error.code, error.message)
+        return Failure.of(error)
     logging.getLogger("eyas.engine").error("the engine failed", exc_info=error)
-    return Failure(EyasError.code, f"the engine failed: {type(error).__name__}: {error}")
+    return Failure.of(EyasError(f"the engine failed: {type(error).__name__}: {error}"))

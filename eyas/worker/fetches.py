@@ -11,9 +11,10 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from eyas.common import rpc
-from eyas.common.errors import Cancelled, EyasError, TransferFailed
+from eyas.common.errors import Cancelled, TransferFailed
 from eyas.common.types import KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import CopyPages, CopyStopped, Failure
@@ -68,9 +69,8 @@ class Fetches:
     def _stopped(self, job: CopyPages, began: float, task: asyncio.Task[int]) -> None:
         """A task that is done writes no more: now the engine may do with the pages what it likes."""
         del self._running[job.pull, job.number]
-        error = _error(task)
-        failure = Failure(error.code, error.message) if error else None
-        moved = 0 if error else task.result()
+        failure = failure_of(task, "a fetch of KV pages")
+        moved = 0 if failure else task.result()
         self._engine.send(CopyStopped(job.pull, job.number, moved, time.monotonic() - began, failure))
 
     def _pool(self, group: KvKind) -> Pages:
@@ -81,8 +81,9 @@ class Fetches:
         return self._pools[group]
 
 
-def _error(task: asyncio.Task[int]) -> EyasError | None:
+def failure_of(task: asyncio.Task[Any], what: str) -> Failure | None:
+    """How a copy's task failed, which is done; None if it did not. A defect is logged as one of `what`."""
     if task.cancelled():
-        return Cancelled("the pull was given up")
+        return Failure.of(Cancelled("the pull was given up"))
     error = task.exception()
-    return rpc.as_eyas(error, "a fetch of KV pages") if isinstance(error, Exception) else None
+    return Failure.of(rpc.as_eyas(error, what)) if isinstance(error, Exception) else None

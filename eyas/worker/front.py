@@ -20,7 +20,7 @@ from draft_svc import servicer as draft
 from eyas.common import info, rpc
 from eyas.common.cached_pages import CachedPages, CacheNews
 from eyas.common.config import WorkerConfig
-from eyas.common.errors import ConfigError, Unavailable, from_code
+from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.listening import listen
 from eyas.common.metrics import WorkerMetrics
 from eyas.common.page_names import PageShape
@@ -109,7 +109,7 @@ class Front:
             for relay in relays:
                 relay.cancel()
         if stopped.failure is not None:
-            raise from_code(stopped.failure.code, stopped.failure.message)
+            raise stopped.failure.error()
 
     async def drain(self) -> None:
         """NOT_SERVING: new requests are refused with UNAVAILABLE. `run` ends when the others have ended."""
@@ -138,7 +138,7 @@ class Front:
             services.append((transfer.SERVICE, transfer.TransferServicer(self._engine)))
         if Role.DECODE in roles:
             services.append((decode.SERVICE, decode.DecodeServicer(self._engine, self.describe)))
-        if set(roles) == {Role.DRAFT}:  # an engine with other roles drafts for itself only
+        if self._config.engine.only_drafts:  # an engine with other roles drafts for itself only
             services.append((draft.SERVICE, draft.DraftServicer(self._engine)))
         for _, service in services:
             service.register(self._server)

@@ -1,9 +1,8 @@
 """The link between a front and its engine: batches of commands down, batches of events up.
 
-There are two transports with one interface (`FrontLink`, and `eyas.engine.ipc.link.EngineLink`): `ZmqFront`
-and `ZmqEngine` join two processes; `LocalFront` and `LocalEngine` join two threads of one process, in tests.
-This file knows how batches travel, not what they mean. `send` never waits on either side: admission bounds
-the requests in flight, and the front watches the engine's progress.
+`ZmqFront` and `ZmqEngine` join two processes. What is on a link sees its interface alone: `FrontLink`, and
+`eyas.engine.ipc.link.EngineLink`. This file knows how batches travel, not what they mean. `send` never waits
+on either side: admission bounds the requests in flight, and the front watches the engine's progress.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import queue
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -23,7 +21,6 @@ import zmq
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Command, Event
 
-LOOK_S = 0.001
 RECONNECT_MS = 600_000  # by then an engine without its front is long gone
 
 _COMMANDS = msgspec.msgpack.Decoder(list[Command])
@@ -132,46 +129,3 @@ class ZmqEngine(EngineLink):
         """Closes the socket; events that have not left get half a second."""
         self._socket.close()
         self._context.term()
-
-
-class LocalFront:
-    """The front's end of an in-process link. Construct it on the front's event loop, before the engine."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[list[Event]] = asyncio.Queue()
-        self.commands: queue.SimpleQueue[Sequence[Command]] = queue.SimpleQueue()
-
-    def send(self, commands: Sequence[Command]) -> None:
-        """Queues the commands; never blocks."""
-        self.commands.put(commands)
-
-    async def recv(self) -> list[Event]:
-        """Waits for the engine's next events."""
-        return await self._events.get()
-
-    def deliver(self, events: Sequence[Event]) -> None:
-        """Hands a batch to the front. The engine's thread calls it."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._events.put_nowait, list(events))
-
-
-class LocalEngine(EngineLink):
-    """The engine's end of an in-process link."""
-
-    def __init__(self, front: LocalFront) -> None:
-        self._front = front
-
-    def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
-        timeout_s = min(timeout_s, LOOK_S) if bells else timeout_s  # a queue has no descriptor to wait for
-        commands: list[Command] = []
-        try:
-            commands += self._front.commands.get(timeout=timeout_s) if timeout_s > 0 else ()
-            while True:
-                commands += self._front.commands.get_nowait()
-        except queue.Empty:
-            return commands
-
-    def send(self, events: Sequence[Event]) -> None:
-        if events:
-            self._front.deliver(events)

@@ -30,9 +30,7 @@ class Membership:
     Raises ConfigError for a bad registry.
     """
 
-    def __init__(
-        self, config: WorkerConfig, describe: Callable[[], WorkerInfo], dial: rpc.Dial = rpc.channel
-    ) -> None:
+    def __init__(self, config: WorkerConfig, describe: Callable[[], WorkerInfo], dial: rpc.Dial) -> None:
         self._config = config
         self._describe = describe
         self._dial = dial
@@ -108,4 +106,4 @@ class Membership:
         """Whether the worker only drafts (others draft for themselves only) and has our model and head."""
         own = self._describe()
         models = own.fingerprint, own.draft_fingerprint
-        return info.roles == (Role.DRAFT,) and (info.fingerprint, info.draft_fingerprint) == models
+        return not info.runs_target and (info.fingerprint, info.draft_fingerprint) == models

@@ -103,7 +103,7 @@ class Probes:
         """None, which is told, if the probe ended while this event was under way."""
         owner = self._owners.get(job.pull)
         if owner is None:
-            failure = Failure(TransferFailed.code, "this probe has ended")
+            failure = Failure.of(TransferFailed("this probe has ended"))
             self._engine.send(CopyStopped(job.pull, job.number, 0, 0.0, failure))
         return owner
 

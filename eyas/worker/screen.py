@@ -30,7 +30,7 @@ def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> in
 class Screen:
     """Prints what happens to a `LocalCluster`, whose callbacks are `log` and `progress`. `quiet`: no logs."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._console = Console(stderr=True, soft_wrap=True, highlight=False)
         self._status = self._console.status("")

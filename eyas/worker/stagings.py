@@ -10,11 +10,11 @@ import asyncio
 import functools
 import time
 
-from eyas.common import rpc
-from eyas.common.errors import Cancelled, EyasError, TransferFailed
+from eyas.common.errors import TransferFailed
 from eyas.common.watch import Staging
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import CopyRead, CopyStaged, CopyStopped, Failure, StageCopy
+from eyas.engine.ipc.messages import CopyRead, CopyStaged, CopyStopped, StageCopy
+from eyas.worker.fetches import failure_of
 
 ANSWER_S = 8.0  # an owner that has named no slots by then, or not said that they were held, is given up
 READ_S = 30.0  # longer than an owner holds slots: an engine that has not read them by then never will
@@ -65,10 +65,5 @@ class Stagings:
 
     def _stopped(self, job: StageCopy, began: float, task: asyncio.Task[None]) -> None:
         del self._running[job.pull, job.number]
-        error: EyasError | None = None
-        if task.cancelled():
-            error = Cancelled("the pull was given up")
-        elif isinstance(raised := task.exception(), Exception):
-            error = rpc.as_eyas(raised, "staging of KV pages")
-        failure = Failure(error.code, error.message) if error else None
+        failure = failure_of(task, "staging of KV pages")
         self._engine.send(CopyStopped(job.pull, job.number, 0, time.monotonic() - began, failure))

@@ -148,7 +148,7 @@ class Pulls:
         """The pull of a copy; None, which is told, if it failed while this event was under way."""
         if event.pull in self._watches:
             return self._watches[event.pull][0]
-        failure = Failure(TransferFailed.code, "the Watch of this pull has ended")
+        failure = Failure.of(TransferFailed("the Watch of this pull has ended"))
         self._engine.send(CopyStopped(event.pull, event.number, 0, 0.0, failure))
         return None
 
@@ -172,7 +172,7 @@ class Pulls:
             if not pull.releasing:
                 self._watches.pop(pull.number, None)
                 known = rpc.as_eyas(error, f"the Watch of handle {pull.handle.id}")
-                self._engine.send(PullFailed(pull.number, Failure(known.code, known.message)))
+                self._engine.send(PullFailed(pull.number, Failure.of(known)))
 
     async def _ask_verdict(self, pull: _Pull) -> None:
         try:

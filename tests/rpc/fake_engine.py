@@ -69,7 +69,7 @@ from eyas.engine.ipc.messages import (
     WatchUpdate,
 )
 from eyas.worker.front import Front
-from eyas.worker.link import LocalEngine, LocalFront
+from tests.rpc.local_link import LocalEngine, LocalFront
 
 REFUSE, STALL, DIE, SLOW, WEDGE = 900, 901, 902, 903, 904
 FEATURE = b"\x00\x01\xff\x7f" * 3

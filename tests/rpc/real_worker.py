@@ -22,7 +22,7 @@ from eyas.common.types import GenerationRequest, KvHandle, Role
 from eyas.engine.ipc.messages import Load
 from eyas.engine.loading.build import build_engine
 from eyas.worker.front import Front
-from eyas.worker.link import LocalEngine, LocalFront
+from tests.rpc.local_link import LocalEngine, LocalFront
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 

@@ -212,6 +212,14 @@ async def test_a_call_is_made_anew_only_before_its_first_token(backend: Scripted
         assert len(backend.streams) == 2
 
 
+async def test_a_client_waits_as_long_as_the_server_says(backend: ScriptedBackend) -> None:
+    backend.refusal = Overloaded("the queue is full", 60)
+    async with served(backend) as address, AsyncClient(address) as client:
+        with pytest.raises(Overloaded) as refused:
+            await client.chat(CHAT, timeout_s=30)  # no time for another one
+        assert refused.value.retry_after_s == 60 and len(backend.requests) == 1
+
+
 async def test_leaving_a_stream_ends_its_retries(backend: ScriptedBackend) -> None:
     backend.refusal = Unavailable("starting")
     async with served(backend) as address, AsyncClient(address) as client:

@@ -117,12 +117,14 @@ async def test_draft_pages_come_the_same_way(
         assert pages == a.engine._parts.pools[1].tensor[list(handle.shards[0].pages)].numpy().tobytes()
 
 
-async def test_a_route_that_cannot_be_taken_is_one_clear_error(two_hosts: Any) -> None:
-    async with two_hosts(transfer="shm", transfer_policy="fail") as (a, b), decoding(b) as decode:
+async def test_a_route_that_cannot_be_taken_is_one_clear_line(
+    two_hosts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two_hosts(transfer="shm") as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
-        failed = await decode.next(replies.Failed)
-        assert failed.failure.code == "config_error"
-        assert "is not a file in" in failed.failure.message and "transfer is shm" in failed.failure.message
+        await decode.next(replies.Lost)
+        (line,) = [line for line in caplog.messages if "its KV did not arrive" in line]
+        assert "is not a file in" in line and "transfer is shm" in line
 
 
 class Slow(transfer.TransferServicer):
@@ -161,13 +163,17 @@ async def test_a_peer_that_goes_away_in_the_middle_is_lost_and_recomputed(
 
 
 async def test_an_owner_that_sends_nothing_is_given_up(
-    two_hosts: Any, slow: type[Slow], monkeypatch: pytest.MonkeyPatch
+    two_hosts: Any,
+    slow: type[Slow],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("eyas.worker.fetches.STALL_S", 0.3)
-    async with two_hosts(transfer_policy="fail") as (a, b), decoding(b) as decode:
+    async with two_hosts() as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
-        failed = await decode.next(replies.Failed)
-        assert "sent nothing for 0.3 s" in failed.failure.message
+        await decode.next(replies.Lost)
+        assert "cannot come by grpc: the owner of the pages sent nothing for 0.3 s" in caplog.text
+        decode.session.cancel("r")
         await b.idle()
 
 

@@ -18,10 +18,10 @@ from eyas.common.types import Entry, Finish, FirstToken, Role, Timings
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
 from eyas.worker.front import Front
-from eyas.worker.link import LocalEngine, LocalFront
 from eyas.worker.liveness import Liveness
 from prefill_svc.servicer import PrefillServicer
 from protos import prefill_pb2
+from tests.rpc.local_link import LocalEngine, LocalFront
 
 
 async def next_of(session: Any, kind: type) -> Any:

@@ -21,7 +21,6 @@ from eyas.common.errors import Overloaded
 from gateway import fields, http, pace
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
-from gateway.wire import Arriving
 
 
 class Server(uvicorn.Server):
@@ -247,7 +246,7 @@ async def test_half_a_body_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_half_bodies_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that began first is given up; what comes at once is served meanwhile."""
-    monkeypatch.setattr(Arriving.__init__, "__defaults__", (2300,))
+    monkeypatch.setattr("gateway.wire.MAX_ARRIVING_BYTES", 2300)
     async with serving(ScriptedBackend(nano_tokenizer())) as url:
         lines = ["POST /v1/completions HTTP/1.1", "host: x", "authorization: Bearer k", "content-length: 900"]
         head = "\r\n".join([*lines, "", ""]).encode()

@@ -27,7 +27,8 @@ from eyas.engine.ipc.messages import (
     Submit,
     WatchUpdate,
 )
-from eyas.worker.link import LocalEngine, LocalFront, ZmqEngine, ZmqFront, new_endpoint
+from eyas.worker.link import ZmqEngine, ZmqFront, new_endpoint
+from tests.rpc.local_link import LocalEngine, LocalFront
 
 HANDLE = KvHandle("h:1", 2**64 - 1, 0, 9, KvKind.DRAFT, "l", 5, (Shard(0, (3, 4)),))
 COMMANDS = [

@@ -86,13 +86,15 @@ async def test_stopped_workers(tmp_path: Path) -> None:
             assert isinstance(error, Unavailable) and seconds < CLEAR_S, (error, seconds)
 
 
-async def test_channels_to_workers_that_are_gone_for_good_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_workers_that_are_gone_for_good_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_cluster, "RETIRE_S", 0.5)
     async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, cluster):
         gone, stays = started
+        cluster.did(gone.address, Unavailable("it is ill"))
         await gone.kill()
         async with asyncio.timeout(5):
             while gone.address in cluster._channels:
                 await asyncio.sleep(0.02)
         assert set(cluster._channels) == set(cluster._sessions) == {stays.address}
+        assert not cluster._breakers._breakers
         assert await refusal(backend, "r") == (None, pytest.approx(0, abs=2))

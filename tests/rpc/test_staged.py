@@ -10,18 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from real_worker import RealWorker, alone, decoding, prefill, real_worker, tiny_config
 from staged_rig import PROMPT, SLOTS, pair, pretend, request, same_pages, slots_free, slots_left
 
 from eyas.common import clients, replies, rpc
 from eyas.common.config import EngineConfig
+from eyas.common.errors import RequestTimeout
 from eyas.common.types import Role
 from eyas.engine.kv.staged_copier import StagedCopier
 from eyas.engine.kv.staging import Staging
 from eyas.engine.loop import engine as loop_engine
 from kv_transfer.backends import table
 from kv_transfer.backends.nixl import NixlBackend
+from protos import transfer_pb2_grpc
 from tests.unit.fake_nixl import FakeNixl
 
 
@@ -107,6 +110,20 @@ async def test_bytes_that_were_not_held_until_they_were_read_do_not_count(
         await b.idle()
         await a.idle()
         assert slots_left(a) == slots_free(b) == SLOTS and nixl.wrong == []
+
+
+async def test_a_call_to_stage_that_asks_for_nothing_ends(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefill_svc.transfer.ASKED_S", 0.3)
+    async with (
+        real_worker(config, Role.PREFILL, pool_dir=str(tmp_path)) as a,
+        rpc.channel(a.address) as channel,
+    ):
+        call = transfer_pb2_grpc.TransferServiceStub(channel).Stage()
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await asyncio.wait_for(call.read(), 5)
+        assert type(rpc.map_rpc_error(ended.value)) is RequestTimeout
 
 
 async def test_more_prompts_than_staging_holds_take_turns(

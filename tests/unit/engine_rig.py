@@ -109,7 +109,7 @@ class Rig:
             pulls=self.pulls,
             draft_kv=None,
             outbox=self.outbox,
-            admission=Admission(64, VOCAB, max_waiting=8, transfer_policy="recompute"),
+            admission=Admission(64, VOCAB, max_waiting=8),
             joined=self._joined,
             left=lambda seq: None,
             copy_page=lambda source, target: None,

@@ -96,7 +96,7 @@ def test_help_is_quick() -> None:
         (["serve", "--tp", "2"], "--tensor-parallel-size: 2 needs a GPU"),
         (["serve", "--cuda-graph-max-bs", "8"], "--cuda-graph-max-bs: 8 needs a GPU"),
         (["serve", "--synthetic-acceptance-length", "3"], "--synthetic-acceptance-length: needs --rejection"),
-        (["serve", "--rejection-sample-method", "synthetic"], "synthetic_acceptance_rates or"),
+        (["serve", "--rejection-sample-method", "synthetic"], "--synthetic-acceptance-rates: give either"),
         (["serve", *SYNTHETIC], "--rejection-sample-method: synthetic needs a GPU"),
         (["serve", "--uniform-experts"], "--uniform-experts: needs a GPU"),
         ([*ON_GPU, "--dp-attention", "2"], "--dp-attention: 2 ranks need --device cpu so far"),

@@ -83,14 +83,11 @@ class OwnerUnderAnyOrder(RuleBasedStateMachine):
         self.owner.finished(handle, (), b"", self.now)
 
     @precondition(lambda self: self.now > 20.0)
-    @rule(handle=handles, cancelled=st.booleans())
-    def give_up(self, handle, cancelled):
+    @rule(handle=handles)
+    def give_up(self, handle):
         if book := self.alive(handle):
             book.ended = True
-        if cancelled:
-            self.owner.withdraw(handle, self.now)
-        else:
-            self.owner.failed(handle, "internal_error", "A chunk failed.", self.now)
+        self.owner.withdraw(handle, self.now)
 
     @rule(handle=handles, epoch=epochs, newer=newer)
     def open_watch(self, handle, epoch, newer):

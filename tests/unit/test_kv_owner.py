@@ -194,15 +194,6 @@ def test_a_watch_must_show_the_handle_as_it_was_offered(owner, change):
     assert owner.release(handle.id, EPOCH, 1, 3.0) is True, "a refused Watch disturbs no other"
 
 
-def test_failure_reaches_the_watch_and_frees_the_pages(owner):
-    handle = owner.offer(OFFER, 0.0).id
-    watch(owner, 1, handle, EPOCH, 1, 0.0)
-    owner.failed(handle, "overloaded", "The pool is full.", 1.0)
-    updates, free = owner.take()
-    assert [(u.failure.code, u.failure.message) for u in updates] == [("overloaded", "The pool is full.")]
-    assert free == [handle]
-
-
 def test_withdrawing_tells_the_watch_that_it_was_cancelled(owner):
     handle = ready_handle(owner)
     watch(owner, 1, handle, EPOCH, 1, 2.0)
@@ -246,7 +237,7 @@ def test_a_release_by_a_higher_attempt_ends_the_lower_watch(owner):
 
 
 def test_one_failure_is_not_sticky(owner):
-    owner.failed(owner.offer(OFFER, 0.0).id, "internal_error", "A chunk failed.", 1.0)
+    owner.withdraw(owner.offer(OFFER, 0.0).id, 1.0)
     handle = ready_handle(owner)
     watch(owner, 1, handle, EPOCH, 1, 2.0)
     assert owner.release(handle, EPOCH, 1, 3.0) is True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 import zlib
@@ -22,7 +21,6 @@ from eyas.engine.ipc.messages import (
     CopyPages,
     CopyStopped,
     Event,
-    Failed,
     Failure,
     Lost,
     OpenPull,
@@ -53,10 +51,9 @@ assert len(PROOF) == GEOMETRY.page_bytes and POOL.geometry.pages == 64
 class FrontRig(Rig):
     """Real routes and backends; the test is the front."""
 
-    def __init__(self, transfer: str = "auto", policy: str = "recompute") -> None:
+    def __init__(self, transfer: str = "auto") -> None:
         self.transfer = transfer
         super().__init__()
-        self.requests.admission = dataclasses.replace(self.requests.admission, transfer_policy=policy)
 
     def _pulls(self) -> Pulls:
         memory = memoryview(bytearray(65 * GEOMETRY.page_bytes))
@@ -149,12 +146,13 @@ def test_a_proof_with_other_bytes_is_named_and_no_page_is_copied() -> None:
     ],
 )
 def test_a_way_that_does_not_lead_there_is_refused_by_name(
-    transfer: str, exports: dict[str, dict[str, bytes]], sentence: str
+    transfer: str, exports: dict[str, dict[str, bytes]], sentence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = FrontRig(transfer, policy="fail")
+    rig = FrontRig(transfer)
     info = msgspec.structs.replace(INFO, ranks=(RankPool(0, 0, exports),))
-    (failed,) = of(rig.tell(PullReady(rig.attach("a", info), 28)), Failed)
-    assert re.search(sentence, failed.failure.message) and rig.held() == 0
+    assert of(rig.tell(PullReady(rig.attach("a", info), 28)), Lost)
+    (line,) = [line for line in caplog.messages if "its KV did not arrive" in line]
+    assert re.search(sentence, line) and rig.held() == 0
 
 
 def test_a_rank_that_the_owner_did_not_describe_is_refused() -> None:

@@ -18,6 +18,16 @@ def test_the_readme_shows_the_example_that_runs(name: str) -> None:
     assert f"```python\n{code}\n```" in (ROOT / "README.md").read_text()
 
 
+def test_the_readme_names_every_folder() -> None:
+    folders = (ROOT / "README.md").read_text().partition("## Folders")[2].partition("## ")[0]
+    own = [f"{part.name}/" for part in ROOT.iterdir() if (part / "__init__.py").exists()]
+    eyas = [f"eyas/{part.name}/" for part in (ROOT / "eyas").iterdir() if (part / "__init__.py").exists()]
+    engine = folders.partition("eyas/engine/")[2].partition("eyas/worker/")[0]
+    parts = [part.name for part in (ROOT / "eyas" / "engine").iterdir() if (part / "__init__.py").exists()]
+    missing = [name for name in [*own, *eyas] if f"\n{name}" not in folders and name != "eyas/"]
+    assert missing + [name for name in parts if name not in engine] == []
+
+
 def test_the_readme_names_every_flag_of_a_server() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     for add in (

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from engine_rig import VOCAB, Rig, handle, request
 
+from eyas.common.errors import InvalidRequest
 from eyas.common.types import Backlog, Choice, Finish, FirstToken, KvKind
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.ipc.messages import (
@@ -46,6 +47,15 @@ def test_a_choice_cancelled_before_its_pages_came_never_joins() -> None:
     rig.requests.cancel(Cancel("a", 1))
     rig.arrive(pull, *(FirstToken(c, 5) for c in range(3)))
     assert sorted(seq.choice for seq in rig.joined) == [0, 2]
+
+
+def test_a_failure_of_an_admitted_request_names_the_field() -> None:
+    rig = Rig()
+    rig.submit(request(10), attach=True)
+    rig.requests.attach(Attach("a", 1, (handle(9),)))
+    (failed,) = rig.said(Failed)
+    error = failed.failure.error()
+    assert isinstance(error, InvalidRequest) and error.param == "handles"
 
 
 def test_the_last_choice_cancelled_while_waiting_ends_the_request() -> None:

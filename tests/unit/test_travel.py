@@ -111,7 +111,7 @@ def test_pages_of_a_file_stay_too(spec: EngineSpec) -> None:
 @pytest.mark.parametrize("roles", [(Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)])
 def test_a_worker_that_needs_others_lets_its_pages_travel(spec: EngineSpec, roles: tuple[Role, ...]) -> None:
     config = dataclasses.replace(spec.config, transfer="none", roles=roles)
-    with pytest.raises(ConfigError, match="--transfer none: only a worker with all roles"):
+    with pytest.raises(ConfigError, match="--transfer: none, but only a worker with all roles"):
         build_engine(config, QueueLink(lambda event: None))
 
 

@@ -25,9 +25,9 @@ class Inspection(FolderWeights):
         self,
         folder: Path,
         spelling: Callable[[str], str],
-        quantized: Fp8 | None = None,
+        quantized: Fp8 | None,
         *,
-        blank: bool = False,
+        blank: bool,
     ) -> None:
         super().__init__(folder, spelling, quantized=quantized)
         self._blank = blank

@@ -300,7 +300,7 @@ class Executor:
             torch.cuda.synchronize()
 
     @torch.inference_mode()
-    def capture(self, shapes: SequenceOf[StepShape], late: SequenceOf[tuple[int, int]] = ()) -> None:
+    def capture(self, shapes: SequenceOf[StepShape], late: SequenceOf[tuple[int, int]]) -> None:
         """Record a graph for each shape, all in one pool of memory; no two are replayed at once.
 
         `late`: as many sequences that catch up before rounds of such a width.

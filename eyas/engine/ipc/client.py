@@ -117,7 +117,7 @@ class EngineClient:
         """Tells every owner that the engine is gone, and refuses new streams with `error`."""
         self._refusal = error
         for owner in list(self._owners.values()):
-            owner(Stopped(Failure(error.code, error.message)))
+            owner(Stopped(Failure.of(error)))
 
     def dispatch(self, events: Sequence[Event]) -> None:
         """Gives each event to its owner. Events of a stream that has ended are dropped."""

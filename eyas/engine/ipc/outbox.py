@@ -60,7 +60,7 @@ class Outbox:
 
     def failed(self, generation: Generation, error: EyasError) -> None:
         """Queues the failure of an admitted request."""
-        self.add(Failed(generation.id, generation.attempt, Failure(error.code, error.message)))
+        self.add(Failed(generation.id, generation.attempt, Failure.of(error)))
 
     def take(self) -> list[Event]:
         """Takes all events out, in order; the step's tokens come last."""

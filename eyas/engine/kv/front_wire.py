@@ -5,7 +5,6 @@ It knows the messages; which backend asks, and what for, it does not.
 
 from __future__ import annotations
 
-from eyas.common.errors import from_code
 from eyas.engine.ipc.messages import CopyPages, CopyRead, CopyStaged, CopyStopped, StageCopy, StopCopy
 from eyas.engine.ipc.outbox import Outbox
 from kv_transfer.backends.base import Copy
@@ -65,8 +64,7 @@ class FrontWire:
             if name in self._staging:
                 self._staged.append((self._staging[name], command.slots))
             return
-        failure = command.failure
-        error = None if failure is None else from_code(failure.code, failure.message)
+        error = None if command.failure is None else command.failure.error()
         for running, over in ((self._fetching, self._stopped), (self._staging, self._let_go)):
             if (job := running.pop(name, None)) is not None:
                 over.append(Done(job, command.bytes, command.seconds, error))

@@ -119,7 +119,7 @@ class Leases:
 
 
 def _message(update: Update) -> WatchUpdate:
-    failure = None if update.failure is None else Failure(update.failure.code, update.failure.message)
+    failure = None if update.failure is None else Failure.of(update.failure)
     return WatchUpdate(
         update.watch, update.tokens, update.done, update.first_tokens, update.last_feature, failure
     )

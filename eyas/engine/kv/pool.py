@@ -17,7 +17,6 @@ from typing import Protocol
 
 import torch
 
-from eyas.common.config import SHARED_MEMORY
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
 from eyas.common.pool import Geometry
@@ -245,7 +244,7 @@ def _fill_proof(page: torch.Tensor) -> int:
     return zlib.crc32(proof)
 
 
-def new_pool_path(group: str, directory: Path = Path(SHARED_MEMORY)) -> Path:
+def new_pool_path(group: str, directory: Path) -> Path:
     """A fresh name, for a pool or what else lies beside one, that says which process owns the file.
 
     `sweep_stale` removes it when that process is gone.
@@ -253,7 +252,7 @@ def new_pool_path(group: str, directory: Path = Path(SHARED_MEMORY)) -> Path:
     return directory / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-{group}"
 
 
-def sweep_stale(directory: Path = Path(SHARED_MEMORY)) -> list[Path]:
+def sweep_stale(directory: Path) -> list[Path]:
     """Removes the files of processes that are gone, and says which."""
     stale = []
     for path in directory.glob("eyas-*"):

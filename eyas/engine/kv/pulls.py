@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, get_args
 
-from eyas.common.errors import EyasError, TransferFailed, from_code
+from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle
 from eyas.engine.ipc.messages import (
@@ -203,7 +203,7 @@ class Pulls:
             case PullDone():
                 active.pull.done(command.choices, command.last_feature, now)
             case PullFailed():
-                active.pull.failed(from_code(command.failure.code, command.failure.message), now)
+                active.pull.failed(command.failure.error(), now)
             case PullReleased():
                 active.pull.released(command.valid, now)
         self._act(active)

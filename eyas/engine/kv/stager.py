@@ -125,4 +125,4 @@ class Stager:
             held.outlet.slots.give(held.slots)
 
     def _refuse(self, call: int, error: EyasError) -> None:
-        self.outbox.add(Staged(call, failure=Failure(error.code, error.message)))
+        self.outbox.add(Staged(call, failure=Failure.of(error)))

@@ -91,7 +91,7 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     loaded = EngineSpec.of(config, epoch=secrets.randbits(63))
     if loaded.target.fp8 is not None:
         _log.info("weights: %s", loaded.target.fp8)
-    if set(config.roles) == {Role.DRAFT}:
+    if config.only_drafts:
         return DraftEngine(_draft_parts(loaded), link)
     if config.attention_backend == "torch":
         return Engine(_parts(loaded, _plain_core(loaded)), link)
@@ -105,7 +105,8 @@ def _check_device(config: EngineConfig) -> None:
     if config.device == "cpu":
         return
     if not torch.cuda.is_available():
-        raise ConfigError(f"device {config.device!r} is not available: PyTorch sees no GPU here")
+        message = f"--device: {config.device} is not available: PyTorch sees no GPU here"
+        raise ConfigError(message, param="device")
     first, ranks = number_of(config.device), config.tensor_parallel_size
     if (there := torch.cuda.device_count()) < first + ranks:
         message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
@@ -114,15 +115,14 @@ def _check_device(config: EngineConfig) -> None:
 
 def _check_transfer(config: EngineConfig) -> None:
     if config.transfer == NONE and set(config.roles) != set(Role):
-        raise ConfigError(
-            "--transfer none: only a worker with all roles needs no other's pages", param="transfer"
-        )
+        text = "--transfer: none, but only a worker with all roles needs no other's pages"
+        raise ConfigError(text, param="transfer")
     if reason := unfit(config.transfer, config.tensor_parallel_size):
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
 def _check_draft_ranks(config: EngineConfig) -> None:
-    if config.dp_attention > 1 and set(config.roles) == {Role.DRAFT}:
+    if config.dp_attention > 1 and config.only_drafts:
         flag = "dp-attention"
         raise ConfigError(f"--{flag}: a draft worker is one process (--{flag} 1)", param=flag)
 
@@ -288,7 +288,7 @@ def _longest(pages: int, limits: Limits, context_length: int) -> int:
 
 def _draft_parts(loaded: EngineSpec) -> DraftParts:
     if loaded.head is None:
-        raise ConfigError("a draft worker needs a draft head (--draft DIR)")
+        raise ConfigError("--draft: a draft worker needs a draft head (--draft DIR)", param="draft")
     worker = draft_worker(loaded)
     pool, outbox = worker.runner.pool, Outbox()
     moves = travel(worker.loaded, {KvKind.DRAFT: pool}, outbox)

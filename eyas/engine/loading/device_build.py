@@ -79,7 +79,7 @@ class Rank:
 
 
 def build_device(
-    loaded: EngineSpec, start: Start, grammars: Grammars, lead: Lead | None = None
+    loaded: EngineSpec, start: Start, grammars: Grammars, lead: Lead | None
 ) -> tuple[EngineSpec, Device]:
     """`lead`: over the other ranks, if there are any. Raises ConfigError if model and KV pages do not fit."""
     if lead is None:

@@ -9,7 +9,6 @@ import psutil
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.types import Role
 from eyas.engine.kv.host_memory import HostMemory
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.pages import PagePool
@@ -26,7 +25,7 @@ def check_host_cache(config: EngineConfig) -> None:
     asked = config.host_cache_gb
     if not asked:
         return
-    if set(config.roles) == {Role.DRAFT}:
+    if config.only_drafts:
         raise ConfigError(f"--{FLAG}: a draft worker has no prefix cache", param=FLAG)
     if config.tensor_parallel_size > 1:
         raise ConfigError(f"--{FLAG}: GPUs that share a model have no host tier", param=FLAG)

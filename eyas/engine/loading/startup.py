@@ -17,7 +17,6 @@ import psutil
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import capability
-from eyas.common.types import Role
 from eyas.engine.kernels.warm import Warmup
 
 # No kernel depends on these.
@@ -67,7 +66,7 @@ class Start:
         phases = Phases()
         if config.device == "cpu" or config.attention_backend != "triton":
             return cls(phases)
-        if set(config.roles) == {Role.DRAFT}:
+        if config.only_drafts:
             return cls(phases)  # it launches few kernels, none of them the target's
         try:
             version = capability(config.device)

@@ -122,7 +122,6 @@ class Engine:
             context_length=parts.ready.context_length,
             vocab_size=parts.model.vocab_size,
             max_waiting=parts.config.max_waiting,
-            transfer_policy=parts.config.transfer_policy,
             travels=parts.travels,
             drafts=parts.config.speculation if parts.config.speculates else None,
         )

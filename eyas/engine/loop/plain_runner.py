@@ -61,7 +61,7 @@ class PlainRunner:
         pools: tuple[KvPool, ...],
         forward: Forward,
         tap: FeatureTap | None,
-        grammars: Grammars | None = None,
+        grammars: Grammars | None,
     ) -> None:
         """`grammars`: of requests that have one; None: none has."""
         self.model = model

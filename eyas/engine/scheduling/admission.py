@@ -20,7 +20,6 @@ class Admission:
     context_length: int  # not more than the pool holds for one request
     vocab_size: int
     max_waiting: int
-    transfer_policy: str  # "recompute" or "fail": what becomes of a request whose pages did not arrive
     travels: bool = True  # can KV pages leave this worker, or come here?
     drafts: SpeculationConfig | None = None  # how far a request's drafts may reach; None: there are none
 

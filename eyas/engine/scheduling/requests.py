@@ -225,11 +225,8 @@ class Requests:
         assert isinstance(owner, Generation)
         with serving(owner.request.request_id, owner.request.traceparent):
             _log.warning("request %s: its KV did not arrive: %s", owner.id, error.message)
-        if self.admission.transfer_policy == "fail":
-            self.fail(owner, error)
-        else:
-            self._forget_handles(owner)
-            self.outbox.add(Lost(owner.id, owner.attempt))
+        self._forget_handles(owner)
+        self.outbox.add(Lost(owner.id, owner.attempt))
 
     def pages_free(self, pages: list[int]) -> None:
         """Takes back the destination pages of a pull that ended early, once no copy writes them."""
