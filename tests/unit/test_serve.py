@@ -21,7 +21,7 @@ from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.types import Role
 from eyas.worker.child import Child
 from eyas.worker.plan import Machine, plan
-from eyas.worker.pool_folder import PREFIX, PoolFolder, living_in
+from eyas.worker.pool_folder import PREFIX, living_in, new_pool_folder
 from eyas.worker.ports import free_ports
 from eyas.worker.serve import LocalCluster
 
@@ -261,7 +261,7 @@ async def test_a_start_that_is_given_up_says_whether_it_had_failed(
 
 
 def test_a_pool_folder_leaves_nothing(tmp_path: Path) -> None:
-    pools = PoolFolder(str(tmp_path))
+    pools = new_pool_folder(str(tmp_path))
     (pools.path / "pool").write_bytes(b"left by a worker that was killed")
     pools.leave()
     assert list(tmp_path.iterdir()) == []
@@ -270,8 +270,8 @@ def test_a_pool_folder_leaves_nothing(tmp_path: Path) -> None:
 def test_a_dead_clusters_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}dead").mkdir()
     (tmp_path / f"{PREFIX}dead" / "pool").write_bytes(b"old")
-    living = PoolFolder(str(tmp_path))
-    another = PoolFolder(str(tmp_path))
+    living = new_pool_folder(str(tmp_path))
+    another = new_pool_folder(str(tmp_path))
     assert sorted(tmp_path.iterdir()) == sorted([living.path, another.path])
     living.leave()
     another.leave()
@@ -281,9 +281,9 @@ def test_a_dead_clusters_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path
 LIVING = """
 import sys
 from pathlib import Path
-from eyas.worker.pool_folder import PoolFolder, living_in
+from eyas.worker.pool_folder import living_in, new_pool_folder
 if sys.argv[1] == "cluster":
-    print(PoolFolder(sys.argv[2]).path, flush=True)
+    print(new_pool_folder(sys.argv[2]).path, flush=True)
     sys.stdin.read()
 with living_in(Path(sys.argv[2])):
     print("in", flush=True)
