@@ -19,6 +19,7 @@ from eyas.common import api_keys
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.types import Role
+from eyas.worker import keeper
 from eyas.worker.child import Child
 from eyas.worker.plan import Machine, plan
 from eyas.worker.pool_folder import PREFIX, living_in, new_pool_folder
@@ -147,6 +148,32 @@ async def test_a_stubborn_process_is_killed_in_bounded_time() -> None:
     assert 0.3 <= time.monotonic() - began < 2.0
 
 
+async def test_a_process_that_cannot_be_started_is_started_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As while its program is replaced."""
+    monkeypatch.setattr(keeper, "BACKOFF_S", (0.05,))
+    said: list[str] = []
+    program = tmp_path / "program"
+
+    def install() -> None:
+        program.write_text("#!/bin/sh\nexec sleep 60\n")
+        program.chmod(0o700)
+
+    install()
+    child = Child("worker", (str(program),), lambda name, line: said.append(line))
+    child.start()
+    keeping = asyncio.create_task(keeper.keep(child, lambda name, line: said.append(line)))
+    program.unlink()
+    child.kill()
+    refused = "cannot be started (No such file or directory); trying again in 0.05 s"
+    await until(lambda: said.count(refused) > 1)
+    install()
+    await until(lambda: child.running)
+    keeping.cancel()
+    child.kill()
+
+
 async def test_grandchildren_go_too() -> None:
     child = Child("parent", python(WITH_GRANDCHILD), lambda *_: None)
     child.start()
@@ -166,6 +193,7 @@ time.sleep(60)
 """
 SUPERVISOR = """
 import sys, time
+from eyas.worker import keeper
 from eyas.worker.child import Child
 child = Child("child", (sys.executable, "-c", sys.argv[1]), lambda *_: None)
 child.start()
