@@ -14,14 +14,13 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from eyas.common import api_keys
 from eyas.common import logging as eyas_logging
 from eyas.common.config import SHARED_MEMORY, GatewayConfig
 from eyas.common.discovery import registry
+from eyas.common.errors import ConfigError
 from eyas.common.listening import claim
 from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child
@@ -29,9 +28,11 @@ from eyas.worker.gateway_main import warn_if_open
 from eyas.worker.keeper import keep
 from eyas.worker.leave import Leave
 from eyas.worker.plan import gateway_argv
+from eyas.worker.shared_folder import SharedFolder
 from gateway.siblings import SUFFIX
 from gateway.tokenizer import Tokenizer
 
+PREFIX = "eyas-gateway-"
 GRACE_S = 5.0  # after the drain time
 _logger = logging.getLogger("eyas.gateway")
 
@@ -78,17 +79,25 @@ def _members(config: GatewayConfig) -> Iterator[list[Child]]:
     with contextlib.ExitStack() as held:
         http = held.enter_context(claim(config.host, config.port, "port"))
         grpc = held.enter_context(claim(config.host, config.grpc_port, "grpc-port"))
-        sockets = tempfile.TemporaryDirectory(prefix="eyas-gateway-", dir=SHARED_MEMORY)
-        folder = Path(held.enter_context(sockets))
+        folder = _socket_folder()
+        held.callback(folder.leave)
         config = dataclasses.replace(config, port=http.getsockname()[1], grpc_port=grpc.getsockname()[1])
         environment = api_keys.environment(config.api_keys)
         children = []
         for number in range(config.processes):
             name = f"gateway-{number}"
-            member = dataclasses.replace(config, processes=1, member=str(folder / f"{name}{SUFFIX}"))
+            member = dataclasses.replace(config, processes=1, member=str(folder.path / f"{name}{SUFFIX}"))
             command = (sys.executable, "-m", "eyas.cli", *gateway_argv(member))
             children.append(Child(name, command, _log, environment))
         yield children
+
+
+def _socket_folder() -> SharedFolder:
+    """A group that is killed leaves its own behind, which the next one removes."""
+    try:
+        return SharedFolder(SHARED_MEMORY, PREFIX)
+    except OSError as error:
+        raise ConfigError(f"no socket can be made in {SHARED_MEMORY}: {error.strerror}") from None
 
 
 async def _stop(children: list[Child], leave: Leave, drain_s: float) -> None:

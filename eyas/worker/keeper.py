@@ -21,4 +21,16 @@ async def keep(child: Child, log: LogLine) -> None:
         log(child.name, f"ended with code {code}; starting it again in {pause:g} s")
         child.kill()  # the rest of its group would keep its port and its pool
         await asyncio.sleep(pause)
-        child.start()
+        await _start(child, log)
+
+
+async def _start(child: Child, log: LogLine) -> None:
+    """Tries until it succeeds: memory may be short for a moment, or the program is just being replaced."""
+    while True:
+        try:
+            child.start()
+            return
+        except OSError as error:
+            pause = BACKOFF_S[-1]
+            log(child.name, f"cannot be started ({error.strerror}); trying again in {pause:g} s")
+        await asyncio.sleep(pause)

@@ -29,7 +29,7 @@ from eyas.worker.child import Child, LogLine
 from eyas.worker.folder import check_engine
 from eyas.worker.keeper import keep
 from eyas.worker.plan import Machine, gateway_argv, plan, worker_argv
-from eyas.worker.pool_folder import PoolFolder
+from eyas.worker.pool_folder import new_pool_folder
 from eyas.worker.ports import free_ports
 from gateway.quotas import read_limits
 
@@ -106,7 +106,7 @@ class LocalCluster:
         return self._pools.path
 
     async def __aenter__(self) -> LocalCluster:
-        self._pools = PoolFolder(self._pool_dir)
+        self._pools = new_pool_folder(self._pool_dir)
         try:
             await self._start()
         except BaseException:

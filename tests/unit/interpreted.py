@@ -3,13 +3,15 @@
 The interpreter's numbers are arrays of one element, and numpy >= 2.4 takes none of those as an index. It
 replaces the language by its own for every call of a function, also within a kernel where that is done; it
 computes overflows that it then does not look at; what it rounds to FP8 loses the carry of a mantissa, and
-what it reads of it is always a number.
+what it reads of it is always a number. It knows one kernel at a time, and engines in several threads launch
+theirs together: here they take turns.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,8 @@ _patch_tensor = interpreter._patch_lang_tensor
 _patch = interpreter._patch_lang
 _convert = interpreter._convert_float
 _get_dtype = interpreter._get_np_dtype
+_execute = interpreter.GridExecutor.__call__
+_turn = threading.Lock()
 _init_block = tl.block_type.__init__
 _init_tensor = tl.tensor.__init__
 _patched: set[ModuleType] = set()
@@ -99,6 +103,11 @@ def _numpy_dtype(type: tl.dtype) -> np.dtype[Any]:
     return _dtypes[type.name]
 
 
+def _execute_alone(kernel: interpreter.GridExecutor, *args: Any, **kwargs: Any) -> None:
+    with _turn:
+        _execute(kernel, *args, **kwargs)
+
+
 def install() -> None:
     """From now on, in this process."""
     tl.block_type.__init__ = _type_block
@@ -107,5 +116,6 @@ def install() -> None:
     interpreter._convert_float = _convert_to_fp8
     interpreter._patch_lang_tensor = _patch_with_index
     interpreter._patch_lang = _patch_once
+    interpreter.GridExecutor.__call__ = _execute_alone
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

@@ -5,7 +5,6 @@ The NextN layer behind the model's own is the draft head.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.batch.spans import Span
 from tests.unit.test_device_engine import answers, on_device, rounds, tokens
+from tests.unit.tiny import edit
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
@@ -35,6 +35,7 @@ V2 = {
     "routed_scaling_factor": 1.0,
 }
 """What else a config.json of V2-Lite says."""
+CORRECTION = "model.layers.{}.mlp.gate.e_score_correction_bias"  # which V2 does not have
 
 DRAFTS = {
     "plain": None,
@@ -48,8 +49,7 @@ def write(folder: Path, sizes: dict[str, Any]) -> EngineConfig:
     """The plain engine of such a model."""
     write_tiny_nextn_deepseek(folder, sizes)
     if sizes is LITE:
-        raw = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(raw | V2))
+        edit(folder, {CORRECTION.format(layer): None for layer in (1, 2)}, **V2)
     return EngineConfig(
         model=str(folder),
         draft=str(folder),

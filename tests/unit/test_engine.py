@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
 import pytest
-from loopback import Loopback, Result, split_configs, wait_all
+from loopback import Loopback, QueueLink, Result, split_configs, wait_all
 from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
-from eyas.engine.ipc.messages import Cancel
+from eyas.engine.ipc.messages import Cancel, Event, Load, Ready, Shutdown
+from eyas.engine.loading.build import build_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -335,6 +337,22 @@ def test_the_load_counts_steps_and_tells_how_long_the_oldest_waits(base: EngineC
     assert sum(load.step_seconds) == load.step_sequences_total == 60 and load.step_sequences[0] == 60
     assert load.step_seconds_total > 0.0 and load.oldest_waiting_s == 0.0
     cluster.close()
+
+
+def test_a_worker_that_is_ready_says_at_once_what_it_can_take(base: EngineConfig) -> None:
+    said: list[Event] = []
+
+    class OneBatch(QueueLink):
+        def send(self, events: Sequence[Event]) -> None:
+            said.extend(events if not said else ())
+
+    link = OneBatch(said.append)
+    link.commands.put(Shutdown())
+    config = replace(base, draft=None, max_running=8, max_waiting=10)
+    build_engine(config, link).run()
+    ready, load = said
+    assert isinstance(ready, Ready) and isinstance(load, Load)
+    assert (load.backlog.prefill_room, load.backlog.decode_room) == (10, 18)
 
 
 def test_deadlines_end_requests(base: EngineConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -37,7 +38,7 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from tests.unit.families import write_family
 from tests.unit.model_rig import HeadRig, Rig
-from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny import edit, write_tiny_eagle3, write_tiny_llama
 
 pytestmark = pytest.mark.slow
 
@@ -173,15 +174,17 @@ def test_every_family(tmp_path: Path, way: str, family: str) -> None:
 
 @pytest.mark.parametrize("first", FIRST.values(), ids=FIRST.keys())
 @pytest.mark.parametrize("bare", [0, 1])
-def test_a_layer_without_a_norm_before_it(target: Path, first: int, bare: int) -> None:
+def test_a_layer_without_a_norm_before_it(target: Path, tmp_path: Path, first: int, bare: int) -> None:
     """As draft heads have it; and it is another model."""
-    usual = read_model(target)
+    folder = Path(shutil.copytree(target, tmp_path / "bare"))
+    edit(folder, {f"model.layers.{bare}.input_layernorm.weight": None})
+    usual = read_model(folder)
     layers = list(usual.layers)
     layers[bare] = replace(layers[bare], norms=Norms(before_attention=""))
     config = replace(usual, layers=tuple(layers))
-    same_forwards(target, first, config, Rig(target, config))
+    same_forwards(folder, first, config, Rig(folder, config))
     with pytest.raises(AssertionError):
-        same_forwards(target, first, config)
+        same_forwards(folder, first, config, Rig(target))
 
 
 SPECIALS: dict[str, dict[str, Any]] = {
@@ -213,8 +216,8 @@ def test_every_field_of_a_specification_is_known() -> None:
         ModelConfig: "folder architecture vocab_size hidden_size norm_eps layers context_length tied_head "
         "norm_offset embedding_scale logit_soft_cap fp8 renamed eos_token_ids load_format",
         LayerSpec: "attention feed_forward norms",
-        AttentionSpec: "num_heads num_kv_heads head_dim rope scale window soft_cap qkv_bias output_bias "
-        "head_norms",
+        AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
+        "output_bias head_norms",
         FeedForwardSpec: "width activation",
         Norms: "before_attention after_attention before_feed_forward after_feed_forward",
     }

@@ -106,7 +106,7 @@ class Steps(RuleBasedStateMachine):
 
 def play() -> None:
     run_state_machine_as_test(
-        Steps, settings=settings(max_examples=150, stateful_step_count=25, derandomize=True, deadline=None)
+        Steps, settings=settings(max_examples=500, stateful_step_count=25, derandomize=True, deadline=None)
     )
 
 

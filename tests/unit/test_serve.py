@@ -19,9 +19,10 @@ from eyas.common import api_keys
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.types import Role
+from eyas.worker import keeper
 from eyas.worker.child import Child
 from eyas.worker.plan import Machine, plan
-from eyas.worker.pool_folder import PREFIX, PoolFolder, living_in
+from eyas.worker.pool_folder import PREFIX, living_in, new_pool_folder
 from eyas.worker.ports import free_ports
 from eyas.worker.serve import LocalCluster
 
@@ -147,6 +148,32 @@ async def test_a_stubborn_process_is_killed_in_bounded_time() -> None:
     assert 0.3 <= time.monotonic() - began < 2.0
 
 
+async def test_a_process_that_cannot_be_started_is_started_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As while its program is replaced."""
+    monkeypatch.setattr(keeper, "BACKOFF_S", (0.05,))
+    said: list[str] = []
+    program = tmp_path / "program"
+
+    def install() -> None:
+        program.write_text("#!/bin/sh\nexec sleep 60\n")
+        program.chmod(0o700)
+
+    install()
+    child = Child("worker", (str(program),), lambda name, line: said.append(line))
+    child.start()
+    keeping = asyncio.create_task(keeper.keep(child, lambda name, line: said.append(line)))
+    program.unlink()
+    child.kill()
+    refused = "cannot be started (No such file or directory); trying again in 0.05 s"
+    await until(lambda: said.count(refused) > 1)
+    install()
+    await until(lambda: child.running)
+    keeping.cancel()
+    child.kill()
+
+
 async def test_grandchildren_go_too() -> None:
     child = Child("parent", python(WITH_GRANDCHILD), lambda *_: None)
     child.start()
@@ -166,6 +193,7 @@ time.sleep(60)
 """
 SUPERVISOR = """
 import sys, time
+from eyas.worker import keeper
 from eyas.worker.child import Child
 child = Child("child", (sys.executable, "-c", sys.argv[1]), lambda *_: None)
 child.start()
@@ -261,7 +289,7 @@ async def test_a_start_that_is_given_up_says_whether_it_had_failed(
 
 
 def test_a_pool_folder_leaves_nothing(tmp_path: Path) -> None:
-    pools = PoolFolder(str(tmp_path))
+    pools = new_pool_folder(str(tmp_path))
     (pools.path / "pool").write_bytes(b"left by a worker that was killed")
     pools.leave()
     assert list(tmp_path.iterdir()) == []
@@ -270,8 +298,8 @@ def test_a_pool_folder_leaves_nothing(tmp_path: Path) -> None:
 def test_a_dead_clusters_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}dead").mkdir()
     (tmp_path / f"{PREFIX}dead" / "pool").write_bytes(b"old")
-    living = PoolFolder(str(tmp_path))
-    another = PoolFolder(str(tmp_path))
+    living = new_pool_folder(str(tmp_path))
+    another = new_pool_folder(str(tmp_path))
     assert sorted(tmp_path.iterdir()) == sorted([living.path, another.path])
     living.leave()
     another.leave()
@@ -281,9 +309,9 @@ def test_a_dead_clusters_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path
 LIVING = """
 import sys
 from pathlib import Path
-from eyas.worker.pool_folder import PoolFolder, living_in
+from eyas.worker.pool_folder import living_in, new_pool_folder
 if sys.argv[1] == "cluster":
-    print(PoolFolder(sys.argv[2]).path, flush=True)
+    print(new_pool_folder(sys.argv[2]).path, flush=True)
     sys.stdin.read()
 with living_in(Path(sys.argv[2])):
     print("in", flush=True)

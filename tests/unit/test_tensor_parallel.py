@@ -225,9 +225,9 @@ def test_special_rows_arrive() -> None:
 def test_those_who_join_arrive() -> None:
     words, features = np.arange(8, dtype=np.int32).reshape(4, 2), np.array([[0.5, -1.5, 3e9]] * 2, np.float32)
     writes = np.array([[7, 9], [1, -1]], np.int32)
-    joined, told = calls.joined_of(calls.join(Joined(words, features), writes))
+    joined, told = calls.joined_of(calls.join(Joined(words, features, 3), writes))
     assert np.array_equal(joined.words, words) and np.array_equal(joined.features, features)
-    assert np.array_equal(told, writes)
+    assert np.array_equal(told, writes) and joined.width == 3
     assert calls.features([3, 5]).numbers == (3, 5)
 
 

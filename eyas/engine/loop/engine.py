@@ -183,7 +183,8 @@ class Engine:
         """Serves until it is told to stop, then frees everything and says `Stopped`."""
         gc.collect()
         gc.freeze()  # what the start left behind is not searched again: that would stop a step for 20 ms
-        self._link.send([self._parts.ready])
+        # Together, so that no worker is known to serve whose room is not known: it would count as full.
+        self._link.send([self._parts.ready, self._stamped(self._load(), time.monotonic())])
         try:
             while not self._stopping:
                 self._receive()
