@@ -33,6 +33,7 @@ from eyas.engine.kernels import (
     blocks,
     combine,
     grouped,
+    grouped_wide,
     latent_attend,
     latent_products,
     latent_rows,
@@ -52,7 +53,13 @@ from tests.gpu.answer_latent import write_rank
 PAGE = 16
 KERNELS = {
     "norm": [(row_kernels, "_norm")],
-    "products": [(grouped, "product_kernel"), (single, "_products"), (single, "_back")],
+    "products": [
+        (grouped, "product_kernel"),
+        (grouped_wide, "_by_depth"),
+        (grouped_wide, "_by_columns"),
+        (single, "_products"),
+        (single, "_back"),
+    ],
     "norms and kept row": [(latent_rows, "_write")],
     "into latents": [(latent_products, "_absorb")],
     "attention": [(latent_attend, "_attend")],
@@ -100,7 +107,7 @@ class Bench:
         with ExitStack() as stack:
             for module, name in KERNELS.get(without, ()):
                 kernel = getattr(module, name)
-                stack.enter_context(mock.patch.object(kernel, "run", lambda *_, **__: None))
+                stack.enter_context(mock.patch.object(kernel, "launch", lambda *_, **__: None))
             if without in FIXED:
                 module, name = FIXED[without]
                 fixed = self._said(module, name, batch)

@@ -51,27 +51,12 @@ class Fp8Weight:
 class Fp8Rows:
     """Rows e4m3 [m, k], and scales float32 [m, ceil(k / 128)], or [m] if a row has one.
 
-    The scales of a block lie beside each other, row by row. Behind the rows, and behind each block's scales,
-    is memory for a multiple of four. `dtype`: in which products give results.
+    Behind the rows is memory for a multiple of four. `dtype`: in which products give results.
     """
 
     stored: torch.Tensor
     scales: torch.Tensor
     dtype: torch.dtype
-
-    @property
-    def apart(self) -> int:
-        """How far from each other two scales of a row lie."""
-        return self.scales.stride(1) if self.scales.dim() == 2 else 0
-
-    def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows and scales with what is behind them: a multiple of four rows, of which the last may hold
-        anything.
-        """
-        rows = cdiv(len(self.stored), ALIGNED) * ALIGNED
-        both = self.stored, self.scales
-        stored, scales = (part.as_strided((rows, *part.shape[1:]), part.stride()) for part in both)
-        return stored, scales
 
 
 @dataclass(frozen=True)
@@ -106,18 +91,16 @@ def quantise(x: torch.Tensor, rounding: Rounding, pdl: bool = False) -> Fp8Rows:
     blocks = min(_BLOCKS, power_of_2(count))
     grid = (m, cdiv(count, blocks))
     sizes = {"K": k, "COUNT": count, "BLOCKS": blocks, "POWERS": rounding.powers, "PDL": pdl}
-    _quantise[grid](x, out.stored, out.scales, out.apart, **sizes, num_warps=4, launch_pdl=pdl)
+    _quantise[grid](x, out.stored, out.scales, **sizes, num_warps=4, launch_pdl=pdl)
     return out
 
 
 def room_for(rows: torch.Tensor, rounding: Rounding) -> Fp8Rows:
     """For rows [m, k] like these, to be rounded."""
     (m, k), device = rows.shape, rows.device
-    padded = cdiv(m, ALIGNED) * ALIGNED
-    stored = torch.empty(padded, k, dtype=torch.float8_e4m3fn, device=device)
-    each = (cdiv(k, SIDE), padded) if rounding.rows == "block" else (padded,)
-    scales = torch.empty(each, dtype=torch.float32, device=device)
-    return Fp8Rows(stored[:m], scales.t()[:m], rows.dtype)
+    stored = torch.empty(cdiv(m, ALIGNED) * ALIGNED, k, dtype=torch.float8_e4m3fn, device=device)
+    each = (m, cdiv(k, SIDE)) if rounding.rows == "block" else (m,)
+    return Fp8Rows(stored[:m], torch.empty(each, dtype=torch.float32, device=device), rows.dtype)
 
 
 def mode_of(rounding: Rounding) -> str:
@@ -151,9 +134,9 @@ def _quantise_rows(
         tl.store(stored + row * K + first + column, rounded.to(tl.float8e4nv), mask=first + column < K)
 
 
-@kernel(do_not_specialize=["apart"])
+@kernel
 def _quantise(
-    x, stored, scales, apart,
+    x, stored, scales,
     K: tl.constexpr, COUNT: tl.constexpr, BLOCKS: tl.constexpr, POWERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some blocks of a row."""
@@ -164,11 +147,11 @@ def _quantise(
     values = tl.load(x + row * K + column, mask=column < K, other=0.0)
     rounded, scale = quantised(values, POWERS)
     tl.store(stored + row * K + column, rounded, mask=column < K)
-    tl.store(scales + block * apart + row, scale, mask=block < COUNT)
+    tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
 
 
 @triton.jit
-def rounded_row(values, row, stored, scales, apart, given, WIDTH: tl.constexpr, MODE: tl.constexpr):
+def rounded_row(values, row, stored, scales, given, WIDTH: tl.constexpr, MODE: tl.constexpr):
     """One row, values [a multiple of 128] with zeros from WIDTH on, stored as `quantise` does.
 
     MODE: a scale for each 128 of it ("block", "powers"), for the row ("token"), or the given one ("tensor").
@@ -180,7 +163,7 @@ def rounded_row(values, row, stored, scales, apart, given, WIDTH: tl.constexpr, 
         column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
         rounded, scale = quantised(tl.reshape(values, (SIZE // 128, 128)), MODE == "powers")
         tl.store(stored + row * WIDTH + column, rounded, mask=column < WIDTH)
-        tl.store(scales + block * apart + row, scale, mask=block < COUNT)
+        tl.store(scales + row * COUNT + block, scale, mask=block < COUNT)
     else:
         column, wide = tl.arange(0, SIZE), values.to(tl.float32)
         divisor = tl.zeros((SIZE,), tl.float32) + given

@@ -18,9 +18,9 @@ from eyas.engine.kernels.launching import call_ahead, kernel
 _MOST_STEPS = tl.constexpr(SHORT)
 
 
-@kernel(do_not_specialize=["x_apart", "out_apart", "choices", "most"])
+@kernel(do_not_specialize=["choices", "most"])
 def product_kernel(
-    x, x_scales, x_apart, weights, stored, scales, out, out_scales, out_apart, order, blocks, partials,
+    x, x_scales, weights, stored, scales, out, out_scales, order, blocks, partials,
     tickets, choices, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
@@ -44,7 +44,7 @@ def product_kernel(
         count = tl.load(blocks + 3 * most)
     for cell in range(tl.program_id(0), count * TILES, tl.num_programs(0)):
         _one_tile(
-            x, x_scales, x_apart, weights, scales, out, out_scales, out_apart, order, blocks, partials,
+            x, x_scales, weights, scales, out, out_scales, order, blocks, partials,
             tickets, choices, most, cell, count, N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GROUP,
             PER_ROW, SCATTER, GATED, GELU, BLOCKS, CHANNELS, POWERS, MADE,
         )  # fmt: skip
@@ -81,7 +81,7 @@ def _call_ahead(
 
 @triton.jit
 def _one_tile(
-    x, x_scales, x_apart, weights, scales, out, out_scales, out_apart, order, blocks, partials, tickets,
+    x, x_scales, weights, scales, out, out_scales, order, blocks, partials, tickets,
     choices, most, cell, count,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GROUP: tl.constexpr,
@@ -108,7 +108,7 @@ def _one_tile(
     source = tl.where(inside, source, 0).to(tl.int64)
     first = tile * COLUMNS
     a, b = _folded(
-        x, x_scales, x_apart, weights, scales, source, expert, first,
+        x, x_scales, weights, scales, source, expert, first,
         N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT, FOLDS, GATED, BLOCKS, CHANNELS,
     )  # fmt: skip
     last = True
@@ -138,13 +138,13 @@ def _one_tile(
     made = tl.trans(a).to(MADE)
     if out_scales is not None:
         made, scale = quantised(tl.where(there, made, 0.0), POWERS)
-        tl.store(out_scales + tile * out_apart + target, scale, mask=inside & last)
+        tl.store(out_scales + target * ((OUTPUTS + 127) // 128) + tile, scale, mask=inside & last)
     tl.store(out + spot, made, mask=kept)
 
 
 @triton.jit
 def _folded(
-    x, x_scales, x_apart, weights, scales, source, expert, first,
+    x, x_scales, weights, scales, source, expert, first,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, SPLIT: tl.constexpr, FOLDS: tl.constexpr, GATED: tl.constexpr,
     BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -152,12 +152,12 @@ def _folded(
     """This program's part of weight . rows^T: FOLDS stretches of k, each on its own, then their sum."""
     stretch = tl.program_id(1) * FOLDS
     a, b = _stretch(
-        x, x_scales, x_apart, weights, scales, source, expert, first, stretch,
+        x, x_scales, weights, scales, source, expert, first, stretch,
         N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
     )  # fmt: skip
     for other in tl.static_range(1, FOLDS):
         more_a, more_b = _stretch(
-            x, x_scales, x_apart, weights, scales, source, expert, first, stretch + other,
+            x, x_scales, weights, scales, source, expert, first, stretch + other,
             N, K, OUTPUTS, ROWS, COLUMNS, DEPTH, SPLIT * FOLDS, GATED, BLOCKS, CHANNELS,
         )  # fmt: skip
         a += more_a
@@ -167,7 +167,7 @@ def _folded(
 
 @triton.jit
 def _stretch(
-    x, x_scales, x_apart, weights, scales, source, expert, first, stretch,
+    x, x_scales, weights, scales, source, expert, first, stretch,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, STRETCHES: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -188,13 +188,13 @@ def _stretch(
         # Without a loop of its own the loop over tiles is the innermost: the next one's loads are under way.
         for step in tl.static_range((part + DEPTH - 1) // DEPTH):
             a, b = _step(
-                a, b, x, x_scales, x_apart, weights, scales, source, row, start + step * DEPTH, whole,
+                a, b, x, x_scales, weights, scales, source, row, start + step * DEPTH, whole,
                 K, OUTPUTS, DEPTH, GATED, BLOCKS, CHANNELS,
             )  # fmt: skip
     else:
         for at in range(start, start + part, DEPTH):
             a, b = _step(
-                a, b, x, x_scales, x_apart, weights, scales, source, row, at, whole,
+                a, b, x, x_scales, weights, scales, source, row, at, whole,
                 K, OUTPUTS, DEPTH, GATED, BLOCKS, CHANNELS,
             )  # fmt: skip
     return a, b
@@ -202,7 +202,7 @@ def _stretch(
 
 @triton.jit
 def _step(
-    a, b, x, x_scales, x_apart, weights, scales, source, row, at, whole,
+    a, b, x, x_scales, weights, scales, source, row, at, whole,
     K: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr, BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -214,7 +214,7 @@ def _step(
     else:
         values = tl.load(x + source[:, None] * K + column[None, :], mask=column[None, :] < K, other=0.0)
     if BLOCKS:
-        each = tl.load(x_scales + at // 128 * x_apart + source)
+        each = tl.load(x_scales + source * width + at // 128)
         scale = tl.load(scales + at // 128)
         a += tl.dot(weights.load([row, at]), values.T) * (each * scale)[None, :]
         if GATED:

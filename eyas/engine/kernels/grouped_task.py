@@ -94,12 +94,12 @@ class Task:
         return plain if self._after is None else room_for(plain, self._after)
 
     @property
-    def rows(self) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-        """What is read: numbers, their scales, and how far apart those of a row lie."""
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What is read: numbers, and their scales."""
         return _parts(self.read)
 
     @property
-    def made(self) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+    def made(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same of the result."""
         return _parts(self.out)
 
@@ -162,5 +162,5 @@ def shape_of(weight: Weight, gate: Gate | None) -> Shape:
     return Shape(experts, n, k, gate is not None, itemsize)
 
 
-def _parts(rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-    return (rows.stored, rows.scales, rows.apart) if isinstance(rows, Fp8Rows) else (rows, None, 0)
+def _parts(rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return (rows.stored, rows.scales) if isinstance(rows, Fp8Rows) else (rows, None)

@@ -46,9 +46,9 @@ def start(task: Task, launch: Launch) -> None:
         _by_depth[(task.most * task.tiles,)](*given, **constants, STAGES=tile.stages, **options)
 
 
-@kernel(do_not_specialize=["x_apart", "out_apart", "most"])
+@kernel(do_not_specialize=["most"])
 def _by_depth(
-    x, x_scales, x_apart, weights, scales, out, out_scales, out_apart, order, blocks, most,
+    x, x_scales, weights, scales, out, out_scales, order, blocks, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -76,7 +76,7 @@ def _by_depth(
         values = _values(x, source, at, K, DEPTH)
         by_row, scale, up_scale = whole, 1.0, 1.0
         if BLOCKS:
-            by_row = tl.load(x_scales + at // 128 * x_apart + source)
+            by_row = tl.load(x_scales + source * WIDTH + at // 128)
             scale = tl.load(scales + at // 128)
             if GATED:
                 up_scale = tl.load(scales + OUTPUTS // 128 * WIDTH + at // 128)
@@ -95,13 +95,13 @@ def _by_depth(
     made = a.to(MADE)
     if out_scales is not None:
         made, scale = quantised(tl.where(there[None, :], made, 0.0), POWERS)
-        tl.store(out_scales + tile * out_apart + target, scale, mask=inside)
+        tl.store(out_scales + target * TILES + tile, scale, mask=inside)
     tl.store(out + target[:, None] * OUTPUTS + column[None, :], made, mask=inside[:, None] & there[None, :])
 
 
-@kernel(do_not_specialize=["x_apart", "out_apart", "most"])
+@kernel(do_not_specialize=["most"])
 def _by_columns(
-    x, x_scales, x_apart, weights, scales, out, out_scales, out_apart, order, blocks, most,
+    x, x_scales, weights, scales, out, out_scales, order, blocks, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
     BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, MADE: tl.constexpr, EACH: tl.constexpr,
@@ -122,8 +122,9 @@ def _by_columns(
     high = _values(x, source, DEPTH, K, DEPTH) if TWO else low
     by_low, by_high = 1.0, 1.0
     if BLOCKS or CHANNELS:
-        by_low = tl.load(x_scales + source)
-        by_high = tl.load(x_scales + NEXT * x_apart + source) if BLOCKS and TWO else by_low
+        of_row = x_scales + source * (WIDTH if BLOCKS else 1)
+        by_low = tl.load(of_row)
+        by_high = tl.load(of_row + NEXT) if BLOCKS and TWO else by_low
     for tile in tl.range(span * EACH, tl.minimum((span + 1) * EACH, TILES), num_stages=STAGES):
         first = tile * COLUMNS
         row, column = expert * N + first, first + tl.arange(0, COLUMNS)

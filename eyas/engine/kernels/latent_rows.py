@@ -46,16 +46,15 @@ def write_latents(
     queries = x.shape[1] - width
     rounding = norms.rounding if norms.query is not None else None
     out = scales = rounded = None
-    apart = 0
     if rounding is not None:
         rounded = room_for(x[:, :queries], rounding)
-        out, scales, apart = rounded.stored, rounded.scales, rounded.apart
+        out, scales = rounded.stored, rounded.scales
     elif norms.query is not None:
         out = empty_padded(x.shape[0], queries, like=x)
     _write[(x.shape[0], 1 if out is None else 2)](
         *(x, out, norms.query, norms.latent, kv.layer, kv.layer.stride(0), kv.rows),
         *(rotation.cos, rotation.sin, rotation.positions, norms.eps),
-        *(scales, apart, 0.0 if rounding is None else rounding.scale),
+        *(scales, 0.0 if rounding is None else rounding.scale),
         MODE="" if rounding is None else mode_of(rounding),
         QUERIES=queries,
         BLOCK=power_of_2(max(queries, SIDE)),
@@ -69,7 +68,7 @@ def write_latents(
     return rounded or (x[:, :queries] if out is None else out)
 
 
-@kernel(do_not_specialize=["kv_rows", "positions", "apart"])
+@kernel(do_not_specialize=["kv_rows", "positions"])
 def _write(
     x,
     out,
@@ -83,7 +82,6 @@ def _write(
     positions,
     eps,
     scales,
-    apart,
     given,
     MODE: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -111,7 +109,7 @@ def _write(
         if MODE == "":
             tl.store(out + row * QUERIES + of_row, made, mask=inside)
         else:
-            rounded_row(made, row, out, scales, apart, given, QUERIES, MODE)
+            rounded_row(made, row, out, scales, given, QUERIES, MODE)
 
 
 @triton.jit

@@ -45,9 +45,9 @@ class Kernel:
         self._variants: dict[Any, _Variant] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return partial(self._launch, grid)
+        return partial(self.launch, grid)
 
-    def _launch(self, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
+    def launch(self, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
         device = driver.active.get_current_device()
         known = [
             arg if constant else _known(arg) for constant, arg in zip(self._constant, args, strict=False)

@@ -26,7 +26,7 @@ from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation, em
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
 
 _PRODUCTS = 1024  # elements of a row that a program of `act_mul` makes
-_NONE = (None, None, 0, 0.0)  # where `_norm` rounds nothing
+_NONE = (None, None, 0.0)  # where `_norm` rounds nothing
 _HEADS = 8  # heads of a row that a program of `rope_write` rotates, at most
 
 
@@ -73,7 +73,7 @@ def _normed(
         _norm[(x.shape[0],)](*rows, how.gain, out, None, *_NONE, how.eps, **row)
         return Normed(out)
     rounded = room_for(x, rounding)
-    into = (rounded.stored, rounded.scales, rounded.apart, rounding.scale)
+    into = (rounded.stored, rounded.scales, rounding.scale)
     row |= {"BLOCK": max(row["BLOCK"], SIDE), "MODE": mode_of(rounding)}
     _norm[(x.shape[0],)](*rows, how.gain, out, None, *into, how.eps, **row)
     return Normed(out, rounded, rounding)
@@ -133,7 +133,7 @@ def embed(
 def act_mul(gate_up: torch.Tensor, gelu: bool = False, pdl: bool = False) -> torch.Tensor:
     """Rows [gate ; up] [m, 2 * inner] -> silu(gate) * up [m, inner], or with GELU in its tanh form."""
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _start_act_mul(gate_up, (out, None, 0), "", gelu, pdl)
+    _start_act_mul(gate_up, (out, None), "", gelu, pdl)
     return out
 
 
@@ -142,13 +142,13 @@ def act_mul_rounded(
 ) -> Fp8Rows:
     """As `act_mul`, rounded by blocks."""
     out = room_for(gate_up[:, : gate_up.shape[1] // 2], rounding)
-    _start_act_mul(gate_up, (out.stored, out.scales, out.apart), mode_of(rounding), gelu, pdl)
+    _start_act_mul(gate_up, (out.stored, out.scales), mode_of(rounding), gelu, pdl)
     return out
 
 
 def _start_act_mul(
     gate_up: torch.Tensor,
-    out: tuple[torch.Tensor, torch.Tensor | None, int],
+    out: tuple[torch.Tensor, torch.Tensor | None],
     mode: str,
     gelu: bool,
     pdl: bool,
@@ -236,9 +236,9 @@ def _leave_sums(sums, squares, WIDTH: tl.constexpr, GROUP: tl.constexpr):
         tl.store(sums + group * SUMS_WIDTH + row, parts, mask=group < WIDTH // GROUP)
 
 
-@kernel(do_not_specialize=["apart"])
+@kernel
 def _norm(
-    x, residual, post, gain, out, sums, stored, scales, apart, given, eps,
+    x, residual, post, gain, out, sums, stored, scales, given, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr = "",
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
@@ -266,7 +266,7 @@ def _norm(
         made = row.to(out.dtype.element_ty)
         tl.store(out + start + column, made, mask=inside)
         if MODE != "":
-            rounded_row(made, tl.program_id(0).to(tl.int64), stored, scales, apart, given, WIDTH, MODE)
+            rounded_row(made, tl.program_id(0).to(tl.int64), stored, scales, given, WIDTH, MODE)
 
 
 @kernel(do_not_specialize=["index"])
@@ -296,9 +296,9 @@ def _put(x, out, places, place, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: t
     tl.store(out + (row * places + place) * WIDTH + column, values, mask=column < WIDTH)
 
 
-@kernel(do_not_specialize=["apart"])
+@kernel
 def _act_mul(
-    gate_up, out, scales, apart, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
+    gate_up, out, scales, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
     PDL: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
     after_previous(PDL)
@@ -315,7 +315,7 @@ def _act_mul(
     else:
         block = tl.program_id(1) * (BLOCK // 128) + tl.arange(0, BLOCK // 128)
         rounded, scale = quantised(tl.reshape(made, (BLOCK // 128, 128)), MODE == "powers")
-        tl.store(scales + block * apart + row, scale, mask=block < (INNER + 127) // 128)
+        tl.store(scales + row * ((INNER + 127) // 128) + block, scale, mask=block < (INNER + 127) // 128)
         tl.store(out + row * INNER + column, tl.reshape(rounded, (BLOCK,)), mask=inside)
 
 

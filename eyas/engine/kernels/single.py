@@ -125,7 +125,7 @@ def _start_back(
     read = quantise(inner, weight.rounding, pdl) if isinstance(weight, Fp8Weight) else inner
     out = empty_padded(1, hidden, like=inner)
     _back[(cdiv(hidden, rows),)](
-        *((read.stored, read.scales, read.apart) if isinstance(read, Fp8Rows) else (read, None, 0)),
+        *((read.stored, read.scales) if isinstance(read, Fp8Rows) else (read, None)),
         *(stored, scales, chosen.experts, chosen.weights, residual, out, sums),
         N=hidden,
         K=width,
@@ -148,7 +148,7 @@ def _start(
     pdl: bool,
 ) -> None:
     stored, scales = _parts(weight)
-    rows, row_scales, apart = (x.stored, x.scales, x.apart) if isinstance(x, Fp8Rows) else (x, None, 0)
+    rows, row_scales = (x.stored, x.scales) if isinstance(x, Fp8Rows) else (x, None)
     is_gated, gelu = gate
     n, k = weight.shape[-2:]
     outputs, block = n // 2 if is_gated else n, max(power_of_2(k), SIDE)
@@ -156,7 +156,7 @@ def _start(
     each = block * _itemsize(weight) * (2 if is_gated else 1)
     held = _rows_held(each if chosen is None else each // 2, outputs * choices)
     _products[(cdiv(outputs, held), choices)](
-        *(rows, row_scales, apart, stored, scales, out, chosen, rows.shape[0]),
+        *(rows, row_scales, stored, scales, out, chosen, rows.shape[0]),
         N=n,
         K=k,
         OUTPUTS=outputs,
@@ -191,9 +191,9 @@ def _rows_held(each: int, wanted: int) -> int:
     return min(rows, SIDE)
 
 
-@kernel(do_not_specialize=["apart", "m"])
+@kernel(do_not_specialize=["m"])
 def _products(
-    x, x_scales, apart, weights, scales, out, chosen, m,
+    x, x_scales, weights, scales, out, chosen, m,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     GATED: tl.constexpr, GELU: tl.constexpr, CHANNELS: tl.constexpr, ROUNDED: tl.constexpr,
     SINGLE: tl.constexpr, PDL: tl.constexpr,
@@ -220,12 +220,12 @@ def _products(
             by_row_b = tl.load(scales + expert * N + row + OUTPUTS, mask=there, other=0.0)
     elif scales is not None:
         blocks = scales + (expert * ((N + 127) // 128) + first // 128) * ((K + 127) // 128)
-        by_column_a = _spread(blocks, 1, K, BLOCK)
+        by_column_a = _spread(blocks, K, BLOCK)
         if GATED:
-            by_column_b = _spread(blocks + OUTPUTS // 128 * ((K + 127) // 128), 1, K, BLOCK)
+            by_column_b = _spread(blocks + OUTPUTS // 128 * ((K + 127) // 128), K, BLOCK)
     if chosen is None:
         after_previous(PDL)
-    values = _row(x, x_scales, apart, 0, K, BLOCK, CHANNELS, ROUNDED)
+    values = _row(x, x_scales, 0, K, BLOCK, CHANNELS, ROUNDED)
     if SINGLE:
         _finish(
             values, a, b, by_row_a, by_row_b, by_column_a, by_column_b,
@@ -234,7 +234,7 @@ def _products(
     else:
         for each in range(m):
             ahead = _row(
-                x, x_scales, apart, tl.minimum(each + 1, m - 1), K, BLOCK, CHANNELS, ROUNDED
+                x, x_scales, tl.minimum(each + 1, m - 1), K, BLOCK, CHANNELS, ROUNDED
             )  # fmt: skip
             _finish(
                 values, a, b, by_row_a, by_row_b, by_column_a, by_column_b,
@@ -257,7 +257,7 @@ def _finish(
 
 @triton.jit
 def _row(
-    x, x_scales, apart, row, K: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
+    x, x_scales, row, K: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
     ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """What a row stands for, float32 [BLOCK]; ROUNDED: by blocks of 128, which is done here."""
@@ -269,21 +269,21 @@ def _row(
     elif CHANNELS:
         values *= tl.load(x_scales + row)
     elif x_scales is not None:
-        values *= _spread(x_scales + row, apart, K, BLOCK)
+        values *= _spread(x_scales + row * ((K + 127) // 128), K, BLOCK)
     return values
 
 
 @triton.jit
-def _spread(scales, apart, K: tl.constexpr, BLOCK: tl.constexpr):
+def _spread(scales, K: tl.constexpr, BLOCK: tl.constexpr):
     """A scale for each 128 of K, as one for each of BLOCK."""
     each = tl.arange(0, BLOCK // 128)
-    found = tl.load(scales + each * apart, mask=each < (K + 127) // 128, other=0.0)
+    found = tl.load(scales + each, mask=each < (K + 127) // 128, other=0.0)
     return tl.reshape(tl.broadcast_to(found[:, None], (BLOCK // 128, 128)), (BLOCK,))
 
 
-@kernel(do_not_specialize=["apart"])
+@kernel
 def _back(
-    inner, inner_scales, apart, weights, scales, chosen, shares, residual, out, sums,
+    inner, inner_scales, weights, scales, chosen, shares, residual, out, sums,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -303,13 +303,13 @@ def _back(
         factor = tl.where(taken, tl.load(shares + choice, cache_modifier=".cg"), 0.0)
         if scales is not None:
             by_block = scales + (expert * ((N + 127) // 128) + first // 128) * WIDTH
-            factor = factor * _spread(by_block, 1, K, BLOCK)
+            factor = factor * _spread(by_block, K, BLOCK)
         factors = factors + (factor,)  # type: ignore[assignment]
     if PDL:
         gdc_wait()
     total = tl.zeros((ROWS, BLOCK // 16), tl.float32)
     for choice in tl.static_range(COUNT):
-        values = _row(inner, inner_scales, apart, choice, K, BLOCK, False, "") * factors[choice]
+        values = _row(inner, inner_scales, choice, K, BLOCK, False, "") * factors[choice]
         values = tl.where(factors[choice] != 0.0, values, 0.0)  # what none chose may be anything
         made = held[choice].to(tl.float32) * values[None, :]
         total += tl.sum(tl.reshape(made, (ROWS, BLOCK // 16, 16)), 2)

@@ -11,7 +11,8 @@ import torch
 from torch.nn.functional import ScalingType, scaled_mm
 from triton.runtime import driver
 
-from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight
+from eyas.engine.kernels.blocks import ALIGNED, Fp8Rows, Fp8Weight
+from eyas.engine.kernels.sizes import cdiv
 
 FEWEST = 256
 """Rows: of fewer, tiles of our own are as fast."""
@@ -40,12 +41,17 @@ def takes(rows: int, dtype: torch.dtype, weight: torch.Tensor | Fp8Weight) -> bo
 
 def product(x: Fp8Rows, weight: Fp8Weight) -> torch.Tensor:
     """x [m, k] . weight [n, k]^T -> bfloat16 [m, n]."""
-    (m, _), (stored, scales), turned = x.stored.shape, x.padded(), weight.stored.t()
-    if stored.is_meta:
-        return stored.new_empty(m, weight.shape[0], dtype=x.dtype)
-    if weight.rounding.rows == "block":
-        kinds = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
-        made = scaled_mm(stored, turned, scales, kinds[0], weight.scales.t(), kinds[1], output_dtype=x.dtype)
-    else:
-        made = torch._scaled_mm(stored, turned, scales[:, None], weight.scales[None, :], out_dtype=x.dtype)
+    m, k = x.stored.shape
+    turned, by_block = weight.stored.t(), weight.rounding.rows == "block"
+    if x.stored.is_meta:
+        return x.stored.new_empty(m, weight.shape[0], dtype=x.dtype)
+    if not by_block:
+        both = x.scales[:, None], weight.scales[None, :]
+        return torch._scaled_mm(x.stored, turned, *both, out_dtype=x.dtype)
+    rows = cdiv(m, ALIGNED) * ALIGNED
+    stored = x.stored.as_strided((rows, k), (k, 1))  # the last rows may be anything
+    scales = x.scales.new_empty(x.scales.shape[1], rows).t()
+    scales[:m] = x.scales
+    kinds = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+    made = scaled_mm(stored, turned, scales, kinds[0], weight.scales.t(), kinds[1], output_dtype=x.dtype)
     return made[:m]
