@@ -20,7 +20,7 @@ from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 _FEW = 32  # choices: up to this number a program compares each with each
-_PART = 2048  # choices of a program, at most
+_PART = 8192  # choices of a program, at most
 _CUT = 32  # blocks that it writes at a time
 
 

@@ -24,7 +24,7 @@ _MANY = 64
 _COLUMNS = 128  # of a program
 _SINGLE = 8  # rows in parts: up to this number each is taken alone
 _PARTS = 8  # of such a row that are added up at a time
-_NARROW = 32  # columns of a program that takes such a row
+_NARROW = 16  # columns of a program that takes such a row
 _PROGRAMS = 128  # fewer than that are cut into narrower ones
 
 
