@@ -17,13 +17,13 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import padding_rows
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.launching import Kernel
 from eyas.engine.kernels.special import COLUMNS
 from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec
@@ -73,7 +73,7 @@ def counted() -> Iterator[Launches]:
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
         launches.launch(kernel)
 
-    with patch.object(JITFunction, "run", run), patch.object(InterpretedFunction, "run", run), launches:
+    with patch.object(Kernel, "launch", run), patch.object(InterpretedFunction, "run", run), launches:
         yield launches
 
 

@@ -40,8 +40,7 @@ from tests.gpu.report import Report
 
 ROWS = (1, 2, 3, 8, 17, 32, 128, 512, 4096)
 TIMED = (1, 2, 8, 32, 128, 512, 4096)
-BYTES_PER_S = 4.3e12
-SETS = 8  # of rows in a graph: their experts are others
+BYTES_PER_S, SETS = 4.3e12, 8  # sets of rows in a graph: their experts are others
 WORST = 6e-3  # of a row, over its norm: bf16 rounds by 2e-3
 
 

@@ -16,5 +16,5 @@ def test_launches_take_the_variants_that_triton_takes() -> None:
     assert launches > 2000 and wrong == 0
     assert min(unaligned, numbers) > 20  # what knows less is noticed
     triton, ours = map(float, times.split())
-    assert ours < 0.6 * triton
+    assert ours < 0.8 * triton
     assert refusal == "described is no constant: give it by position"

@@ -20,8 +20,9 @@ N, K = 256, 512
 ROWS = 261  # no multiple of four
 
 
-def by_blocks(a: Any, b: Any, a_scale: Any, a_kind: Any, b_scale: Any, b_kind: Any, output_dtype: Any) -> Any:
+def by_blocks(a: Any, b: Any, *scaled: Any, output_dtype: Any) -> Any:
     """What torch documents: 1 x 128 of a and 128 x 128 of b, scales of a by column, of b by four of k."""
+    a_scale, a_kind, b_scale, b_kind = scaled
     assert (a_kind, b_kind) == (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)
     (m, k), n = a.shape, b.shape[1]
     assert m % 4 == 0 and a.stride() == (k, 1) and b.stride() == (1, k)

@@ -35,11 +35,11 @@ class Kernel:
     """A Triton kernel, launched as any other: `kernel[grid](*args, **constants_and_options)`.
 
     A variant is found by the constants, the options, and what Triton may know of each argument: its type, and
-    how it is aligned. Arguments that are no constants are given by position. `warmup`: Triton's.
+    how it is aligned. Arguments that are no constants are given by position. `fn` and `warmup`: Triton's.
     """
 
     def __init__(self, function: JITFunction[Any]) -> None:
-        self.warmup = function.warmup
+        self.fn, self.warmup = function.fn, function.warmup
         self._function = function
         self._constant = tuple(param.is_constexpr for param in function.params)
         self._variants: dict[Any, _Variant] = {}
