@@ -23,8 +23,9 @@ POLL_S = 1.0
 FORGET_S = 5.0  # a worker that is slow to answer stays known this long
 COMPLAIN_S = 30.0  # an address where no worker has answered for this time is logged
 RETURN_S = 20.0
-"""A worker that was lost counts as returning for this time: `eyas serve` starts a dead one again after 8 s at
-most, and a second or two later its front says that it is starting, for as long as its engine loads."""
+"""A worker that was lost, or stalls, counts as returning for this time: `eyas serve` starts a dead one again
+after 8 s at most, and a second or two later its front says that it is starting, for as long as its engine
+loads."""
 
 _log = logging.getLogger("eyas.discovery")
 
@@ -58,7 +59,7 @@ class Roster:
         self._dial = dial
         self._known: dict[str, _Known] = {}  # by address
         self._silent: dict[str, _Silence] = {}  # by address
-        self._returning: dict[str, tuple[WorkerInfo, float]] = {}  # by address; the time is when it was lost
+        self._returning: dict[str, tuple[WorkerInfo, float]] = {}  # by address, and since when
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -72,7 +73,7 @@ class Roster:
         return [known.info for known in self._known.values()]
 
     def returning(self) -> list[WorkerInfo]:
-        """The workers that are starting, and those lost within `RETURN_S`, as last known."""
+        """The workers that are starting, and those lost or stalled within `RETURN_S`, as last known."""
         now = time.monotonic()
         return [info for info, known_at in self._returning.values() if now - known_at < RETURN_S]
 
@@ -136,10 +137,14 @@ class Roster:
         if info.starting:
             self._starts(address, here)
             return
-        if address not in self._known:
+        known = self._known.get(address)
+        if known is None:
             _log.info("worker %s is here: %s", address, ", ".join(info.roles))
         self._silent.pop(address, None)
-        self._returning.pop(address, None)
+        if not info.stalled:
+            self._returning.pop(address, None)
+        elif known is None or not known.info.stalled:
+            self._expect(address, here)
         self._known[address] = _Known(here, info.worker, time.monotonic())
 
     def _starts(self, address: str, here: WorkerInfo) -> None:

@@ -65,6 +65,7 @@ class Front:
         self._open = False  # whether streams are served
         self._serving = False  # whether new requests are accepted too
         self._draining = False
+        self._stalled = False
         self._leaving = False
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._stopped: asyncio.Future[Stopped] = asyncio.get_running_loop().create_future()
@@ -177,6 +178,7 @@ class Front:
             running=self._load.running,
             waiting=self._load.waiting,
             serving=self._serving,
+            stalled=self._stalled and not (self._draining or self._leaving),
             synthetic=ready.synthetic,
             stays=not ready.pools,
             backlog=self._load.backlog,
@@ -208,8 +210,8 @@ class Front:
 
     async def _refresh(self) -> None:
         """Updates health and admission from the engine's state: the only place that changes them."""
-        stalled = self._liveness.stalled(time.monotonic())
-        self._turn(self._engine.is_loaded and not stalled and not self._leaving, stalled)
+        self._stalled = self._liveness.stalled(time.monotonic())
+        self._turn(self._engine.is_loaded and not self._stalled and not self._leaving)
         serving = self._open and not self._draining
         if serving != self._serving:
             self._serving = serving
@@ -218,7 +220,7 @@ class Front:
                 _log.info("not serving: it is draining")
             await self._health.set(serving)
 
-    def _turn(self, open: bool, stalled: bool) -> None:
+    def _turn(self, open: bool) -> None:
         """Lets streams in, or ends them."""
         if open == self._open:
             return
@@ -227,8 +229,8 @@ class Front:
             self._engine.accept()
             return
         silence = f"its engine made no progress for {self._liveness.limit_s:.1f} s"
-        reason = silence if stalled else "it is leaving"
-        _log.log(logging.WARNING if stalled else logging.INFO, "not serving: %s", reason)
+        reason = silence if self._stalled else "it is leaving"
+        _log.log(logging.WARNING if self._stalled else logging.INFO, "not serving: %s", reason)
         self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
 
     # --- events -----------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class Script:
     """What this worker does wrong, and when."""
 
     starting: bool = False  # it says that its engine still loads, and refuses sessions
+    stalled: bool = False  # it says that its engine makes no progress, and refuses sessions
     refuse_session: EyasError | None = None
     refuse_submit: EyasError | None = None
     refuse_after_s: float = 0.0
@@ -67,7 +68,7 @@ class Script:
     lose_after_s: float = 0.0  # after this time
     stop_at: int | None = None  # output index at which decode falls silent
     muted: bool = False  # no heartbeats
-    draining: bool = False  # as heartbeats say
+    draining: bool = False  # as heartbeats say; it does not serve then
     step_s: float = 0.002
     tokens_a_step: int = 2
     links: list[Link] = field(default_factory=list)  # as it measures them, from any owner
@@ -132,10 +133,11 @@ class ScriptedWorker(
                 self.context_length,
                 self.vocab_size,
                 100,
-                serving=not self.script.starting,
+                serving=not (self.script.starting or self.script.stalled or self.script.draining),
                 synthetic=self.synthetic,
                 arithmetic=self.arithmetic,
                 starting=self.script.starting,
+                stalled=self.script.stalled,
             )
         )
 
@@ -194,6 +196,8 @@ class ScriptedWorker(
     ) -> AsyncIterator[decode_pb2.DecodeServiceSessionResponse]:
         if self.script.starting:
             raise Unavailable("the worker is still loading")
+        if self.script.stalled:
+            raise Unavailable("the engine made no progress")
         if self.script.refuse_session:
             self.heard.append(("refused", None))
             raise self.script.refuse_session

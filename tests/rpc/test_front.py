@@ -179,12 +179,28 @@ async def test_an_engine_that_stalls_fails_its_streams_and_comes_back(script: in
                 async for _ in session:
                     pass
         assert not await rpc.is_serving(channel)
+        assert (await clients.InfoClient(channel).info(timeout_s=2)).stalled
         async with asyncio.timeout(5):
             while not await rpc.is_serving(channel):
                 await asyncio.sleep(0.05)
+        assert not (await clients.InfoClient(channel).info(timeout_s=2)).stalled
         again = client.open()
         again.submit(request(3), attempt=1, attach=False)
         assert len(await tokens_of(aiter(again))) == 3
+
+
+async def test_a_draining_worker_is_not_said_to_stall() -> None:
+    """Nothing is to wait for it, whatever its engine does."""
+    async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
+        session = clients.DecodeSessionClient(channel, w.address).open()
+        session.submit(request(STALL), attempt=1, attach=False)
+        with pytest.raises(Unavailable, match="no progress"):
+            async with asyncio.timeout(10):
+                async for _ in session:
+                    pass
+        assert w.front.describe().stalled
+        await w.front.drain()
+        assert not w.front.describe().stalled
 
 
 def _liveness(slowest_step_s: float) -> Liveness:

@@ -274,6 +274,53 @@ async def test_a_worker_that_starts_is_waited_for(
         await returned.kill()
 
 
+@pytest.mark.parametrize("roles", [(UNIFIED,), (PREFILL, DECODE)])
+async def test_a_worker_that_stalls_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, roles: tuple[tuple, ...]
+) -> None:
+    """As one that died is: streams go on when its engine does, and later requests are served then."""
+    for module, name in ((search, "PATIENCE_S"), (roster, "POLL_S"), (sessions, "MAX_BACKOFF_S")):
+        monkeypatch.setattr(module, name, getattr(module, name) / 4)
+    async with workers(*roles) as started, gateway(started) as (backend, cluster):
+        stalling = started[-1]
+        stalling.script.stop_at = 10
+        request, late = make_request(tokens=40), make_request("late")
+        stream = await backend.start(request)
+        got = await first(stream, 5)
+        stalling.script.stalled = True
+        stalling.end_sessions()
+        await until(lambda: bool(cluster.returning()))
+        assert backend.health().problem
+        asking = asyncio.create_task(backend.start(late))
+        await asyncio.sleep(2.5)  # longer than any search is patient
+        assert not asking.done()
+        stalling.script.stalled, stalling.script.stop_at = False, None
+        assert await collect_after(got, stream) == {0: expected(request)}
+        assert await collect(await asking) == {0: expected(late)}
+        assert not cluster.returning()
+
+
+@pytest.mark.parametrize("flaw", ["stalled", "draining"])
+async def test_no_request_waits_long_for_a_worker_that_stays_away(
+    monkeypatch: pytest.MonkeyPatch, flaw: str
+) -> None:
+    """One that stalls had its time to go on, and one that drains never returns."""
+    monkeypatch.setattr(search, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(roster, "POLL_S", 0.2)
+    if flaw == "stalled":
+        monkeypatch.setattr(roster, "RETURN_S", 0.5)
+    async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
+        started[0].script.stop_at = 10
+        stream = await backend.start(make_request(tokens=40))
+        got = await first(stream, 5)
+        setattr(started[0].script, flaw, True)
+        started[0].script.refuse_session = Unavailable("it does not serve")
+        started[0].end_sessions()
+        with pytest.raises(Unavailable, match="no decode worker is serving, after worker .* was lost"):
+            await asyncio.wait_for(collect_after(got, stream), 3)
+        assert not cluster.returning()
+
+
 async def test_a_request_that_waits_for_a_start_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
         started[0].script.stop_at = 2

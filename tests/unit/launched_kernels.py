@@ -60,7 +60,8 @@ def _arguments() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     draw = random.Random(0)
     floats, halves = torch.zeros(64), torch.zeros(64, dtype=torch.bfloat16)
     tensors = [floats, floats[1:], halves, halves[8:], halves[3:], None]
-    numbers = [0, 1, 2, 16, 17, -1, -16, 2**31 - 1, 2**31, 2**31 + 16, -(2**31), 2**40, True, False]
+    tensors += [(floats, 16), (floats, 17), (floats[1:], 16), (halves, None), (halves, (floats[1:],))]  # type: ignore[list-item]
+    numbers = [0, 1, 2, 16, 17, -1, -16, 2**31 - 1, 2**31, 2**31 + 16, -(2**31), -(2**40), 2**63, True, False]
     described = [
         TensorDescriptor(t.view(4, 16), [4, 16], [16, 1], [2, each])
         for t, each in itertools.product((floats, halves), (8, 16))
@@ -123,10 +124,11 @@ def main() -> None:
     with patch.object(JITFunction, "_do_compile", _compile):
         print(*compare(launching_known), *(compare(less)[1] for less in (_unaligned, _any_number)))
         print(*(f"{1e6 * each:.1f}" for each in seconds()))
-        try:
-            launching.Kernel(_body)[(1,)](None, None, 1, 2, 0.5, described=None, SIZE=16)
-        except TypeError as error:
-            print(error)
+        for args, named in (((None, None, 1, 2, 0.5), {"described": None}), ((None, "x", 1, 2, 0.5, None), {})):
+            try:
+                launching.Kernel(_body)[(1,)](*args, SIZE=16, **named)
+            except TypeError as error:
+                print(error)
 
 
 if __name__ == "__main__":

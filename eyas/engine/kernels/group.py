@@ -52,7 +52,7 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
     most = most_blocks(count, experts, rows)
     blocks = torch.empty(3 * most + 1, dtype=torch.int32, device=device)
     options = {"PDL": pdl, "num_warps": 4, "launch_pdl": pdl}
-    counts, parts = None, cdiv(count, _PART)
+    counts, parts = None, max(cdiv(count, _PART), 1)
     sizes = {"EXPERTS": experts, "PART": min(power_of_2(count), _PART)}
     if count > _FEW:
         counts = torch.empty(parts, experts, dtype=torch.int32, device=device)

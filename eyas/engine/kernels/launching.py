@@ -35,7 +35,8 @@ class Kernel:
     """A Triton kernel, launched as any other: `kernel[grid](*args, **constants_and_options)`.
 
     A variant is found by the constants, the options, and what Triton may know of each argument: its type, and
-    how it is aligned. Arguments that are no constants are given by position. `fn` and `warmup`: Triton's.
+    how it is aligned. Arguments that are no constants are given by position. Triton's hooks on launches see the
+    first one of each variant alone. `fn` and `warmup`: Triton's.
     """
 
     def __init__(self, function: JITFunction[Any]) -> None:
@@ -90,8 +91,12 @@ def _known(arg: Any) -> Any:
     if isinstance(arg, TensorDescriptor):
         return arg.base.dtype, *arg.block_shape
     if isinstance(arg, int):
-        return type(arg), arg == 1, arg % _ALIGNED == 0, arg.bit_length() > 31, arg > 0
-    return arg if arg is None else type(arg)
+        return type(arg), arg == 1, arg % _ALIGNED == 0, -(1 << 31) <= arg < 1 << 31, arg < 1 << 63
+    if isinstance(arg, tuple):
+        return tuple(map(_known, arg))
+    if arg is None or isinstance(arg, float):
+        return type(arg)
+    raise TypeError(f"a kernel is given a {type(arg).__name__}: what decides about its variant is not known")
 
 
 @triton.jit

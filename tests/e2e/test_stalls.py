@@ -1,0 +1,66 @@
+"""An engine that stalls under `eyas serve`: its streams have no other worker, wait, and go on unchanged."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.chaos.faults import engines
+from tests.e2e.served import Served, make_folders, serving
+
+STALL_S = 9.0  # longer than a worker may be silent and a search is patient, together
+STREAMS = 8
+BODY = {"model": "tiny", "prompt": "x" * 200, "max_tokens": 400, "ignore_eos": True, "temperature": 0.8}
+
+
+class Stream:
+    """A streamed answer, read by a thread of its own; `begun` is set when it has its first text."""
+
+    def __init__(self, served: Served, seed: int) -> None:
+        self._url, self._body = f"{served.url}/v1/completions", {**BODY, "seed": seed, "stream": True}
+        self.begun = threading.Event()
+        self.lines: list[str] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=60, trust_env=False) as reply:
+            for line in reply.iter_lines():
+                self.lines.append(line)
+                if "text" in line:
+                    self.begun.set()
+
+    def said(self) -> str:
+        """The whole text. Raises AssertionError for a stream that ended early."""
+        self._thread.join(60)
+        events = [line.removeprefix("data: ") for line in self.lines if line.startswith("data: ")]
+        assert events[-2:-1] and events[-1] == "[DONE]" and "error" not in events[-2], events[-2:]
+        return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "roles"), [("split", "decode"), ("unified", "prefill,decode,draft")])
+def test_streams_wait_for_a_stalled_engine(layout: str, roles: str, tmp_path: Path) -> None:
+    """So does a request that comes meanwhile."""
+    with serving(make_folders(tmp_path), "--layout", layout) as served:
+        undisturbed = [Stream(served, seed) for seed in range(STREAMS + 1)]
+        expected = [stream.said() for stream in undisturbed]
+        front = served.worker(roles).pid
+        (engine,) = map(psutil.Process, engines(front))
+        streams = [Stream(served, seed) for seed in range(STREAMS)]
+        assert all(stream.begun.wait(20) for stream in streams)
+        engine.send_signal(signal.SIGSTOP)
+        try:
+            threading.Event().wait(STALL_S - 2)
+            streams.append(Stream(served, STREAMS))
+            threading.Event().wait(2)
+        finally:
+            engine.send_signal(signal.SIGCONT)
+        assert [stream.said() for stream in streams] == expected
+        assert served.says("made no progress") and served.worker(roles).pid == front
