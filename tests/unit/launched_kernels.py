@@ -124,7 +124,10 @@ def main() -> None:
     with patch.object(JITFunction, "_do_compile", _compile):
         print(*compare(launching_known), *(compare(less)[1] for less in (_unaligned, _any_number)))
         print(*(f"{1e6 * each:.1f}" for each in seconds()))
-        for args, named in (((None, None, 1, 2, 0.5), {"described": None}), ((None, "x", 1, 2, 0.5, None), {})):
+        for args, named in (
+            ((None, None, 1, 2, 0.5), {"described": None}),
+            ((None, "x", 1, 2, 0.5, None), {}),
+        ):
             try:
                 launching.Kernel(_body)[(1,)](*args, SIZE=16, **named)
             except TypeError as error:

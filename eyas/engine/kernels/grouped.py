@@ -132,6 +132,7 @@ def _start(task: Task, launch: Launch) -> None:
         *(*task.rows, task.described, task.stored, task.scales, *task.made, *task.order),
         *(launch.partials, launch.tickets, task.choices, task.most),
         **task.constants(),
+        **task.gated(),
         SPLIT=tile.split,
         FOLDS=stretches_of(shape) // tile.split if launch.exact else 1,
         PDL=pdl,

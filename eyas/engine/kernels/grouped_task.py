@@ -130,7 +130,7 @@ class Task:
 
     def constants(self) -> dict[str, Any]:
         """What every kernel knows when it is compiled."""
-        shape, tile, gate, rounding = self.shape, self.tile, self.gate, rounding_of(self.weight)
+        shape, tile, rounding = self.shape, self.tile, rounding_of(self.weight)
         return {
             "N": shape.n,
             "K": shape.k,
@@ -141,12 +141,19 @@ class Task:
             "GROUP": tile.group,
             "PER_ROW": self.walk.per_row,
             "SCATTER": self.walk.scatter,
-            "GATED": gate is not None,
-            "GELU": gate is not None and gate.gelu,
             "BLOCKS": rounding is not None and rounding.rows == "block",
             "CHANNELS": rounding is not None and rounding.rows != "block",
-            "POWERS": self._after is not None and self._after.powers,
             "MADE": _TYPES[self.read.dtype],
+        }
+
+    def gated(self) -> dict[str, bool]:
+        """What those know besides that may have a gate."""
+        gate, after = self.gate, self._after
+        is_gated = gate is not None
+        return {
+            "GATED": is_gated,
+            "GELU": is_gated and gate.gelu,
+            "POWERS": after is not None and after.powers,
         }
 
     @cached_property

@@ -3,7 +3,8 @@
 Where an expert has as many rows as the matrix unit takes at once, a tile lies as its result does: nothing is
 turned round on the way out, and more of what is in shared memory is used twice. `_by_depth` walks k for one
 tile. Where k is short, `_by_columns` keeps a block's rows and walks its weight: rows are read once. Both are
-bound by what L2 gives: tall blocks read a weight less often. They know what `grouped_kernels` knows.
+bound by what L2 gives: tall blocks read a weight less often. They know addresses and sizes; they refuse to
+know who chose, and what a product means.
 """
 
 from __future__ import annotations
@@ -34,16 +35,18 @@ def takes(task: Task) -> bool:
 def start(task: Task, launch: Launch) -> None:
     """Computes `task.out`."""
     tile, constants = task.tile, task.constants()
-    given = (*task.rows, task.described, task.scales, *task.made, *task.order, task.most)
+    given = (*task.rows, task.described, task.scales)
+    order = (*task.order, task.most)
     options = {"PDL": launch.pdl, "num_warps": tile.warps, "launch_pdl": launch.pdl}
-    if not constants["GATED"] and cdiv(task.shape.k, tile.depth) <= SHORT:
+    if task.gate is None and cdiv(task.shape.k, tile.depth) <= SHORT:
         spans = cdiv(task.tiles, _SWEPT)
         sizes = {"EACH": cdiv(task.tiles, spans), "SPANS": spans, "STAGES": tile.stages}
-        unused = ("GATED", "GELU", "POWERS")
-        constants = {name: value for name, value in constants.items() if name not in unused}
-        _by_columns[(task.most * spans,)](*given, **constants, **sizes, **options)
+        _by_columns[(task.most * spans,)](*given, task.made[0], *order, **constants, **sizes, **options)
     else:
-        _by_depth[(task.most * task.tiles,)](*given, **constants, STAGES=tile.stages, **options)
+        grid = (task.most * task.tiles,)
+        _by_depth[grid](
+            *given, *task.made, *order, **constants, **task.gated(), STAGES=tile.stages, **options
+        )
 
 
 @kernel(do_not_specialize=["most"])
@@ -101,7 +104,7 @@ def _by_depth(
 
 @kernel(do_not_specialize=["most"])
 def _by_columns(
-    x, x_scales, weights, scales, out, out_scales, order, blocks, most,
+    x, x_scales, weights, scales, out, order, blocks, most,
     N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
     BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, MADE: tl.constexpr, EACH: tl.constexpr,

@@ -1,8 +1,8 @@
 """Products in FP8 of many rows by cuBLAS and CUTLASS, through torch: on Hopper, of dense weights.
 
-From some hundred rows on they take half the time of `grouped`'s tiles, and of weights in blocks they give the
-same bits (docs/experiments.md). They add up stretches of 128 of k in float32, as those do. This file knows
-what they accept, and how; which rows should meet which weight it does not know.
+From some hundred rows on they take half the time of `grouped`'s tiles (docs/experiments.md), and they too
+add up stretches of 128 of k in float32. This file knows what they accept, and how; it refuses to know models,
+and what rows mean.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CUDA = (12, 9)  # cuBLAS has had products of blocks since
 
 
 def is_there(device: str) -> bool:
-    """Whether "cuda" or "meta" (of the GPU that kernels are compiled for) has these products."""
+    """Whether the GPU in use ("meta": the one that kernels are compiled for) has these products."""
     version = torch.version.cuda
     if device == "cpu" or version is None or tuple(map(int, version.split("."))) < _CUDA:
         return False
@@ -40,7 +40,7 @@ def takes(rows: int, dtype: torch.dtype, weight: torch.Tensor | Fp8Weight) -> bo
 
 
 def product(x: Fp8Rows, weight: Fp8Weight) -> torch.Tensor:
-    """x [m, k] . weight [n, k]^T -> bfloat16 [m, n]."""
+    """x [m, k] . weight [n, k]^T -> bfloat16 [m, n]. x: as `blocks.room_for` made it, no part of other rows."""
     m, k = x.stored.shape
     turned, by_block = weight.stored.t(), weight.rounding.rows == "block"
     if x.stored.is_meta:

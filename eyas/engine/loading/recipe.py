@@ -15,6 +15,7 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
 from eyas.engine.attention.latent_prompts import made_up
+from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import scales_of
 from eyas.engine.checkpoint.weights import Part, Shape, Weights
 from eyas.engine.device.buckets import default_batches
@@ -105,16 +106,17 @@ def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
             yield StepShape(batch, width)
             if width > 1:
                 yield StepShape(0, width, singles=batch)
-        for rows in _wide(loaded.config.chunk_tokens):
+        for rows in _wide(loaded):
             yield StepShape(0, width, rows, -(-rows // buckets.tile_rows), 1)
 
 
-def _wide(most: int) -> Iterator[int]:
-    """Rows of prompts: the fewest of a wide step, and as many more as tiles of experts distinguish."""
-    rows = MAX_ROWS + 1
-    while rows < most:
-        yield rows
-        rows = 2 * (rows - rows % 2)
+def _wide(loaded: EngineSpec) -> Iterator[int]:
+    """Rows of prompts: the fewest of a wide step; and, if tiles are chosen by rows, a fourth more each time."""
+    rows, target = MAX_ROWS + 1, loaded.target
+    yield rows
+    if target.fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in target.layers):
+        while (rows := rows + rows // 4) < loaded.config.chunk_tokens:
+            yield rows
 
 
 class _Unread(EngineSpec):
