@@ -78,7 +78,9 @@ def _arguments() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 def _same(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
     return len(found) == len(expected) and all(
-        a is b or (not isinstance(a, torch.Tensor) and type(a) is type(b) and a == b)
+        _same(a, b)
+        if isinstance(a, tuple)
+        else a is b or (not isinstance(a, torch.Tensor) and type(a) is type(b) and a == b)
         for a, b in zip(found, expected, strict=True)
     )
 

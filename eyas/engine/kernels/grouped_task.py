@@ -149,10 +149,9 @@ class Task:
     def gated(self) -> dict[str, bool]:
         """What those know besides that may have a gate."""
         gate, after = self.gate, self._after
-        is_gated = gate is not None
         return {
-            "GATED": is_gated,
-            "GELU": is_gated and gate.gelu,
+            "GATED": gate is not None,
+            "GELU": gate is not None and gate.gelu,
             "POWERS": after is not None and after.powers,
         }
 

@@ -35,8 +35,8 @@ class Kernel:
     """A Triton kernel, launched as any other: `kernel[grid](*args, **constants_and_options)`.
 
     A variant is found by the constants, the options, and what Triton may know of each argument: its type, and
-    how it is aligned. Arguments that are no constants are given by position. Triton's hooks on launches see the
-    first one of each variant alone. `fn` and `warmup`: Triton's.
+    how it is aligned. Arguments that are no constants are given by position. Hooks on launches see the first
+    one of each variant alone. `fn` and `warmup`: Triton's.
     """
 
     def __init__(self, function: JITFunction[Any]) -> None:

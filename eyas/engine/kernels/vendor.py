@@ -40,7 +40,7 @@ def takes(rows: int, dtype: torch.dtype, weight: torch.Tensor | Fp8Weight) -> bo
 
 
 def product(x: Fp8Rows, weight: Fp8Weight) -> torch.Tensor:
-    """x [m, k] . weight [n, k]^T -> bfloat16 [m, n]. x: as `blocks.room_for` made it, no part of other rows."""
+    """x [m, k] . weight [n, k]^T -> bfloat16 [m, n]. x: all rows for which `blocks.room_for` made room."""
     m, k = x.stored.shape
     turned, by_block = weight.stored.t(), weight.rounding.rows == "block"
     if x.stored.is_meta:

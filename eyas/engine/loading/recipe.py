@@ -111,7 +111,7 @@ def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
 
 
 def _wide(loaded: EngineSpec) -> Iterator[int]:
-    """Rows of prompts: the fewest of a wide step; and, if tiles are chosen by rows, a fourth more each time."""
+    """Rows of prompts: the fewest of a wide step; where tiles are chosen by rows, a fourth more each time."""
     rows, target = MAX_ROWS + 1, loaded.target
     yield rows
     if target.fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in target.layers):
