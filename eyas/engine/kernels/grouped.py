@@ -3,10 +3,10 @@
 Weights are of 16 or 32 bits, or in FP8. `product_kernel` computes them transposed, weight rows on the matrix
 unit's long side, so that few rows waste nothing; weights come by the tensor memory accelerator. FP8: 128 of k
 are multiplied at a time, and what they give is added in float32, since Hopper's accumulators keep 14 bits;
-before that it is scaled, but for scales of weight rows, which wait for the sum. Of a tile whose k is split the
-last program to arrive adds the parts up, in order. What need not be exact goes elsewhere where that is faster:
-one row to `single`, tall blocks to `grouped_wide`, many rows of a dense weight in FP8 to `vendor`. It knows
-`group.Grouped`, tiles and weights, and neither routers nor models.
+before that it is scaled, but for scales of weight rows, which wait for the sum. Of a tile whose k is split
+the last program to arrive adds the parts up, in order. What need not be exact goes elsewhere where that is
+faster: one row to `single`, tall blocks to `grouped_wide`, many rows of a dense weight in FP8 to `vendor`. It
+knows `group.Grouped`, tiles and weights, and neither routers nor models.
 """
 
 from __future__ import annotations
