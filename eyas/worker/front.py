@@ -208,6 +208,11 @@ class Front:
             await self._pulls.follow(self._membership.addresses())
             await asyncio.sleep(FOLLOW_S)
 
+    @property
+    def stalled(self) -> bool:
+        """Whether the engine has work and makes no progress."""
+        return self._stalled
+
     async def _refresh(self) -> None:
         """Updates health and admission from the engine's state: the only place that changes them."""
         self._stalled = self._liveness.stalled(time.monotonic())

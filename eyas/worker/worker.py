@@ -25,6 +25,7 @@ from eyas.common.errors import DeadlineExceeded, Unavailable
 from eyas.worker import engine_main
 from eyas.worker.descriptors import raise_limit
 from eyas.worker.front import Front
+from eyas.worker.hanging import hung
 from eyas.worker.leave import Leave
 from eyas.worker.link import ZmqFront, new_endpoint
 from eyas.worker.pool_folder import living_in, remove_pools
@@ -39,7 +40,7 @@ EngineMain = Callable[[EngineConfig, str], None]
 def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> None:
     """Serves until SIGINT or SIGTERM; then accepted requests have `drain_s` seconds to finish.
 
-    A second signal, or SIGHUP, ends it at once. Raises EyasError if the engine could not start, or died.
+    A second signal, or SIGHUP, ends it at once. Raises EyasError if the engine cannot start, dies or hangs.
 
     `engine` is the function that the engine process runs, with its config and the link's endpoint.
     """
@@ -61,6 +62,7 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
             asyncio.create_task(_asked_to_leave(front, config.drain_s)),
             asyncio.create_task(front.run()),
             asyncio.create_task(process.died()),
+            asyncio.create_task(hung(lambda: front.stalled, process.pid)),
         ]
         try:
             await _load(front, halves)
@@ -119,6 +121,12 @@ class _EngineProcess:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._process.sentinel, self._on_end)
 
+    @property
+    def pid(self) -> int:
+        """Of the process, which may have ended."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def _on_end(self) -> None:
         self._loop.remove_reader(self._process.sentinel)
         self._ended.set()
@@ -136,6 +144,5 @@ class _EngineProcess:
             async with asyncio.timeout(LEAVE_S):
                 await self._ended.wait()
         self._process.kill()  # does nothing if it has left
-        self._process.join()
-        assert self._process.pid is not None
-        remove_pools(self._pool_dir, self._process.pid)
+        self._process.join(LEAVE_S)  # one that waits for a driver may outlast even that
+        remove_pools(self._pool_dir, self.pid)

@@ -168,7 +168,7 @@ async def test_a_second_signal_does_not_wait(words: list[signal.Signals], tmp_pa
 
 async def test_the_drain_time_is_an_end(tmp_path: Path) -> None:
     async with (
-        process("decode", tmp_path, drain_s="1") as p,
+        process("decode", tmp_path, limits=("1", "60")) as p,
         rpc.channel((await p.ready()).address) as channel,
     ):
         session = clients.DecodeSessionClient(channel, p.address).open()

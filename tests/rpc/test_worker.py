@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from fake_engine import DIE, SLOW, FakeWorker, request
+from fake_engine import DIE, SLOW, STALL, FakeWorker, request
 from test_draft_svc import until_up
 from test_front import next_of, tokens_of
 
@@ -32,7 +32,9 @@ import sys, fake_engine
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import EyasError
 from eyas.common.types import Role
+from eyas.worker import hanging
 from eyas.worker.worker import run_worker
+hanging.HANG_S = float(sys.argv[7])
 roles = tuple(Role(name) for name in sys.argv[1].split(","))
 try:
     engine = EngineConfig(roles=roles, model=sys.argv[2], pool_dir=sys.argv[3])
@@ -53,10 +55,11 @@ class Process:
         engine: str = "main",
         model: str = "m",
         member: str = "127.0.0.1:1",
-        drain_s: str = "30",
+        limits: tuple[str, str] = ("30", "60"),
     ) -> None:
+        """`limits`: its `drain_s`, and HANG_S."""
         env = {**os.environ, "PYTHONPATH": f"{HERE.parent.parent}:{HERE}"}
-        words = (roles, model, str(pools), engine, f"static:{member}", drain_s)
+        words = (roles, model, str(pools), engine, f"static:{member}", *limits)
         self.popen = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, *words],
             stderr=subprocess.PIPE,
@@ -90,7 +93,7 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def process(roles: str, pools: Path, **kind: str) -> AsyncIterator[Process]:
+async def process(roles: str, pools: Path, **kind: Any) -> AsyncIterator[Process]:
     started = Process(roles, pools, **kind)
     try:
         yield started
@@ -192,6 +195,22 @@ async def test_every_stream_of_a_stopped_worker_ends_within_six_seconds(tmp_path
         ends = [asyncio.create_task(exhausted(stream)) for stream in streams]
         seconds = await asyncio.gather(*ends, fallen(decode))
         assert max(seconds) - began < 6.0, [s - began for s in seconds]
+
+
+async def test_an_engine_that_hangs_ends_the_worker(tmp_path: Path) -> None:
+    """So that it is started again: what only stalls goes on (`test_front`)."""
+    async with process("decode", tmp_path, limits=("30", "1")) as p:
+        await p.ready()
+        engine = p.engine
+        async with rpc.channel(p.address) as channel:
+            session = clients.DecodeSessionClient(channel, p.address).open()
+            session.submit(request(STALL), attempt=1, attach=False)
+            with pytest.raises(Unavailable, match="no progress"):
+                async for _ in session:
+                    pass
+            code, said = await p.ended()
+        assert code == 1 and "eyas: Unavailable: the engine hangs: it has work" in said
+        await gone(engine, 1)
 
 
 async def exhausted(stream: Any) -> float:
