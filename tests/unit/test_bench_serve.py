@@ -152,7 +152,7 @@ def test_times_are_those_of_the_script(
     assert (line["tag"], line["backend"], line["completed"], line["failed"]) == ("mine", backend, 4, 0)
     assert (line["total_input_tokens"], line["total_output_tokens"]) == (12, 16)
     assert 200 <= line["median_ttft_ms"] < 450  # a busy machine is late, but no time is another
-    assert 100 <= line["median_tpot_ms"] < 190 and 100 <= line["median_itl_ms"] < 190
+    assert 90 <= line["median_tpot_ms"] < 190 and 90 <= line["median_itl_ms"] < 190
     assert 500 <= line["median_e2e_latency_ms"] < 1000
     assert line["goodput"] == line["request_throughput"] and "errors" not in line
     said = capsys.readouterr()
