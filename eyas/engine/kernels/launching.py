@@ -1,7 +1,7 @@
 """How kernels are launched: with little work on the host, and without a gap between them.
 
-A step that is no CUDA graph launches twenty kernels for each layer. Triton binds and inspects every argument
-of every launch, 40 us and more; `Kernel` remembers what came of it. Programmatic dependent launch closes the
+A step that is no CUDA graph launches some twenty kernels for each layer. Triton binds and inspects every
+argument of every launch, tens of microseconds; `Kernel` remembers what came of it. Programmatic dependent launch closes the
 gaps on the device. This file knows no kernel.
 """
 

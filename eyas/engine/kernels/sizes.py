@@ -1,4 +1,4 @@
-"""Whole numbers for grids and tiles, on the host: Triton's, which kernels know as well, take 4 us each."""
+"""Whole numbers for grids and tiles, on the host: Triton's, which kernels know as well, take 3 us each."""
 
 from __future__ import annotations
 
