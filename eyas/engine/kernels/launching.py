@@ -1,8 +1,8 @@
 """How kernels are launched: with little work on the host, and without a gap between them.
 
 A step that is no CUDA graph launches some twenty kernels for each layer. Triton binds and inspects every
-argument of every launch, tens of microseconds; `Kernel` remembers what came of it. Programmatic dependent launch closes the
-gaps on the device. This file knows no kernel.
+argument of every launch, tens of microseconds; `Kernel` remembers what came of it. Programmatic dependent
+launch closes the gaps on the device. This file knows no kernel.
 """
 
 from __future__ import annotations
