@@ -24,13 +24,19 @@ from eyas.common.errors import DeadlineExceeded, Unavailable
 from gateway import search, sessions
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that is waited for, in a quarter of its time."""
+    for module, name in ((search, "PATIENCE_S"), (roster, "POLL_S"), (sessions, "MAX_BACKOFF_S")):
+        monkeypatch.setattr(module, name, getattr(module, name) / 4)
+
+
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("roles", [(UNIFIED,), (PREFILL, DECODE)])
 async def test_a_worker_that_starts_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, roles: tuple[tuple, ...]
 ) -> None:
     """For as long as it says that it starts: streams go on, and requests that come meanwhile are served."""
-    for module, name in ((search, "PATIENCE_S"), (roster, "POLL_S"), (sessions, "MAX_BACKOFF_S")):
-        monkeypatch.setattr(module, name, getattr(module, name) / 4)
     async with workers(*roles) as started, gateway(started) as (backend, cluster):
         dying = started[-1]
         dying.script.stop_at = 10
@@ -54,13 +60,10 @@ async def test_a_worker_that_starts_is_waited_for(
         await returned.kill()
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("roles", [(UNIFIED,), (PREFILL, DECODE)])
-async def test_a_worker_that_stalls_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, roles: tuple[tuple, ...]
-) -> None:
+async def test_a_worker_that_stalls_is_waited_for(roles: tuple[tuple, ...]) -> None:
     """As one that died is: streams go on when its engine does, and later requests are served then."""
-    for module, name in ((search, "PATIENCE_S"), (roster, "POLL_S"), (sessions, "MAX_BACKOFF_S")):
-        monkeypatch.setattr(module, name, getattr(module, name) / 4)
     async with workers(*roles) as started, gateway(started) as (backend, cluster):
         stalling = started[-1]
         stalling.script.stop_at = 10
