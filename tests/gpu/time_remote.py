@@ -7,9 +7,10 @@ which drafts in its steps. Weights are dummies, drafts are accepted by chance: c
 round. At hit rate h a commit is answered at once with probability h, with ids that mean nothing, and its
 rows are computed after that answer, in place of what would have been drafted ahead; else it is answered when
 it has been drafted for. What a real head hits, and what its unrepaired features cost, is not measured here.
-Every line is on disk as soon as it is known and names the paths that its commits took (cuda_ipc: features
-from GPU to GPU; shm: by the line; grpc: by the fronts, as each sequence's first does); `--report` reads them
-again. `--device cpu` tries the script out, where no features go from GPU to GPU.
+The same two workers run at all hit rates. Every line is on disk as soon as it is known and names the paths
+that its commits took (cuda_ipc: features from GPU to GPU; shm: by the line; grpc: by the fronts, as each
+sequence's first does); `--report` reads them again. `--device cpu` tries the script out, where no features
+go from GPU to GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import multiprocessing
 import random
@@ -25,12 +27,15 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from unittest import mock
+
+import grpc
 
 from eyas.bench.files import append_line
 from eyas.common import rpc
@@ -49,16 +54,18 @@ STEPS, LENGTH = 3, 3.0  # of a chain; tokens per round, the bonus too
 PROMPT = 16
 DECODE, DRAFT, METRICS = 47330, 47331, 47332  # ports
 START_S, ANSWER_S = 300.0, 120.0
+PAGE_S = 1.0  # the metrics are renewed every half second
 RING, LINE, GRPC, COLOCATED = "ring", "line", "grpc", "colocated"
 TRANSFER = {RING: "cuda_ipc", LINE: "shm", GRPC: "grpc"}
 """What `--transfer` each way takes: features from GPU to GPU beside the line, by the line, by the fronts."""
 Engine = Callable[[EngineConfig, str], None]
+Hits: TypeAlias = "Synchronized[float]"
 
 
 class ForcedHits(DraftEngine):
-    """Answers a share of its commits before it computes anything for them. `hits`: that share."""
+    """Answers a share of its commits before it computes anything for them. `hits`: holds that share."""
 
-    def __init__(self, hits: float, *parts: Any) -> None:
+    def __init__(self, hits: Hits, *parts: Any) -> None:
         super().__init__(*parts)
         self._hits = hits
         self._draws = random.Random(5)
@@ -68,7 +75,7 @@ class ForcedHits(DraftEngine):
         asking = [(key, one) for key, one in self._sequences.followed.items() if one.is_here and one.is_due]
         for key, followed in asking:
             wanted = followed.wanted
-            if wanted is not None and self._draws.random() < self._hits:
+            if wanted is not None and self._draws.random() < self._hits.value:
                 guess = mock.Mock(tokens=range(1, wanted.steps + 1), parents=range(-1, wanted.steps - 1))
                 super()._propose(key, followed, guess)
                 self._answered.add(key)
@@ -81,7 +88,7 @@ class ForcedHits(DraftEngine):
             super()._propose(key, followed, tree)
 
 
-def forced(hits: float, config: EngineConfig, endpoint: str) -> None:
+def forced(hits: Hits, config: EngineConfig, endpoint: str) -> None:
     """The engine process of a draft worker whose hits are forced."""
     with mock.patch("eyas.engine.loading.build.DraftEngine", partial(ForcedHits, hits)):
         engine_main.main(config, endpoint)
@@ -93,6 +100,7 @@ class Setting:
 
     device: str
     tokens: int  # of an answer
+    batches: Sequence[int]
     options: dict[str, Any]
 
     def engine(self, number: int, *roles: Role, **more: Any) -> EngineConfig:
@@ -100,7 +108,7 @@ class Setting:
         device = f"cuda:{number}" if self.device == "cuda" else self.device
         return replace(resolve_engine(device, **self.options), roles=roles, **more)
 
-    def workers(self, way: str, hits: float) -> list[tuple[WorkerConfig, Engine]]:
+    def workers(self, way: str, hits: Hits) -> list[tuple[WorkerConfig, Engine]]:
         """The processes of a way to draft."""
         if way == COLOCATED:
             engine = self.engine(0, *Role)
@@ -173,32 +181,36 @@ async def until_drafting(session: DecodeSession) -> None:
     raise TimeoutError("no drafts came")
 
 
-async def measured(setting: Setting, way: str, hits: float, batches: Sequence[int]) -> list[dict[str, Any]]:
-    """A line per batch."""
-    lines: list[dict[str, Any]] = []
-    address = f"127.0.0.1:{DECODE}"
-    with running(setting.workers(way, hits)):
+async def measured(setting: Setting, way: str, hits: Sequence[float]) -> AsyncIterator[dict[str, Any]]:
+    """A line per batch and hit rate."""
+    address, chance = f"127.0.0.1:{DECODE}", multiprocessing.get_context("spawn").Value("d", 1.0)
+    with running(setting.workers(way, chance)):
         async with rpc.channel(address) as channel:
-            async with asyncio.timeout(START_S):
-                await channel.channel_ready()
-                while True:
-                    session = DecodeSessionClient(channel, address).open()
-                    try:
-                        await until_drafting(session)
-                        break
-                    except EyasError:  # it is still loading
-                        await asyncio.sleep(0.5)
-            for batch in batches:
+            session = await ready(channel, address)
+            for chance.value, batch in itertools.product(hits, setting.batches):
                 async with asyncio.timeout(ANSWER_S):
-                    await answered(session, f"learn {batch}", batch, setting.tokens)
-                    await asyncio.sleep(1.0)  # the page is renewed every half second
+                    name = f"{batch} at {chance.value}"
+                    await answered(session, f"learn {name}", batch, setting.tokens)
+                    await asyncio.sleep(PAGE_S)
                     before = commits()
-                    found = await answered(session, f"count {batch}", batch, setting.tokens)
-                    await asyncio.sleep(1.0)
+                    found = await answered(session, f"count {name}", batch, setting.tokens)
+                    await asyncio.sleep(PAGE_S)
                 paths = {path: total - before.get(path, 0.0) for path, total in commits().items()}
-                lines.append({"way": way, "hits": hits, "batch": batch, **found, "commits": paths})
+                yield {"way": way, "hits": chance.value, "batch": batch, **found, "commits": paths}
             session.close()
-    return lines
+
+
+async def ready(channel: grpc.aio.Channel, address: str) -> DecodeSession:
+    """A session with the worker, once its rounds have drafts."""
+    async with asyncio.timeout(START_S):
+        await channel.channel_ready()
+        while True:
+            session = DecodeSessionClient(channel, address).open()
+            try:
+                await until_drafting(session)
+                return session
+            except EyasError:  # it is still loading
+                await asyncio.sleep(0.5)
 
 
 def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -213,20 +225,33 @@ def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"{case} {figures} {line['tokens_per_s']:>9.0f} {ratio:.3f}"
 
 
-def setting(given: argparse.Namespace, folder: Path) -> Setting:
+def setting_of(given: argparse.Namespace, folder: Path) -> Setting:
     """On GPUs a shape without weights; on a CPU the embedded model, whose drafts are judged as they are."""
     most = max(given.batches)
     pages = most * (PROMPT + given.tokens + 64) // 16 + 64
     options: dict[str, Any] = {"max_running": most, "num_pages": pages}
     if given.device == "cpu":
-        return Setting("cpu", given.tokens, options | {"speculation": SpeculationConfig(STEPS, 1, STEPS + 1)})
+        return Setting(
+            "cpu",
+            given.tokens,
+            given.batches,
+            options | {"speculation": SpeculationConfig(STEPS, 1, STEPS + 1)},
+        )
     model, head = folder / "model", folder / "head"
     shape = ["-m", "eyas.bench.shapes", given.shape, str(model), "--head", str(head)]
     subprocess.run([sys.executable, *shape], check=True)
     spec = SpeculationConfig(STEPS, 1, STEPS + 1, synthetic_rates=resolve(STEPS, (), LENGTH))
     options |= {"model": str(model), "draft": str(head), "load_format": "dummy", "speculation": spec}
     options |= {"context_length": 2048, "prefill_attention_backend": "triton"}
-    return Setting("cuda", given.tokens, options)
+    return Setting("cuda", given.tokens, given.batches, options)
+
+
+async def measure(setting: Setting, given: argparse.Namespace) -> None:
+    """Every way, each with workers of its own."""
+    for way, hits in [(COLOCATED, [0.0]), *((way, given.hits) for way in given.ways)]:
+        async for line in measured(setting, way, hits):
+            append_line(given.out, line)
+            print(line, flush=True)
 
 
 def main() -> int:
@@ -241,14 +266,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=384, help="per answer (384)")
     parser.add_argument("--report", action="store_true", help="only print the table of what FILE has")
     given = parser.parse_args()
-    cases = [(COLOCATED, 0.0), *((way, hits) for hits in given.hits for way in given.ways)]
     if not given.report:
         with tempfile.TemporaryDirectory() as folder:
-            chosen = setting(given, Path(folder))
-            for way, hits in cases:
-                for line in asyncio.run(measured(chosen, way, hits, given.batches)):
-                    append_line(given.out, line)
-                    print(line, flush=True)
+            asyncio.run(measure(setting_of(given, Path(folder)), given))
     print(*report([json.loads(line) for line in given.out.read_text().splitlines()]), sep="\n")
     return 0
 
