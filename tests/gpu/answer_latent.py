@@ -70,6 +70,13 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
     "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
 }
+WHOLE = {
+    "vocab_size": 129280,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+}
 BATCHES = (
     StaticBatch(1, 256, 96),
     StaticBatch(8, 256, 64),
@@ -85,9 +92,18 @@ KERNELS = 15
 
 def write_rank(folder: Path, layers: int, heads: int = 0) -> None:
     """A folder for dummy weights. `heads`: NextN layers behind the model's own."""
-    write_model(ModelShape(7168, 2304, layers, 16, 16, vocab=VOCAB), folder)
+    _write(folder, VOCAB, SIZES | {"num_hidden_layers": layers, "num_nextn_predict_layers": heads})
+
+
+def write_whole(folder: Path, layers: int) -> None:
+    """A folder for dummy weights of the whole model, of which it has `layers` layers."""
+    _write(folder, WHOLE["vocab_size"], SIZES | WHOLE | {"num_hidden_layers": layers})
+
+
+def _write(folder: Path, vocab: int, sizes: dict[str, Any]) -> None:
+    write_model(ModelShape(7168, 2304, sizes["num_hidden_layers"], 16, 16, vocab=vocab), folder)
     told = json.loads((folder / "config.json").read_text())
-    told |= SIZES | {"num_hidden_layers": layers, "num_nextn_predict_layers": heads}
+    told |= sizes
     del told["head_dim"]
     (folder / "config.json").write_text(json.dumps(told))
 

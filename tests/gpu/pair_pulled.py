@@ -1,11 +1,13 @@
 """A pulled prompt against a local one: the same greedy prompts to one worker of all roles and to a split.
 
-    python -m tests.gpu.pair_pulled --out DIR [SERVE FLAGS]
+    python -m tests.gpu.pair_pulled --out DIR [--layout split] [SERVE FLAGS]
 
 bf16 rounds, and a prompt alone may be computed in other chunks than where one worker does both, so answers
 may part at near-ties. The rule: where two answers part, each holds the other's token, too, at most SLACK
 below its own. With dummy weights any wrong page makes another answer altogether; the power of the rule is
-told beside it: how many answers to *other* prompts it refuses. Ninety seconds with two starts. `--device cpu
+told beside it: how many answers to *other* prompts it refuses. Every prompt must have been pulled, and the
+paths of all are told. `--layout split21`: by a worker of one GPU from one of two; then sums over ranks part
+the answers at more near-ties. Ninety seconds with two starts. `--device cpu
 --prompts 64 300 --count 4 --chunked-prefill-size 96` tries it with the embedded model, where nothing differs.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,6 +38,7 @@ class Answer:
 
     tokens: tuple[int, ...]
     held: tuple[dict[int, float], ...]
+    path: str = ""  # of its prompt's pages; none came
 
 
 def excess(one: Answer, other: Answer) -> float:
@@ -58,11 +62,14 @@ async def ask(http: httpx.AsyncClient, ids: tuple[int, ...]) -> Answer:
             "sampling_params": {"temperature": 0, "max_new_tokens": ANSWER, "ignore_eos": True},
             "return_logprob": True,
             "top_logprobs_num": HELD,
+            "timings": True,
         },
     )
     told = reply.raise_for_status().json()["meta_info"]
     held = tuple({id: logprob for logprob, id, *_ in place} for place in told["output_top_logprobs"])
-    return Answer(tuple(id for _, id, *_ in told["output_token_logprobs"]), held)
+    tokens = tuple(id for _, id, *_ in told["output_token_logprobs"])
+    paths = [leg["transfer_path"] for leg in told["timings"]["legs"] if "transfer_path" in leg]
+    return Answer(tokens, held, *paths)
 
 
 async def _answers(setting: Setting, variant: Variant, prompts: Sequence[int], count: int) -> list[Answer]:
@@ -74,20 +81,24 @@ async def _answers(setting: Setting, variant: Variant, prompts: Sequence[int], c
         return [await ask(http, ids) for ids in questions]
 
 
-async def _compare(setting: Setting, prompts: Sequence[int], count: int) -> None:
+async def _compare(setting: Setting, layout: str, prompts: Sequence[int], count: int) -> None:
     local = await _answers(setting, Variant("one"), prompts, count)
-    pulled = await _answers(setting, Variant("split"), prompts, count)
+    pulled = await _answers(setting, Variant(layout), prompts, count)
     found = [excess(a, b) for a, b in zip(local, pulled, strict=True)]
     others = [excess(a, b) for a, b in itertools.permutations(local, 2)]
     verdict = {
+        "layout": layout,
         "prompts": list(prompts),
         "answers": len(found),
         "equal": sum(a.tokens == b.tokens for a, b in zip(local, pulled, strict=True)),
         "worst": max(found),
+        "paths": dict(Counter(one.path for one in pulled)),
         "other_prompts_refused": f"{sum(one > SLACK for one in others)} of {len(others)}",
     }
     setting.journal.write("pulled", **verdict)
     setting.journal.say(f"pulled against local: {verdict}")
+    if not all(one.path for one in pulled):
+        raise RuntimeError("not every prompt was pulled")
     if max(found) > SLACK:
         raise RuntimeError(f"a pulled prompt's answer parts from the local one by {max(found):.2f}")
 
@@ -97,12 +108,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add_setting(parser, ())
     parser.add_argument("--prompts", type=int, nargs="+", default=[2048, 8192], metavar="TOKENS")
+    parser.add_argument("--layout", choices=("split", "split21", "split12"), default="split")
     parser.add_argument("--count", type=int, default=8, help="of each length (%(default)d)")
     args, serve = parser.parse_known_args()
     setting = make_setting(args, serve, "pulled")
 
     async def run() -> None:
-        await step(setting, "pulled", setting.left_s, _compare(setting, args.prompts, args.count))
+        await step(
+            setting, "pulled", setting.left_s, _compare(setting, args.layout, args.prompts, args.count)
+        )
 
     uvloop.run(run())
     return int(setting.journal.failed > 0)

@@ -33,9 +33,33 @@ from eyas.layout_flags import add_layout
 from eyas.worker.serve import GATEWAY, LocalCluster
 from gateway.placement import Targets
 
-LAYOUTS = {
+LAYOUTS = {  # split21: prompts by two GPUs, tokens by one of them
     "unified": ("--layout", "unified", "--workers", "2"),
     "split": ("--layout", "split", "--prefill", "1", "--decode", "1"),
+    "split21": (
+        "--layout",
+        "split",
+        "--prefill",
+        "1",
+        "--prefill-tp",
+        "2",
+        "--decode",
+        "1",
+        "--gpus",
+        "0,1,1",
+    ),
+    "split12": (
+        "--layout",
+        "split",
+        "--prefill",
+        "1",
+        "--decode",
+        "1",
+        "--decode-tp",
+        "2",
+        "--gpus",
+        "0,0,1",
+    ),
     "auto": ("--layout", "auto", "--workers", "2"),
     "tp2": ("--layout", "unified", "--tensor-parallel-size", "2"),
     "one": ("--layout", "unified"),
@@ -187,8 +211,8 @@ async def served(setting: Setting, variant: Variant, targets: Targets | None = N
     setting.journal.log("campaign", f"{variant}: eyas serve {' '.join([*variant.flags, *setting.serve])}")
     config = own_config(args)
     if variant.layout == "auto" and targets is not None:
-        aims = {"ttft_target": targets.ttft_s, "tpot_target": targets.tpot_s}
-        config = dataclasses.replace(config, gateway=dataclasses.replace(config.gateway, **aims))
+        aiming = dataclasses.replace(config.gateway, ttft_target=targets.ttft_s, tpot_target=targets.tpot_s)
+        config = dataclasses.replace(config, gateway=aiming)
     async with LocalCluster(config, setting.journal.log) as cluster:
         setting.journal.write("start", layout=str(variant), seconds=round(cluster.start_s, 1))
         setting.journal.say(f"# {variant}: ready after {cluster.start_s:.1f} s")

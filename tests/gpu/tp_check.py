@@ -1,9 +1,10 @@
 """One model on one GPU and on two: are the logits the same, how long is a step, and what if a rank dies?
 
-    python -m tests.gpu.tp_check --out DIR --model DIR
+    python -m tests.gpu.tp_check --out DIR --model DIR [--deepseek LAYERS]
 
 Each number of ranks runs in a process of its own, by the engine itself, with dummy weights of the same seed.
-Writes DIR/tp.json; a model folder that does not exist is made, of Llama-3.1-8B's sizes.
+Writes DIR/tp.json; a model folder that does not exist is made, of Llama-3.1-8B's sizes, or of DeepSeek-V3's
+with fewer layers: three dense ones first (8 of them fit one H200).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.ipc.messages import Event, Step
 from eyas.engine.loading.startup import Start
+from tests.gpu.answer_latent import write_whole
 from tests.unit.loopback import Loopback, Worker, wait_all
 
 RANKS = (1, 2)
@@ -50,13 +52,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--deepseek", type=int, metavar="LAYERS")
     parser.add_argument("--ranks", type=int, help="measure this many, in this process")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.ranks is not None:
         measure(config_of(args.model, args.ranks), args.out)
         return
-    if not args.model.exists():
+    if not args.model.exists() and args.deepseek:
+        write_whole(args.model, args.deepseek)
+    elif not args.model.exists():
         write_model(SHAPES["llama-3.1-8b"], args.model)
     reports = {ranks: _in_a_process(ranks, args.out, args.model) for ranks in RANKS}
     errors = relative_errors(*(torch.load(logits_of(args.out, ranks)) for ranks in RANKS))
