@@ -38,6 +38,7 @@ RANKS = (1, 2)
 PROMPTS, PROMPT, FORCED = 4, 300, 4  # logits are compared after this many prompts, and at given tokens
 BATCHES = (1, 32, 96)
 INPUT, OUTPUT = 256, 128
+PAGES = 4096  # of 16 tokens
 LIMIT_S = 120.0  # of one process
 NOTICED_S = 30.0  # a dead follower, at most
 
@@ -84,6 +85,7 @@ def config_of(model: Path, ranks: int) -> EngineConfig:
         context_length=4096,
         mixed_tokens=0,
         cuda_graph_bs=BATCHES,
+        num_pages=PAGES,
     )
 
 
