@@ -7,7 +7,8 @@ may part at near-ties. The rule: where two answers part, each holds the other's 
 below its own. With dummy weights any wrong page makes another answer altogether; the power of the rule is
 told beside it: how many answers to *other* prompts it refuses. Every prompt must have been pulled, and the
 paths of all are told. `--layout split21`: by a worker of one GPU from one of two; then sums over ranks part
-the answers at more near-ties. Ninety seconds with two starts. `--device cpu
+the answers at more near-ties. `--deepseek 8`: latents, of so many dense layers of DeepSeek-V3's sizes; which
+experts a token takes would part the answers too. Ninety seconds with two starts. `--device cpu
 --prompts 64 300 --count 4 --chunked-prefill-size 96` tries it with the embedded model, where nothing differs.
 """
 
@@ -19,10 +20,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import uvloop
 
+from tests.gpu.answer_latent import write_whole
 from tests.gpu.pair_load import token_ids
 from tests.gpu.pair_rig import Setting, Variant, add_setting, make_setting, served, step
 
@@ -30,6 +33,7 @@ ANSWER = 48  # tokens
 HELD = 5  # tokens with logprobs per position
 SLACK = 0.25  # logprobs: what `test_engine_on_gpu` allows bf16
 ASK_S = 30.0
+LATENTS = Path("/tmp/eyas-deepseek-dense")
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,12 @@ def main() -> int:
     add_setting(parser, ())
     parser.add_argument("--prompts", type=int, nargs="+", default=[2048, 8192], metavar="TOKENS")
     parser.add_argument("--layout", choices=("split", "split21", "split12"), default="split")
+    parser.add_argument("--deepseek", type=int, metavar="LAYERS", help="their latents, not Llama's heads")
     parser.add_argument("--count", type=int, default=8, help="of each length (%(default)d)")
     args, serve = parser.parse_known_args()
+    if args.deepseek:
+        write_whole(LATENTS, args.deepseek, dense=args.deepseek)
+        serve += ["--model", str(LATENTS)]
     setting = make_setting(args, serve, "pulled")
 
     async def run() -> None:
