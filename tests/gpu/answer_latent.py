@@ -96,7 +96,7 @@ def write_rank(folder: Path, layers: int, heads: int = 0) -> None:
 
 
 def write_whole(folder: Path, layers: int, dense: int = DENSE) -> None:
-    """A folder for dummy weights of the whole model, of which it has `layers` layers, the first `dense` dense."""
+    """A folder for dummy weights of the whole model: `layers` layers of it, the first `dense` dense."""
     cut = {"num_hidden_layers": layers, "first_k_dense_replace": dense}
     _write(folder, WHOLE["vocab_size"], SIZES | WHOLE | cut)
 
