@@ -6,8 +6,9 @@ so each wait for it here looks after the followers too. What a step means it doe
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
@@ -55,8 +56,24 @@ class Lead:
 
     def tell(self, call: RankCall) -> None:
         """Every follower will do `call`. Raises EngineError if one is gone."""
-        try:
+        with self._watched():
             self._followers.broadcast(call)
+
+    def tell_each(self, messages: SequenceOf[RankCall]) -> None:
+        """Every follower will do its own, rank 1's first. Raises EngineError if one is gone."""
+        with self._watched():
+            for rank, call in enumerate(messages, start=1):
+                self._followers.send(rank, call)
+
+    def tell_one(self, rank: int, call: RankCall) -> None:
+        """That follower will do `call`. Raises EngineError if it is gone."""
+        with self._watched():
+            self._followers.send(rank, call)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
         except EngineError:
             self.whole = False
             raise
@@ -64,7 +81,7 @@ class Lead:
     def wait(self, event: torch.cuda.Event) -> None:
         """Until the device has passed `event`. Raises EngineError after STEP_S, or once a follower ends."""
         began = looked = time.monotonic()
-        try:
+        with self._watched():
             while not event.query():
                 time.sleep(NAP_S)
                 now = time.monotonic()
@@ -73,9 +90,6 @@ class Lead:
                     self._followers.check()
                 if now - began > STEP_S:
                     raise EngineError(f"the ranks have not done a step in {STEP_S:g} s")
-        except EngineError:
-            self.whole = False
-            raise
 
     def close(self) -> None:
         """Parts from the followers; of a group that has lost one, nothing is waited for."""

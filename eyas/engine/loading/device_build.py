@@ -26,8 +26,11 @@ from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_b
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import WORDS, Executor
 from eyas.engine.device.lead import Lead, LedExecutor
+from eyas.engine.device.led_ranks import LedRanks
 from eyas.engine.device.program import DeviceState
+from eyas.engine.device.ranks_runner import RanksRunner
 from eyas.engine.device.runner import DeviceRunner, late_sizes
+from eyas.engine.device.seats import Seats
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.grammar.grammars import Grammars
@@ -62,7 +65,7 @@ MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
 class Device:
     """`pools`: target first, then the draft head's, under the same page numbers. `pacing`: of their depth."""
 
-    runner: DeviceRunner
+    runner: DeviceRunner | RanksRunner
     pacing: Pacing | None
     pools: tuple[KvPool, ...]
     slowest_step_s: float
@@ -82,6 +85,8 @@ def build_device(
     loaded: EngineSpec, start: Start, grammars: Grammars, lead: Lead | None
 ) -> tuple[EngineSpec, Device]:
     """`lead`: over the other ranks, if there are any. Raises ConfigError if model and KV pages do not fit."""
+    if lead is not None and loaded.config.dp_attention > 1:
+        return _attention_ranks(loaded, start, grammars, lead)
     if lead is None:
         rank = build_rank(loaded, start, ProcessGroup(RankInfo(), loaded.config.device), Executor)
     else:
@@ -96,6 +101,23 @@ def build_device(
         with start.phases("depths"):
             measure_depths(runner, depths, pacing, loaded.config)
     return loaded, Device(runner, pacing, state.pools, rank.slowest_step_s)
+
+
+def _attention_ranks(
+    loaded: EngineSpec, start: Start, grammars: Grammars, lead: Lead
+) -> tuple[EngineSpec, Device]:
+    """Each with rows, tables and pages of its own; without drafts."""
+    rank = build_rank(loaded, start, lead.group, partial(LedRanks, lead=lead))
+    state = rank.executor.state
+    assert isinstance(rank.executor, LedRanks)
+    layout = Layout(rank.loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
+    seats = [
+        Seats(state.tables, replace(layout, first_page=first), grammars.eos_ids)
+        for first in range(0, state.pool.shape.pages * lead.group.ranks, state.pool.shape.pages)
+    ]
+    ahead = rank.loaded.config.overlap_schedule
+    runner = RanksRunner(rank.executor, rank.buckets, seats, grammars, ahead=ahead)
+    return rank.loaded, Device(runner, None, state.pools, rank.slowest_step_s)
 
 
 def build_rank(
@@ -178,6 +200,7 @@ def build_state(
         prompts=prompts,
         lookup=None if elsewhere else _lookup(loaded, tables, drafter),
         tap=elsewhere,
+        sharers=ranks if loaded.config.dp_attention > 1 else None,
     )
 
 
@@ -234,12 +257,13 @@ def _models(
     arithmetic: Arithmetic, ranks: ProcessGroup, attentions: dict[KvKind, RowAttention]
 ) -> tuple[FusedDecoder, FeatureTap | None, DeviceDraft | None]:
     """The target, and as much of the head as runs here."""
-    loaded = arithmetic.loaded
+    loaded, alone = arithmetic.loaded, ProcessGroup(RankInfo(), arithmetic.loaded.config.device)
+    whole, sharers = (ranks, alone) if loaded.config.dp_attention == 1 else (alone, ranks)
 
     def context(group: KvKind, launch: skinny.Launch) -> LayerContext:
-        shared = (ranks, launch, attentions[group])
+        shared = (whole, launch, attentions[group])
         made = LayerContext.on(loaded.config.device, loaded.decoder(group), *shared)
-        return replace(made, uniform_experts=loaded.uniform_experts)
+        return replace(made, uniform_experts=loaded.uniform_experts, sharers=sharers)
 
     with loaded.weights(KvKind.TARGET) as weights:
         model = FusedDecoder(loaded.target, weights, context(KvKind.TARGET, arithmetic.products))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -24,6 +25,7 @@ from eyas.engine.kernels.scores import Scores
 from eyas.engine.layers.rotary import Angles
 from eyas.engine.layers.rotary import tables as rotary_tables
 from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import RankInfo
 
 
 class RowAttention(Protocol):
@@ -39,6 +41,9 @@ class RowAttention(Protocol):
 class LayerContext:
     """What a rank's layers share: the other ranks, launches' scratch memory, attention, and the rotary tables
     (cos and sin) of every RoPE that a layer has.
+
+    `group`: those who divide every layer. `sharers`: those who have a share of the experts, whole, and rows
+    of their own. One of the two is a group of one.
     """
 
     group: ProcessGroup
@@ -48,6 +53,7 @@ class LayerContext:
     tiles: Table = field(default_factory=dict)  # of experts, and of weights in FP8 blocks
     vendor: bool = False  # whether cuBLAS has products in FP8 here
     uniform_experts: bool = False  # chance chooses experts, for benchmarks
+    sharers: ProcessGroup = field(default_factory=partial(ProcessGroup, RankInfo(), "cpu"))
 
     @property
     def products(self) -> Products:
@@ -73,10 +79,18 @@ class LayerContext:
 
 @dataclass(frozen=True)
 class Forward:
-    """What every layer of one forward shares."""
+    """What every layer of one forward shares. `everyones`: the `kv_rows` of all sharers, rank after rank."""
 
     rows: Rows
     context: LayerContext
+    everyones: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, rows: Rows, context: LayerContext) -> Forward:
+        """A forward of these rows; of several sharers each has as many."""
+        if context.sharers.ranks == 1:
+            return cls(rows, context)
+        return cls(rows, context, context.sharers.gather(rows.kv_rows.contiguous()).view(-1))
 
     def rotation(self, rope: Rope) -> skinny.Rotation:
         """How the forward's rows are rotated by `rope`."""

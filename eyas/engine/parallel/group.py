@@ -131,10 +131,10 @@ class ProcessGroup:
             add_in_order(self._gathered(tensor), tensor, residual, sums)
 
     def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Every rank's [m, n], in the order of the ranks: [ranks, m, n]."""
+        """Every rank's tensor [m, ...], in the order of the ranks: [ranks, m, ...]."""
         if self.ranks == 1:
             return tensor[None]
-        parts = tensor.new_empty(self.ranks * tensor.shape[0], tensor.shape[1])
+        parts = tensor.new_empty(self.ranks * tensor.shape[0], *tensor.shape[1:])
         dist.all_gather_into_tensor(parts, tensor.contiguous())
         return parts.view(self.ranks, *tensor.shape)
 
@@ -155,6 +155,26 @@ class ProcessGroup:
             out = tensor.new_empty(rows, self.ranks * columns)
         out.view(rows, self.ranks, columns).copy_(self._gathered(tensor).transpose(0, 1))
         return out
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Every rank's tensor, contiguous and of one shape on all, in the ranks' order: [ranks, ...]."""
+        if self._one_shot is not None and OneShot.joins(tensor):
+            return self._one_shot.join(tensor)
+        return self._gathered(tensor)
+
+    def sum_for_owners(self, tensor: torch.Tensor) -> torch.Tensor:
+        """tensor [ranks * m, n], contiguous -> this rank's rows of its sum over all ranks, [m, n]."""
+        if self.ranks == 1:
+            return tensor
+        if self._one_shot is not None and self._one_shot.takes(self.rows_of(tensor)):
+            return self._one_shot.sum_for_owners(tensor)
+        return self._scattered(tensor)
+
+    def _scattered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum for its owners of a tensor that the kernel for small sums does not take."""
+        own = tensor.new_empty(tensor.shape[0] // self.ranks, *tensor.shape[1:])
+        dist.reduce_scatter_tensor(own, tensor)
+        return own
 
     def gather_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Every rank's rows, in the order of the ranks: [sum(counts), ...].
