@@ -29,6 +29,7 @@ START_S = 120.0  # a follower's process may take so long to be there
 LOAD_S = 900.0  # the slowest rank may load its weights so much longer than the fastest
 STEP_S = 120.0  # a step may take so long, with kernels that it compiles
 NAP_S = 50e-6  # between two looks at a device
+LOST_S = 5.0  # after an exchange has failed, a rank that has ended is looked for so long
 CHECK_S = 0.2  # between two looks after the followers meanwhile
 
 
@@ -69,6 +70,19 @@ class Lead:
         """That follower will do `call`. Raises EngineError if it is gone."""
         with self._watched():
             self._followers.send(rank, call)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Around what is launched on all ranks. Raises EngineError, in plain words, if an exchange fails."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.whole = False
+            deadline = time.monotonic() + LOST_S
+            while time.monotonic() < deadline:
+                self._followers.check()
+                time.sleep(CHECK_S)
+            raise EngineError(f"the ranks could not do a step together: {error}") from error
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:

@@ -27,6 +27,9 @@ from eyas.engine.layers.rotary import tables as rotary_tables
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 
+EXCHANGED = 16
+"""Words: ranks exchange multiples of them in one kernel."""
+
 
 class RowAttention(Protocol):
     """Attention of a forward's rows over one layer of the pool. `tables`: of pages, int32 [slots, pages]."""
@@ -90,7 +93,9 @@ class Forward:
         """A forward of these rows; of several sharers each has as many."""
         if context.sharers.ranks == 1:
             return cls(rows, context)
-        return cls(rows, context, context.sharers.gather(rows.kv_rows.contiguous()).view(-1))
+        whole = torch.nn.functional.pad(rows.kv_rows, (0, -rows.count % EXCHANGED), value=-1).contiguous()
+        every = context.sharers.gather(whole)[:, : rows.count]
+        return cls(rows, context, every.contiguous().view(-1))
 
     def rotation(self, rope: Rope) -> skinny.Rotation:
         """How the forward's rows are rotated by `rope`."""

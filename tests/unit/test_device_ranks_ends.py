@@ -1,0 +1,71 @@
+"""Attention ranks on the device path that have other models, few pages, or die. One group at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eyas.common.config import EngineConfig
+from eyas.common.errors import EngineError
+from tests.unit.attention_ranks_rig import alone, request
+from tests.unit.device_ranks_rig import PLAIN, SIZES, device_ranks, mixed, no_group_stays, tokens
+from tests.unit.families import write_family
+from tests.unit.test_engine import _assert_nothing_held
+from tests.unit.tiny_deepseek import write_tiny_deepseek
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
+
+no_group_is_left = pytest.fixture(autouse=True)(no_group_stays)
+
+
+def _config(folder: Path) -> EngineConfig:
+    return replace(PLAIN, model=str(folder / "m"), pool_dir=str(folder))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "two shared experts"])
+def test_other_families(tmp_path: Path, family: str) -> None:
+    """Rows of the narrow way; a shared expert of another width, which stands beside the grouped products."""
+    if family == "two shared experts":
+        write_tiny_deepseek(tmp_path / "m", SIZES | {"n_shared_experts": 2})
+    else:
+        write_family(tmp_path / "m", family, vocab_size=64, num_hidden_layers=2)
+    wanted = tokens(alone(_config(tmp_path), mixed()))
+    engine = device_ranks(_config(tmp_path))
+    assert tokens(engine.run(mixed())) == wanted
+    assert sum(engine.idle()) > 0
+    engine.cluster.close()
+
+
+def test_preempted_sequences_come_back_to_their_rank(tmp_path: Path) -> None:
+    write_tiny_deepseek(tmp_path / "m", SIZES)
+    config = replace(_config(tmp_path), num_pages=6)
+    requests = [request(f"r{i}", 20, 30, seed=i) for i in range(6)]
+    wanted = tokens(alone(replace(config, num_pages=32), requests))
+    engine = device_ranks(config)
+    assert tokens(engine.run(requests)) == wanted
+    assert engine.cluster.workers["w"].load.preemptions > 0
+    _assert_nothing_held(engine.cluster)
+    engine.cluster.close()
+
+
+def test_a_rank_that_dies_ends_the_engine_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny_deepseek(tmp_path / "m", SIZES)
+    engine = device_ranks(_config(tmp_path))
+    worker = engine.cluster.workers["w"]
+    ended: list[BaseException] = []
+    monkeypatch.setattr("threading.excepthook", lambda hooked: ended.append(hooked.exc_value))
+    result = engine.cluster.submit(request("long", 20, 100), split=False)
+    while not result.entries:
+        time.sleep(0.002)
+    (follower,) = engine.runner._executor._lead._followers._followers
+    os.kill(follower._process.pid, signal.SIGKILL)
+    worker.thread.join(20)
+    assert not worker.thread.is_alive(), "the engine hangs"
+    assert isinstance(ended[0], EngineError)
+    assert str(ended[0]) == "rank 1 of 2 has ended: killed by SIGKILL"
+    assert not list(tmp_path.glob("*meeting"))
