@@ -13,8 +13,9 @@ import pytest
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EngineError
 from tests.unit.attention_ranks_rig import alone, request
-from tests.unit.device_ranks_rig import PLAIN, SIZES, device_ranks, mixed, no_group_stays, tokens
+from tests.unit.device_ranks_rig import BACKENDS, PLAIN, SIZES, device_ranks, mixed, no_group_stays, tokens
 from tests.unit.families import write_family
+from tests.unit.fp8_formats import FORMATS, write_format
 from tests.unit.test_engine import _assert_nothing_held
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 
@@ -38,6 +39,17 @@ def test_other_families(tmp_path: Path, family: str) -> None:
     engine = device_ranks(_config(tmp_path))
     assert tokens(engine.run(mixed())) == wanted
     assert sum(engine.idle()) > 0
+    engine.cluster.close()
+
+
+def test_experts_in_fp8_round_rows_as_on_one_rank(tmp_path: Path) -> None:
+    """Rows have one scale for all experts, so each rank must know those of experts that it has not."""
+    write_family(tmp_path / "plain", "mixtral", vocab_size=64, num_hidden_layers=2)
+    write_format(tmp_path / "m", tmp_path / "plain", FORMATS["fp8, static"])
+    config = _config(tmp_path)
+    wanted = tokens(alone(replace(config, **BACKENDS), mixed()[:4]))
+    engine = device_ranks(config)
+    assert tokens(engine.run(mixed()[:4])) == wanted
     engine.cluster.close()
 
 

@@ -43,10 +43,11 @@ class FusedExperts:
             name = f"{prefix}.gate.e_score_correction_bias"
             self._correction = weights.take(name, (spec.experts,), torch.float32)
         self._own = weights.placement.own_experts(spec.experts)
-        names = [f"{prefix}.experts.{i}" for i in self._own]
-        shared = f"{prefix}.shared_experts"
-        self._joined = _is_alike(spec, weights, names, shared)
-        self._gate_up, self._down = _experts(config, spec, weights, [*names, *[shared] * self._joined])
+        every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
+        roundings = GatedRoundings.of(weights, every)  # of those elsewhere too: all read the same rows
+        self._joined = _is_alike(spec, weights, roundings, shared)
+        names = [*(every[i] for i in self._own), *[shared] * self._joined]
+        self._gate_up, self._down = _experts(config, spec, weights, names, roundings)
         self._per_row = spec.per_row + self._joined
         self._gate = Gate(spec.activation == "gelu_tanh", rounding_of(self._down))
         rounding = rounding_of(self._gate_up) if len(self._own) == spec.experts else None
@@ -163,15 +164,15 @@ def router_tiles(rows: int, hidden: int) -> Table:
     return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}
 
 
-def _is_alike(spec: ExpertsSpec, weights: Weights, names: list[str], shared: str) -> bool:
-    """Is there a shared expert that grouped products can take with those of these names?"""
+def _is_alike(spec: ExpertsSpec, weights: Weights, roundings: GatedRoundings, shared: str) -> bool:
+    """Is there a shared expert that grouped products can take with those of these roundings?"""
     if spec.shared_width != spec.width or spec.per_row == MOST_CHOSEN:
         return False
-    return GatedRoundings.of(weights, [shared]) == GatedRoundings.of(weights, names)
+    return GatedRoundings.of(weights, [shared]) == roundings
 
 
 def _experts(
-    config: ModelConfig, spec: ExpertsSpec, weights: Weights, names: list[str]
+    config: ModelConfig, spec: ExpertsSpec, weights: Weights, names: list[str], roundings: GatedRoundings
 ) -> tuple[Weight, Weight]:
     """This rank's part of all of them: gate and up [experts, 2 width, hidden], down [experts, hidden, width].
 
@@ -179,7 +180,7 @@ def _experts(
     is not in FP8, none is.
     """
     whole: tuple[Weight, Weight] | None = None
-    roundings, shape = GatedRoundings.of(weights, names), (config.hidden_size, spec.width)
+    shape = (config.hidden_size, spec.width)
     for i, name in enumerate(names):
         pair = gated_weights(weights, name, shape, roundings)
         if whole is None:
