@@ -110,9 +110,9 @@ def _choose_of(
 @kernel(do_not_specialize=["first", "first_row", "end_row"])
 def _choose(
     logits, stride, correction, experts, weights, kv_rows, first, first_row, end_row,
-    EXPERTS: tl.constexpr, HELD: tl.constexpr, PER_ROW: tl.constexpr,
-    SIGMOID: tl.constexpr, NORMALISED: tl.constexpr,
-    SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr,
+    EXPERTS: tl.constexpr, HELD: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr,
+    NORMALISED: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
+    BEST: tl.constexpr,
     ROWS: tl.constexpr, SIDE: tl.constexpr, SHARED: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row; its experts stand as [groups, experts of a group], both padded. HELD: how many are here, from
@@ -120,9 +120,6 @@ def _choose(
     """
     after_previous(PDL)
     row = tl.program_id(0)
-    padding = 0
-    if HELD > 0:
-        padding = (tl.load(kv_rows + row) < 0).to(tl.int32)
     of_group: tl.constexpr = EXPERTS // GROUPS
     TAKEN: tl.constexpr = PER_ROW + SHARED
     group, place = tl.arange(0, ROWS)[:, None], tl.arange(0, SIDE)[None, :]
@@ -161,20 +158,35 @@ def _choose(
         score = tl.sum(tl.where(ids == best, scores, 0.0))
         total += score
         taken_weights = tl.where(rank == k, score, taken_weights)
-        if HELD > 0:
-            here = (best >= first) & (best < first + HELD) & (padding == 0)
-            best = tl.where(here, best - first, -1)
-        tl.store(experts + row * TAKEN + k, best)
+        tl.store(experts + row * TAKEN + k, _number_of(best, first, kv_rows, row, HELD))
     if NORMALISED:
         taken_weights = tl.div_rn(taken_weights, tl.zeros((32,), tl.float32) + (total + TINY))
     taken_weights *= SCALE
     if SHARED:
-        last = EXPERTS
-        if HELD > 0:
-            last = tl.where((row >= first_row) & (row < end_row) & (padding == 0), HELD, -1)
+        last = _shared_number(kv_rows, row, first_row, end_row, EXPERTS, HELD)
         tl.store(experts + row * TAKEN + PER_ROW, last)
         taken_weights = tl.where(rank == PER_ROW, 1.0, taken_weights)
     tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
+
+
+@triton.jit
+def _number_of(expert, first, kv_rows, row, HELD: tl.constexpr):
+    """Of an expert, among those that are here; -1: it is not, or the row is padding."""
+    number = expert
+    if HELD > 0:
+        here = (expert >= first) & (expert < first + HELD) & (tl.load(kv_rows + row) >= 0)
+        number = tl.where(here, expert - first, -1)
+    return number
+
+
+@triton.jit
+def _shared_number(kv_rows, row, first_row, end_row, EXPERTS: tl.constexpr, HELD: tl.constexpr):
+    """Of the shared expert, behind those that are here; -1 for another rank's rows, and padding."""
+    number = EXPERTS
+    if HELD > 0:
+        here = (row >= first_row) & (row < end_row) & (tl.load(kv_rows + row) >= 0)
+        number = tl.where(here, HELD, -1)
+    return number
 
 
 @triton.jit
