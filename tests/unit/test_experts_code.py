@@ -77,9 +77,9 @@ def routed() -> None:
 def exchanged() -> None:
     """Rows of two ranks, together and summed for their owners."""
     one_shot = OneShot(1, empty(2, dtype=torch.int64), pdl=True)
-    one_shot.join(empty(3, HIDDEN))
-    one_shot.join(empty(16, dtype=torch.int32))
-    one_shot.sum_for_owners(empty(6, HIDDEN))
+    one_shot.join(empty(3, HIDDEN), empty(6, HIDDEN))
+    one_shot.join(empty(16, dtype=torch.int32), empty(32, dtype=torch.int32))
+    one_shot.sum_for_owners(empty(6, HIDDEN), empty(3, HIDDEN))
 
 
 def bf16() -> None:

@@ -85,15 +85,19 @@ class Member:
         """What each rank gets of a sum of rows of all ranks: by the group, then by the kernel."""
         rows, columns, seed = call.numbers
         own = matrix(RANKS * rows, columns, seed, self.group.rank)
-        found = [self.group.sum_for_owners(own), self.one_shot.sum_for_owners(own.half()).float()]
-        return self.group.all_gather_columns(torch.cat(found))
+        plain, half = self.group.sum_for_owners(own, own[:rows].clone()), own[:rows].half()
+        self.one_shot.sum_for_owners(own.half(), half)
+        return self.group.all_gather_columns(torch.cat([plain, half.float()]))
 
     def join(self, call: RankCall) -> torch.Tensor:
         """Every rank's words in the order of the ranks, by the group and by the kernel: of two types."""
         rows, columns, seed = call.numbers
         own = matrix(rows, columns, seed, self.group.rank)
-        found = [self.group.gather(own), self.one_shot.join(own), self.one_shot.join(own.half()).float()]
-        return self.group.all_gather_columns(torch.cat([each.view(-1, columns) for each in found]))
+        found = [self.group.gather(own)]
+        for each in (own, own.half()):
+            found.append(each.new_empty(RANKS, rows, columns))
+            self.one_shot.join(each, found[-1])
+        return self.group.all_gather_columns(torch.cat([each.float().view(-1, columns) for each in found]))
 
     def jump(self, call: RankCall) -> None:
         """To the last turns that an int32 counts."""

@@ -95,8 +95,11 @@ class _Absent(ProcessGroup):
     def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.new_empty(self.ranks, *tensor.shape)
 
-    def _scattered(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.new_empty(tensor.shape[0] // self.ranks, *tensor.shape[1:])
+    def _collect(self, tensor: torch.Tensor, room: torch.Tensor) -> None:
+        pass
+
+    def _scatter(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        pass
 
 
 def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:

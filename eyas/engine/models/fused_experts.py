@@ -17,6 +17,7 @@ from eyas.engine.kernels import combine, route, single
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Weight, Normed, rounding_of
 from eyas.engine.kernels.grouped_task import Gate, Weight
+from eyas.engine.kernels.skinny import empty_padded
 from eyas.engine.kernels.skinny_tiles import Table, Tile
 from eyas.engine.layers.mlp import GatedRoundings
 from eyas.engine.models.fused_feed_forward import GatedRows, gated_weights
@@ -93,15 +94,16 @@ class FusedExperts:
         the sums go back to the rows' owners.
         """
         sharers, launch, (m, hidden) = step.context.sharers, step.context.launch, normed.plain.shape
-        everyone = Normed(sharers.gather(normed.plain).view(-1, hidden))
+        everyone = empty_padded(m * sharers.ranks, hidden, like=normed.plain)
+        sharers.gather(normed.plain, everyone)
+        rows = Normed(everyone)
         held = route.Held(self._own, range(m * sharers.rank, m * (sharers.rank + 1)), kv_rows)
         router = (self._spec, self._correction, self._joined)
         uniform = step.context.uniform_experts
-        chosen = route.choose_held(
-            self._logits(everyone, step), router, held, uniform=uniform, pdl=launch.pdl
-        )
-        made = self._made_by_own(everyone, chosen, step)
-        added = sharers.sum_for_owners(combine.combine_held(made, chosen.weights, chosen.experts, launch.pdl))
+        chosen = route.choose_held(self._logits(rows, step), router, held, uniform=uniform, pdl=launch.pdl)
+        made = self._made_by_own(rows, chosen, step)
+        sums = combine.combine_held(made, chosen.weights, chosen.experts, launch.pdl)
+        added = sharers.sum_for_owners(sums, empty_padded(m, hidden, like=sums))
         return added if self._shared is None else added.add_(self._shared.wide(normed, step))
 
     def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:

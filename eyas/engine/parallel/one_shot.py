@@ -212,21 +212,22 @@ class OneShot:
         size = tensor.numel() * tensor.element_size()
         return size <= 4 * CAPACITY and size % (4 * GRAIN.value) == 0
 
-    def join(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Every rank's tensor, for which `joins` must be true, in the order of the ranks: [ranks, ...]."""
-        ranks = self._addresses.shape[0]
-        out, words = tensor.new_empty(ranks, *tensor.shape), tensor.view(-1).view(torch.int32)
+    def join(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """out [ranks, ...] = every rank's tensor, for which `joins` must be true, in the order of the ranks.
+
+        Both are contiguous.
+        """
+        words = tensor.view(-1).view(torch.int32)
         _join_ranks[(cdiv(words.numel(), BLOCK),)](
             *(words, out.view(-1).view(torch.int32), self._addresses, self._turns, self._rank),
             words.numel() // GRAIN.value,
-            RANKS=ranks,
+            RANKS=self._addresses.shape[0],
             CAPACITY=CAPACITY,
             BLOCK=BLOCK,
             PDL=self._pdl,
             num_warps=1,
             launch_pdl=self._pdl,
         )
-        return out
 
     def __call__(
         self,
@@ -242,13 +243,12 @@ class OneShot:
         """
         self._sum(tensor, tensor, residual, sums, exact)
 
-    def sum_for_owners(self, tensor: torch.Tensor) -> torch.Tensor:
-        """tensor [ranks * m, n] -> this rank's rows of the sum over all ranks, [m, n]; of these `takes` must
-        be true.
+    def sum_for_owners(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """out [m, n] = this rank's rows of the sum over all ranks of tensor [ranks * m, n].
+
+        Both are contiguous; `takes` must be true of `out`.
         """
-        out = tensor.new_empty(tensor.shape[0] // self._addresses.shape[0], tensor.shape[1])
         self._sum(tensor, out)
-        return out
 
     def _sum(
         self,
