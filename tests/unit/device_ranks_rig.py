@@ -14,7 +14,7 @@ from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.device.ranks_runner import RanksRunner
 from eyas.engine.loading import follower
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.parallel.ranks import Channel, RankInfo
+from eyas.engine.parallel.ranks import Channel, FollowerMain, RankInfo
 from tests.unit import tiny_deepseek
 from tests.unit.loopback import Loopback, Result, wait_all
 
@@ -25,12 +25,15 @@ PLAIN = EngineConfig(
 BACKENDS = {"attention_backend": "triton", "prefill_attention_backend": "triton"}
 
 
-def _interpreted(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
+_main = follower.main
+
+
+def interpreted_follower(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
     """A follower whose kernels are interpreted as this process's are."""
     from tests.unit import interpreted
 
     interpreted.install()
-    follower.main(loaded, rank_info, channel)
+    _main(loaded, rank_info, channel)
 
 
 @dataclass
@@ -57,10 +60,10 @@ class DeviceRanks:
         return sum(any(rows) for rows in idle), sum(not any(rows) for rows in idle)
 
 
-def device_ranks(config: EngineConfig) -> DeviceRanks:
+def device_ranks(config: EngineConfig, main: FollowerMain = interpreted_follower) -> DeviceRanks:
     """Starts two ranks of a plain engine's configuration; the caller closes the cluster."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(follower, "main", _interpreted)
+        patched.setattr(follower, "main", main)
         cluster = Loopback(replace(config, **BACKENDS, overlap_schedule=True, dp_attention=2))
     made = DeviceRanks(cluster, [])
     launch = made.runner.launch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,21 @@ import pytest
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EngineError
+from eyas.engine.attention.latent_prompts import ExpandedPrompts
+from eyas.engine.batch.spans import Span
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.parallel.ranks import Channel, RankInfo
 from tests.unit.attention_ranks_rig import alone, request
-from tests.unit.device_ranks_rig import BACKENDS, PLAIN, SIZES, device_ranks, mixed, no_group_stays, tokens
+from tests.unit.device_ranks_rig import (
+    BACKENDS,
+    PLAIN,
+    SIZES,
+    device_ranks,
+    interpreted_follower,
+    mixed,
+    no_group_stays,
+    tokens,
+)
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, write_format
 from tests.unit.test_engine import _assert_nothing_held
@@ -50,6 +64,28 @@ def test_experts_in_fp8_round_rows_as_on_one_rank(tmp_path: Path) -> None:
     wanted = tokens(alone(replace(config, **BACKENDS), mixed()[:4]))
     engine = device_ranks(config)
     assert tokens(engine.run(mixed()[:4])) == wanted
+    engine.cluster.close()
+
+
+def _always(self: ExpandedPrompts, spans: Sequence[Span]) -> bool:
+    return True
+
+
+def _expanding(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
+    ExpandedPrompts.pays = _always  # type: ignore[method-assign]
+    interpreted_follower(loaded, rank_info, channel)
+
+
+def test_prompts_in_the_expanded_form_change_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank plans its own chunks alone: the step has as many rows as the longer ones of the other."""
+    write_tiny_deepseek(tmp_path / "m", SIZES)
+    wanted = tokens(alone(_config(tmp_path), mixed()))
+    monkeypatch.setattr(ExpandedPrompts, "pays", _always)
+    engine = device_ranks(_config(tmp_path), _expanding)
+    assert tokens(engine.run(mixed())) == wanted
+    assert any(rows[0] != rows[1] for _, rows in engine.seen)
     engine.cluster.close()
 
 

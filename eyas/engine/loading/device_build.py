@@ -22,6 +22,7 @@ from eyas.engine.attention.device import chunk_tile_rows
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import WORDS, Executor
@@ -221,7 +222,10 @@ def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
         page_size=config.page_size,
         context_length=loaded.target.context_length,
         rows_ahead=rounds_ahead(loaded) * loaded.round_rows,
-        reserve=RESERVE_BYTES + loaded.target.vocab_size * _logit_bytes(loaded) + proofs,
+        reserve=RESERVE_BYTES
+        + loaded.target.vocab_size * _logit_bytes(loaded)
+        + _exchanged_bytes(loaded)
+        + proofs,
     )
     return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
 
@@ -229,6 +233,16 @@ def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
 def _logit_bytes(loaded: EngineSpec) -> int:
     """For one id: of a step's rows that give a token, and of those of prompts that are scored at a time."""
     return 4 * largest(loaded, buckets_of(loaded)).sampled + SLICE_BYTES * SLICE
+
+
+def _exchanged_bytes(loaded: EngineSpec) -> int:
+    """What the experts of this rank make of other attention ranks' rows, in the largest step."""
+    parts = [layer.feed_forward for layer in loaded.target.layers]
+    experts = [part for part in parts if isinstance(part, ExpertsSpec)]
+    hidden = loaded.target.hidden_size
+    each = max(((part.per_row + 1) * (hidden + part.width) for part in experts), default=0)
+    others = loaded.config.dp_attention - 1
+    return others * largest(loaded, buckets_of(loaded)).rows * each * loaded.placement.dtype.itemsize
 
 
 def rounds_ahead(loaded: EngineSpec) -> int:
