@@ -30,6 +30,7 @@ from tests.unit.device_ranks_rig import (
 )
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, write_format
+from tests.unit.test_device_grammar import requests, write_tokenizer
 from tests.unit.test_engine import _assert_nothing_held
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 
@@ -67,6 +68,16 @@ def test_experts_in_fp8_round_rows_as_on_one_rank(tmp_path: Path) -> None:
     engine.cluster.close()
 
 
+def test_grammars_hold_outputs_of_both_ranks(tmp_path: Path) -> None:
+    """Rows with masks on one rank beside special ones without, or none at all, on the other."""
+    write_family(tmp_path / "m", "mixtral", vocab_size=64, num_hidden_layers=2)
+    write_tokenizer(tmp_path / "m")
+    wanted = tokens(alone(_config(tmp_path), requests()))
+    engine = device_ranks(_config(tmp_path))
+    assert tokens(engine.run(requests())) == wanted
+    engine.cluster.close()
+
+
 def _always(self: ExpandedPrompts, spans: Sequence[Span]) -> bool:
     return True
 
@@ -92,10 +103,10 @@ def test_prompts_in_the_expanded_form_change_no_token(
 def test_preempted_sequences_come_back_to_their_rank(tmp_path: Path) -> None:
     write_tiny_deepseek(tmp_path / "m", SIZES)
     config = replace(_config(tmp_path), num_pages=6)
-    requests = [request(f"r{i}", 20, 30, seed=i) for i in range(6)]
-    wanted = tokens(alone(replace(config, num_pages=32), requests))
+    long = [request(f"r{i}", 20, 30, seed=i) for i in range(6)]
+    wanted = tokens(alone(replace(config, num_pages=32), long))
     engine = device_ranks(config)
-    assert tokens(engine.run(requests)) == wanted
+    assert tokens(engine.run(long)) == wanted
     assert engine.cluster.workers["w"].load.preemptions > 0
     _assert_nothing_held(engine.cluster)
     engine.cluster.close()
