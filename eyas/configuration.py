@@ -295,6 +295,9 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     if layout != "unified" and engine.transfer == table.NONE:
         text = f"--transfer: none keeps pages where --layout {layout} moves them"
         raise ConfigError(text, param="transfer")
+    if engine.dp_attention > 1 and engine.device != "cpu" and layout != "unified":
+        flag, text = "dp-attention", "pages of attention ranks on GPUs do not travel (--layout unified)"
+        raise ConfigError(f"--{flag}: {text}", param=flag)
     ranks = engine.tensor_parallel_size
     named = {name: value for name in LAYOUTS_OF if (value := getattr(args, name)) is not None}
     counts = {"prefill_tp": ranks, "decode_tp": ranks, "workers": workers} | named
@@ -308,7 +311,7 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
 
 def usual_layout(args: argparse.Namespace) -> tuple[str, int]:
     """The layout, asked for or usual, and how many workers it has, but for a flag that says otherwise."""
-    ranks = args.tensor_parallel_size
+    ranks = args.tensor_parallel_size * args.dp_attention
     if args.layout not in (None, "auto"):
         return args.layout, ServeConfig.workers
     if args.device == "cpu":
@@ -316,7 +319,7 @@ def usual_layout(args: argparse.Namespace) -> tuple[str, int]:
     if args.workers == 1:
         return args.layout or "unified", ServeConfig.workers
     gpus = args.gpus or range(visible() if args.device == "cuda" else 1)
-    if args.layout is None and len(set(gpus)) < 2 * ranks:
+    if args.layout is None and (args.dp_attention > 1 or len(set(gpus)) < 2 * ranks):
         return "unified", ServeConfig.workers
     return "auto", max(len(gpus) // ranks, 1)
 

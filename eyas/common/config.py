@@ -116,6 +116,11 @@ class EngineConfig:
         return EXACT if ranks == 1 else f"{EXACT}_tp{ranks}"
 
     @property
+    def device_ranks(self) -> int:
+        """Processes that share the model, each with a GPU of its own."""
+        return self.tensor_parallel_size * self.dp_attention
+
+    @property
     def only_drafts(self) -> bool:
         """Whether it is a draft worker's: it runs no target model, and drafts for other workers."""
         return set(self.roles) == {Role.DRAFT}
@@ -240,10 +245,19 @@ def _check_attention_ranks(config: EngineConfig) -> None:
     if config.dp_attention == 1:
         return
     flag = "dp-attention"
-    if config.device != "cpu":
-        raise ConfigError(f"--{flag}: {config.dp_attention} ranks need --device cpu so far", param=flag)
     if config.host_cache_gb:
         raise ConfigError(f"--{flag}: attention ranks have no pages in --host-cache-gb", param=flag)
+    if config.device == "cpu":
+        return
+    refusals = {
+        "attention ranks draft nothing on GPUs so far (--draft none)": config.speculates,
+        "attention ranks on GPUs need --attention-backend triton": config.attention_backend == "torch",
+        "attention ranks have no exact arithmetic on GPUs (--deterministic)": config.deterministic,
+        "attention ranks on GPUs share no layers (--tensor-parallel-size 1)": config.tensor_parallel_size > 1,
+    }
+    for reason, refused in refusals.items():
+        if refused:
+            raise ConfigError(f"--{flag}: {reason}", param=flag)
 
 
 def _check_lookup(config: EngineConfig) -> None:

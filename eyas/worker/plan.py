@@ -101,7 +101,7 @@ def _on_gpus(
     config: ServeConfig, engines: dict[str, EngineConfig], memory: tuple[int | None, ...]
 ) -> dict[str, EngineConfig]:
     """The engines with their GPUs: those that `config` names, else one after the other."""
-    ranks = {name: engine.tensor_parallel_size for name, engine in engines.items()}
+    ranks = {name: engine.device_ranks for name, engine in engines.items()}
     first = number_of(config.engine.device)
     numbers = config.gpus or tuple(range(first, first + sum(ranks.values())))
     found = places(ranks, numbers, config.engine.mem_fraction_static, memory)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eyas import configuration
-from eyas.common.config import EngineConfig
+from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind, Role
 from eyas.engine.loading.build import build_engine
@@ -42,10 +43,46 @@ def test_a_draft_worker_is_one_process() -> None:
         build_engine(replace(RANKS, roles=(Role.DRAFT,)), None)  # type: ignore[arg-type]
 
 
-def test_a_pool_has_the_pages_of_all_ranks(tmp_path: Path) -> None:
-    write_family(tmp_path, "mixtral", num_hidden_layers=1)
-    spec = EngineSpec.of(replace(RANKS, model=str(tmp_path), dp_attention=2))
-    assert spec.shape(KvKind.TARGET).pages == 16
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"draft": "x"}, "attention ranks draft nothing on GPUs so far"),
+        ({"speculation": SpeculationConfig(ngram=True)}, "attention ranks draft nothing on GPUs so far"),
+        ({"attention_backend": "torch"}, "attention ranks on GPUs need --attention-backend triton"),
+        ({"deterministic": True}, "attention ranks have no exact arithmetic on GPUs"),
+        ({"tensor_parallel_size": 2}, "attention ranks on GPUs share no layers"),
+        ({"host_cache_gb": 1.0}, "attention ranks have no pages in --host-cache-gb"),
+    ],
+)
+def test_what_attention_ranks_cannot_do_on_gpus(asked: dict[str, Any], reason: str) -> None:
+    resolve_engine("cuda", draft=None, dp_attention=2)
+    with pytest.raises(ConfigError, match=f"--dp-attention: {reason}") as told:
+        resolve_engine("cuda", **({"draft": None, "dp_attention": 2} | asked))
+    assert told.value.param == "dp-attention"
+
+
+def test_pages_of_attention_ranks_on_gpus_do_not_travel() -> None:
+    config = replace(RANKS, attention_backend="triton", prefill_attention_backend="triton")
+    with pytest.raises(ConfigError, match="--dp-attention: pages of attention ranks on GPUs do not travel"):
+        build_engine(config, None)  # type: ignore[arg-type]
+    words = ("serve", "--device", "cuda", "--draft", "none", "--dp-attention", "2", "--layout", "split")
+    with pytest.raises(ConfigError, match="--dp-attention: pages of attention ranks on GPUs do not travel"):
+        configuration.own_config(parse(*words))
+
+
+def test_a_worker_of_attention_ranks_has_a_gpu_for_each() -> None:
+    words = ("serve", "--device", "cuda", "--draft", "none", "--dp-attention", "2", "--workers", "2")
+    config = replace(configuration.own_config(parse(*words)), layout="unified")
+    workers = plan(config, iter(range(9000, 9100)), Machine(cores=16, gpus=(None,) * 4)).workers
+    assert [worker.engine.device for worker in workers.values()] == ["cuda:0", "cuda:2"]
+    assert all(worker.engine.transfer == "none" for worker in workers.values())
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_pool_of_a_gpu_has_its_own_ranks_pages_alone(tmp_path: Path, backend: str) -> None:
+    write_family(tmp_path, "mixtral", num_hidden_layers=1, vocab_size=128)
+    config = replace(RANKS, model=str(tmp_path), dp_attention=2, attention_backend=backend)
+    assert EngineSpec.of(config).shape(KvKind.TARGET).pages == (16 if backend == "torch" else 8)
 
 
 def test_a_split_cluster_has_ranks_where_there_are_experts_and_cores_are_divided_among_all() -> None:

@@ -21,6 +21,7 @@ from eyas.engine.kernels.grouped_task import Gate, Weight
 from eyas.engine.kernels.rows import Norm, normed
 from eyas.engine.kernels.skinny import Launch
 from eyas.engine.kernels.warm import Warmup
+from eyas.engine.parallel.one_shot import OneShot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -61,13 +62,24 @@ def routed() -> None:
         logits = empty(rows, spec.experts, dtype=torch.float32)
         for uniform in (False, True):
             chosen = route.choose(logits, spec, correction, shared=uniform, uniform=uniform, pdl=True)
+            held = route.Held(range(spec.experts // 2), range(rows), empty(rows, dtype=torch.int32))
+            route.choose_held(logits, (spec, correction, uniform), held, uniform=uniform, pdl=True)
         group(chosen.experts, spec.experts + 1, 64, pdl=True)
         made = empty(chosen.experts.numel(), HIDDEN)
         combine.combine(made, chosen.weights, empty(rows, HIDDEN), pdl=True)
+        combine.combine_held(made, chosen.weights, chosen.experts, pdl=True)
         if rows < 128:
             combine.combine_add(made, chosen.weights, None, empty(rows, HIDDEN), pdl=True)
     for count in (64, 4096, 40_000):
         group(empty(count, dtype=torch.int32), V3.experts + 1, 64, pdl=True)
+
+
+def exchanged() -> None:
+    """Rows of two ranks, together and summed for their owners."""
+    one_shot = OneShot(1, empty(2, dtype=torch.int64), pdl=True)
+    one_shot.join(empty(3, HIDDEN), empty(6, HIDDEN))
+    one_shot.join(empty(16, dtype=torch.int32), empty(32, dtype=torch.int32))
+    one_shot.sum_for_owners(empty(6, HIDDEN), empty(3, HIDDEN))
 
 
 def bf16() -> None:
@@ -124,7 +136,7 @@ def spills(code: Path) -> bool:
 
 
 PRODUCTS = "product_kernel", "_by_depth", "_by_columns"
-KERNELS = {"routed": 16, "bf16": 10, "fp8": 11, "channels": 13, "one_row": 15}
+KERNELS = {"routed": 22, "exchanged": 2, "bf16": 10, "fp8": 11, "channels": 13, "one_row": 15}
 
 
 @pytest.mark.parametrize(("recipe", "kernels"), KERNELS.items())
@@ -136,7 +148,7 @@ def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch:
     found = [path.read_text() for path in tmp_path.rglob("*.ptx")]
     assert len(found) == kernels
     assert not any(map(spills, tmp_path.rglob("*.ptx")))
-    if recipe not in ("routed", "one_row"):
+    if recipe not in ("routed", "exchanged", "one_row"):
         products = [code for code in found if any(name in code for name in PRODUCTS)]
         tall = PRODUCTS[1:] if recipe != "bf16" else PRODUCTS[1:2]  # in bf16 k has more than two steps
         assert all(any(name in code for code in products) for name in tall)

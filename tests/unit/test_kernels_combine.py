@@ -30,3 +30,14 @@ def test_rows_are_added_up_by_weight(shared: bool) -> None:
     torch.testing.assert_close(sums.sum(0)[:ROWS], squares, rtol=1e-5, atol=1e-5)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(combine.combine(made, weights.flip(1), also), expected)
+
+
+def test_what_is_another_ranks_is_not_added_up() -> None:
+    """Nothing has written its rows."""
+    made, weights = random(ROWS, PER_ROW, HIDDEN), random(ROWS, PER_ROW)
+    experts = torch.tensor([[0, 1, 2], [0, -1, 2], [-1] * 3, [1, 2, -1], [-1, 0, -1]], dtype=torch.int32)
+    here = (experts >= 0).to(DEVICE)
+    expected = torch.einsum("rkh,rk->rh", made, weights * here)
+    made[~here] = float("nan")
+    found = combine.combine_held(made.view(-1, HIDDEN), weights, experts.to(DEVICE))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -82,6 +82,28 @@ def test_a_shared_expert_comes_last_and_whole(name: str) -> None:
     assert (found.experts[:, -1] == router.experts).all() and (found.weights[:, -1] == 1.0).all()
 
 
+@pytest.mark.parametrize("name", ["shares", "v3"])
+def test_every_choice_is_of_the_rank_that_has_the_expert(name: str) -> None:
+    """Two ranks, of which the second also has a row of padding: it chooses none of either's."""
+    router, rows = ROUTERS[name], 3
+    logits = logits_of(2 * rows, router.experts).to(DEVICE)
+    correction = torch.linspace(-0.2, 0.2, router.experts, device=DEVICE) if router.corrected else None
+    whole, each = route.choose(logits, router, correction, shared=True), router.experts // 2
+    kv_rows = torch.tensor([0, 7, 3, 4, -1, 9], dtype=torch.int32, device=DEVICE)
+    for rank in range(2):
+        held = route.Held(
+            range(each * rank, each * (rank + 1)), range(rows * rank, rows * (rank + 1)), kv_rows
+        )
+        found = route.choose_held(logits, (router, correction, True), held)
+        assert torch.equal(found.weights, whole.weights)
+        wanted = whole.experts - each * rank
+        wanted[(wanted < 0) | (wanted >= each)] = -1
+        wanted[:, -1] = -1
+        wanted[rows * rank : rows * (rank + 1), -1] = each
+        wanted[4] = -1
+        assert torch.equal(found.experts, wanted)
+
+
 @pytest.mark.parametrize("name", ["qwen", "shares", "kimi"])
 def test_of_equals_the_first_is_chosen(name: str) -> None:
     router = ROUTERS[name]

@@ -81,6 +81,24 @@ class Member:
         self.one_shot(own, matrix(rows, columns, seed, RANKS).half(), sums)
         return self.group.all_gather_columns(torch.cat([own.float().flatten(), sums.flatten()])[:, None])
 
+    def owners(self, call: RankCall) -> torch.Tensor:
+        """What each rank gets of a sum of rows of all ranks: by the group, then by the kernel."""
+        rows, columns, seed = call.numbers
+        own = matrix(RANKS * rows, columns, seed, self.group.rank)
+        plain, half = self.group.sum_for_owners(own, own[:rows].clone()), own[:rows].half()
+        self.one_shot.sum_for_owners(own.half(), half)
+        return self.group.all_gather_columns(torch.cat([plain, half.float()]))
+
+    def join(self, call: RankCall) -> torch.Tensor:
+        """Every rank's words in the order of the ranks, by the group and by the kernel: of two types."""
+        rows, columns, seed = call.numbers
+        own = matrix(rows, columns, seed, self.group.rank)
+        found = [self.group.gather(own)]
+        for each in (own, own.half()):
+            found.append(each.new_empty(RANKS, rows, columns))
+            self.one_shot.join(each, found[-1])
+        return self.group.all_gather_columns(torch.cat([each.float().view(-1, columns) for each in found]))
+
     def jump(self, call: RankCall) -> None:
         """To the last turns that an int32 counts."""
         self.one_shot._turns.fill_(LAST_TURN - 1)
@@ -100,6 +118,7 @@ class Member:
 
     def calls(self) -> dict:
         names = ("sum", "rows", "sum_add", "burst", "one_add", "jump", "layer", "meet", "fewest")
+        names += ("owners", "join")
         return {name: getattr(self, name) for name in names}
 
 
@@ -179,6 +198,21 @@ def _check_result_and_sums(both: torch.Tensor, wanted: torch.Tensor) -> None:
         torch.testing.assert_close(mine[: rows * columns].view(rows, columns), wanted)
         sums = mine[rows * columns :].view(-1, SUMS_ROWS)[:, :rows]
         torch.testing.assert_close(sums.sum(dim=0), wanted.square().sum(dim=1))
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (3, 512), (2, 96)])
+def test_rows_come_together_and_their_sums_go_back_to_their_owners(
+    pair: Pair, shape: tuple[int, int]
+) -> None:
+    """One after the other, and between other sums: they share inboxes and turns."""
+    (rows, columns), sums = shape, sum(matrix(RANKS * shape[0], shape[1], 6, rank) for rank in range(RANKS))
+    for rank, mine in enumerate(pair.both("owners", *shape, 6).split(columns, 1)):
+        wanted = sums[rank * rows : (rank + 1) * rows]
+        assert torch.equal(mine[:rows], wanted) and torch.equal(mine[rows:], wanted.half().float())
+    whole = torch.cat([matrix(*shape, 7, rank) for rank in range(RANKS)])
+    for mine in pair.both("join", *shape, 7).split(columns, 1):
+        assert torch.equal(mine, torch.cat([whole] * 3))
+    test_one_shot_is_right_at_every_call(pair)
 
 
 def test_one_shot_is_right_at_every_call(pair: Pair) -> None:

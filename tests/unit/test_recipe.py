@@ -96,6 +96,22 @@ every = record(launches)
 compile_all([variant for variant in found if variant.args[0].__name__ in compiled], 1)
 print(json.dumps({"found": told(found), "every": told(every)}))
 """
+SHARERS = """
+import json, sys
+from functools import partial
+from triton.runtime import driver
+from eyas.common.config import resolve_engine
+from eyas.engine.kernels.compile_ahead import NoDevice, compile_all, record
+from eyas.engine.loading.recipe import launches
+
+driver.set_active(NoDevice(90))
+asked = {"max_running": 24, "chunk_tokens": 300, "prefill_attention_backend": "triton"}
+asked |= {"draft": None, "dp_attention": 2, "transfer": "none"}
+found = record(partial(launches, resolve_engine("cuda", model=json.loads(sys.argv[1]), **asked)))
+own = [variant for variant in found if variant.args[0].__name__ in ("_join_ranks", "_sum_over_ranks")]
+compile_all(own, 1)
+print(json.dumps(sorted({variant.args[0].__name__ for variant in own})))
+"""
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
 PLAIN |= {"_land", "_mask", "_process", "_report"}
 PLAIN |= {"_norm", "_rope_write", "_act_mul", "qkv_rope_kernel", "linear_kernel", "gated_kernel"}
@@ -153,6 +169,13 @@ def test_the_sum_over_ranks_is_found_as_it_is_launched(tmp_path: Path, cache: Pa
     assert len(told["found"]) == 2
     assert told["found"] == told["launched"]
     assert len(list(cache.rglob("_sum_over_ranks.cubin"))) == 2
+
+
+def test_attention_ranks_exchange_rows_by_kernels_that_are_found(tmp_path: Path, cache: Path) -> None:
+    write_family(tmp_path / "model", "mixtral", vocab_size=128, hidden_size=64, head_dim=32)
+    assert _told(SHARERS, json.dumps(str(tmp_path / "model"))) == ["_join_ranks", "_sum_over_ranks"]
+    assert len(list(cache.rglob("_join_ranks.cubin"))) == 1
+    assert len(list(cache.rglob("_sum_over_ranks.cubin"))) == 1
 
 
 def test_float32_is_summed_by_no_kernel_of_ours(tmp_path: Path, cache: Path) -> None:

@@ -38,12 +38,22 @@ _PLAIN = ("F64", "F32", "F16", "BF16")  # what a safetensors file calls dtypes t
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tensors live, in which precision a model computes, and which of its `ranks` this is."""
+    """Where tensors live, in which precision a model computes, and which of its `ranks` this is.
+
+    `sharer`: which of the `sharers` that have a share of the experts, whole, and all of everything else.
+    """
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     rank: int = 0
     ranks: int = 1
+    sharer: int = 0
+    sharers: int = 1
+
+    def own_experts(self, experts: int) -> range:
+        """The numbers of those that are here, of a layer's `experts`, which the sharers divide."""
+        each = experts // self.sharers
+        return range(each * self.sharer, each * (self.sharer + 1))
 
 
 class Weights(ABC):

@@ -26,7 +26,8 @@ from eyas.engine.sampling.scores import Scores, score_slices
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
 CAPTURE = "thread_local"  # other threads may do as they like: NCCL's look at its events all the time
-WORDS = 1 << 18  # of a step's array, at most
+WORDS = 1 << 18  # of a step's array, at most; and of what all ranks tell of it
+GRAIN = 16  # words: ranks exchange multiples of them
 
 
 class Event(Protocol):
@@ -162,14 +163,15 @@ class Executor:
     def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
         """Special rows int32 [n, columns] of the step that was begun: their tokens, before its `finish`.
 
-        Returns their reports, slice by slice; valid once the event of that `finish` has passed.
+        Returns their reports, slice by slice; valid once the event of that `finish` has passed. All that is
+        returned of a step is as `DeviceState.told` has it.
         """
         assert self._program is not None
         reports = []
         for first in range(0, len(rows), SLICE):
             told = _pinned(rows[first : first + SLICE], self.state.device)
             found = self._program.sample_special(told)
-            reports.append(found.to("cpu", non_blocking=True, copy=True))
+            reports.append(self.state.told(found).to("cpu", non_blocking=True, copy=True))
         return reports
 
     @torch.inference_mode()
@@ -201,7 +203,8 @@ class Executor:
         places = _pinned(np.array(asked.places, np.int32), device).to(device, non_blocking=True)
         tokens = _pinned(np.array(asked.tokens, np.int64), device).to(device, non_blocking=True)
         logits = partial(self.state.slice_logits, rows)
-        return score_slices(places, tokens, asked.top, logits).to_host()
+        found = score_slices(places, tokens, asked.top, logits)
+        return Scores(*map(self.state.told, (found.own, found.ids, found.best))).to_host()
 
     @torch.inference_mode()
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:
@@ -242,9 +245,11 @@ class Executor:
             self.tables.apply(_pinned(writes, self.state.device).to(self.state.device, non_blocking=True))
 
     def _fetch(self, words: int) -> tuple[torch.Tensor, Event | None]:
-        host = self._incoming[self._turn][:words]
-        host.copy_(self._results[:words], non_blocking=True)
-        return host, self._event()
+        room = words if self.state.sharers is None else -(-max(words, 1) // GRAIN) * GRAIN
+        told = self.state.told(self._results[:room])
+        host = self._incoming[self._turn][: told.numel()].view(told.shape)
+        host.copy_(told, non_blocking=True)
+        return host[..., :words], self._event()
 
     def _event(self) -> Event | None:
         """What passes when the device has done all that was launched until now."""

@@ -6,8 +6,9 @@ so each wait for it here looks after the followers too. What a step means it doe
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
@@ -28,6 +29,7 @@ START_S = 120.0  # a follower's process may take so long to be there
 LOAD_S = 900.0  # the slowest rank may load its weights so much longer than the fastest
 STEP_S = 120.0  # a step may take so long, with kernels that it compiles
 NAP_S = 50e-6  # between two looks at a device
+LOST_S = 5.0  # after an exchange has failed, a rank that has ended is looked for so long
 CHECK_S = 0.2  # between two looks after the followers meanwhile
 
 
@@ -55,8 +57,37 @@ class Lead:
 
     def tell(self, call: RankCall) -> None:
         """Every follower will do `call`. Raises EngineError if one is gone."""
-        try:
+        with self._watched():
             self._followers.broadcast(call)
+
+    def tell_each(self, messages: SequenceOf[RankCall]) -> None:
+        """Every follower will do its own, rank 1's first. Raises EngineError if one is gone."""
+        with self._watched():
+            for rank, call in enumerate(messages, start=1):
+                self._followers.send(rank, call)
+
+    def tell_one(self, rank: int, call: RankCall) -> None:
+        """That follower will do `call`. Raises EngineError if it is gone."""
+        with self._watched():
+            self._followers.send(rank, call)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Around what is launched on all ranks. Raises EngineError, in plain words, if an exchange fails."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.whole = False
+            deadline = time.monotonic() + LOST_S
+            while time.monotonic() < deadline:
+                self._followers.check()
+                time.sleep(CHECK_S)
+            raise EngineError(f"the ranks could not do a step together: {error}") from error
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
         except EngineError:
             self.whole = False
             raise
@@ -64,7 +95,7 @@ class Lead:
     def wait(self, event: torch.cuda.Event) -> None:
         """Until the device has passed `event`. Raises EngineError after STEP_S, or once a follower ends."""
         began = looked = time.monotonic()
-        try:
+        with self._watched():
             while not event.query():
                 time.sleep(NAP_S)
                 now = time.monotonic()
@@ -73,9 +104,6 @@ class Lead:
                     self._followers.check()
                 if now - began > STEP_S:
                     raise EngineError(f"the ranks have not done a step in {STEP_S:g} s")
-        except EngineError:
-            self.whole = False
-            raise
 
     def close(self) -> None:
         """Parts from the followers; of a group that has lost one, nothing is waited for."""

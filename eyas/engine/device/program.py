@@ -20,6 +20,7 @@ from eyas.engine.kernels import landing, paths, row_ring, sample
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceModel
+from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.sampling.scores import SLICE
 from eyas.engine.speculation.device import CertainChunk, DeviceDrafter, DeviceTap
 from eyas.engine.speculation.device_lookup import DeviceLookup
@@ -32,7 +33,7 @@ class DeviceState:
     `drafter`: a head that proposes in the same step, if there is one. `tap`: where drafts come from
     elsewhere, which wants features. `lookup`: looks drafts up in the step, if any are wanted. `prompts`:
     attends the chunks that it plans, if there is one; all others, and those of every graph, the tile kernel
-    does.
+    does. `sharers`: attention ranks, if there are several; each has steps of the same shape.
     """
 
     model: DeviceModel
@@ -45,6 +46,7 @@ class DeviceState:
     prompts: PromptPlan | None = None
     lookup: DeviceLookup | None = None
     tap: DeviceTap | None = None
+    sharers: ProcessGroup | None = None
 
     @property
     def head(self) -> DeviceDrafter | DeviceTap | None:
@@ -70,6 +72,10 @@ class DeviceState:
     def device(self) -> str:
         """Where the pool lies, as torch names it."""
         return self.pool.shape.device
+
+    def told(self, found: torch.Tensor) -> torch.Tensor:
+        """What the host is told of a step: of several attention ranks what each has found, [ranks, ...]."""
+        return found if self.sharers is None else self.sharers.gather(found.contiguous())
 
     def look_up(self, slots: torch.Tensor) -> None:
         """Drafts for each of `slots` int32 [B], after those of the head."""

@@ -86,7 +86,7 @@ class DeviceRunner:
         self._catch_up(works, buckets.width)
         shape, placed = self._place(works, buckets)
         data, spans = pack(placed, shape, self._layout), self._spans(placed.chunks)
-        asked = _asked(placed.chunks, shape.round_rows)
+        asked = asked_rows(placed.chunks, shape.round_rows)
         ends = self._chunk_ends(placed.chunks) if self._elsewhere else []
         certain = self._certain_rows(placed, shape, ends) if self._elsewhere else None
         held = _held(placed, shape)
@@ -345,8 +345,8 @@ def late_sizes(running: int) -> tuple[int, ...]:
     return tuple(1 << power for power in range((min(running, LATE_AT_ONCE) - 1).bit_length() + 1))
 
 
-def _asked(chunks: SequenceOf[Work], first: int) -> list[tuple[Work, Asked]]:
-    """Rows of prompts to be scored; the chunks' rows stand in the step from `first` on."""
+def asked_rows(chunks: SequenceOf[Work], first: int) -> list[tuple[Work, Asked]]:
+    """Rows of prompts to be scored; the chunks' rows stand in the step from row `first` on."""
     found = []
     for work in chunks:
         asked = work.asked(first)

@@ -168,11 +168,14 @@ class Late:
 
 @dataclass(frozen=True)
 class Layout:
-    """What packing needs to know. `tile_rows`: prompt rows in a tile."""
+    """What packing needs to know. `tile_rows`: prompt rows in a tile. `first_page`: of the pool that packed
+    rows lie in, as the scheduler counts pages.
+    """
 
     page_size: int
     padding_slot: int
     tile_rows: int
+    first_page: int = 0
 
 
 def tiles_for(counts: SequenceOf[int], layout: Layout) -> int:
@@ -213,6 +216,7 @@ def _pack_chunks(
         part["positions"][here] = positions
         first = work.start // layout.page_size
         pages = np.array(seq.pages[first : pages_for(work.start + count, layout.page_size)], np.int32)
+        pages -= layout.first_page
         part["kv_rows"][here] = pages[positions // layout.page_size - first] * layout.page_size + (
             positions % layout.page_size
         )

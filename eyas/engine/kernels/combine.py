@@ -26,7 +26,14 @@ def combine(
     exact: bool = False,
 ) -> torch.Tensor:
     """made [m * per_row, hidden], weights float32 [m, per_row], shared [m, hidden] -> [m, hidden]."""
-    return _launch((made, weights, shared), None, None, pdl, exact)
+    return _launch((made, weights, shared, None), None, None, pdl, exact)
+
+
+def combine_held(
+    made: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, pdl: bool = False
+) -> torch.Tensor:
+    """As `combine`, of those choices alone whose expert is here: experts int32 [m, per_row], else -1."""
+    return _launch((made, weights, None, experts), None, None, pdl, exact=False)
 
 
 def combine_add(
@@ -44,29 +51,29 @@ def combine_add(
     width = residual.shape[1]
     parts = width // sum_group(width) if exact else cdiv(width, _COLUMNS)
     sums = torch.empty(parts, MAX_ROWS, dtype=torch.float32, device=made.device)
-    return _launch((made, weights, shared), residual, sums, pdl, exact), sums
+    return _launch((made, weights, shared, None), residual, sums, pdl, exact), sums
 
 
 def _launch(
-    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
     residual: torch.Tensor | None,
     sums: torch.Tensor | None,
     pdl: bool,
     exact: bool,
 ) -> torch.Tensor:
-    made, weights, shared = parts
+    made, weights, shared, experts = parts
     (m, per_row), width = weights.shape, made.shape[1]
     out = empty_padded(m, width, like=made)
     sizes = {"WIDTH": width, "PER_ROW": per_row, "COLUMNS": _COLUMNS, "PDL": pdl}
     options = {"GROUP": sum_group(width), "enable_fp_fusion": False} if exact else {"GROUP": 0}
     grid, options = (m, cdiv(width, _COLUMNS)), options | {"num_warps": 4, "launch_pdl": pdl}
-    _combine[grid](made, weights, shared, residual, out, sums, **sizes, **options)
+    _combine[grid](made, weights, shared, experts, residual, out, sums, **sizes, **options)
     return out
 
 
 @kernel
 def _combine(
-    made, weights, shared, residual, out, sums,
+    made, weights, shared, experts, residual, out, sums,
     WIDTH: tl.constexpr, PER_ROW: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +85,10 @@ def _combine(
     total = tl.zeros((COLUMNS,), tl.float32)
     for k in tl.static_range(PER_ROW):
         choice = row * PER_ROW + k
-        values = tl.load(made + choice * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        there = inside
+        if experts is not None:
+            there = inside & (tl.load(experts + choice) >= 0)
+        values = tl.load(made + choice * WIDTH + column, mask=there, other=0.0).to(tl.float32)
         total += tl.load(weights + choice) * values
     at = row * WIDTH + column
     if shared is not None:

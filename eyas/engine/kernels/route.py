@@ -30,6 +30,19 @@ class Chosen:
     weights: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Held:
+    """Of `experts`, which are here under the numbers from 0 on: the choice of another is -1, which is none.
+
+    `rows`: whose shared expert is here; it stands behind them. `kv_rows` int32 [m]: -1 for rows of padding,
+    which choose none.
+    """
+
+    experts: range
+    rows: range
+    kv_rows: torch.Tensor
+
+
 def choose(
     logits: torch.Tensor,
     spec: ExpertsSpec,
@@ -45,12 +58,37 @@ def choose(
     `uniform`, for benchmarks alone: experts that chance decides, each as often as the others, with the
     weights that the router gives them. A logit that is no number is the worst of all.
     """
-    m = logits.shape[0]
+    return _choose_of(logits, (spec, correction, shared), None, uniform, pdl)
+
+
+def choose_held(
+    logits: torch.Tensor,
+    router: tuple[ExpertsSpec, torch.Tensor | None, bool],
+    held: Held,
+    *,
+    uniform: bool = False,
+    pdl: bool = False,
+) -> Chosen:
+    """As `choose`, where other ranks have other experts. `router`: its spec, correction and `shared`."""
+    return _choose_of(logits, router, held, uniform, pdl)
+
+
+def _choose_of(
+    logits: torch.Tensor,
+    router: tuple[ExpertsSpec, torch.Tensor | None, bool],
+    held: Held | None,
+    uniform: bool,
+    pdl: bool,
+) -> Chosen:
+    m, (spec, correction, shared) = logits.shape[0], router
+    own, rows = (range(0), range(0)) if held is None else (held.experts, held.rows)
     experts = torch.empty(m, spec.per_row + shared, dtype=torch.int32, device=logits.device)
     weights = torch.empty(m, spec.per_row + shared, dtype=torch.float32, device=logits.device)
     _choose[(m,)](
         *(logits, logits.stride(0), correction, experts, weights),
+        *(None if held is None else held.kv_rows, own.start, rows.start, rows.stop),
         EXPERTS=spec.experts,
+        HELD=len(own),
         PER_ROW=spec.per_row,
         SIGMOID=spec.scores == "sigmoid",
         NORMALISED=spec.normalised,
@@ -69,14 +107,17 @@ def choose(
     return Chosen(experts, weights)
 
 
-@kernel
+@kernel(do_not_specialize=["first", "first_row", "end_row"])
 def _choose(
-    logits, stride, correction, experts, weights,
-    EXPERTS: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr, NORMALISED: tl.constexpr,
-    SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr,
+    logits, stride, correction, experts, weights, kv_rows, first, first_row, end_row,
+    EXPERTS: tl.constexpr, HELD: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr,
+    NORMALISED: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
+    BEST: tl.constexpr,
     ROWS: tl.constexpr, SIDE: tl.constexpr, SHARED: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row; its experts stand as [groups, experts of a group], both padded."""
+    """One row; its experts stand as [groups, experts of a group], both padded. HELD: how many are here, from
+    `first` on, if they are not all.
+    """
     after_previous(PDL)
     row = tl.program_id(0)
     of_group: tl.constexpr = EXPERTS // GROUPS
@@ -117,14 +158,35 @@ def _choose(
         score = tl.sum(tl.where(ids == best, scores, 0.0))
         total += score
         taken_weights = tl.where(rank == k, score, taken_weights)
-        tl.store(experts + row * TAKEN + k, best)
+        tl.store(experts + row * TAKEN + k, _number_of(best, first, kv_rows, row, HELD))
     if NORMALISED:
         taken_weights = tl.div_rn(taken_weights, tl.zeros((32,), tl.float32) + (total + TINY))
     taken_weights *= SCALE
     if SHARED:
-        tl.store(experts + row * TAKEN + PER_ROW, EXPERTS)
+        last = _shared_number(kv_rows, row, first_row, end_row, EXPERTS, HELD)
+        tl.store(experts + row * TAKEN + PER_ROW, last)
         taken_weights = tl.where(rank == PER_ROW, 1.0, taken_weights)
     tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
+
+
+@triton.jit
+def _number_of(expert, first, kv_rows, row, HELD: tl.constexpr):
+    """Of an expert, among those that are here; -1: it is not, or the row is padding."""
+    number = expert
+    if HELD > 0:
+        here = (expert >= first) & (expert < first + HELD) & (tl.load(kv_rows + row) >= 0)
+        number = tl.where(here, expert - first, -1)
+    return number
+
+
+@triton.jit
+def _shared_number(kv_rows, row, first_row, end_row, EXPERTS: tl.constexpr, HELD: tl.constexpr):
+    """Of the shared expert, behind those that are here; -1 for another rank's rows, and padding."""
+    number = EXPERTS
+    if HELD > 0:
+        here = (row >= first_row) & (row < end_row) & (tl.load(kv_rows + row) >= 0)
+        number = tl.where(here, HELD, -1)
+    return number
 
 
 @triton.jit

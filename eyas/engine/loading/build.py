@@ -83,7 +83,7 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     _check_device(config)
     check_host_cache(config)
     _check_transfer(config)
-    _check_draft_ranks(config)
+    _check_attention_ranks(config)
     if config.device != "cpu":
         torch.cuda.set_device(number_of(config.device))  # of this thread: kernels run on the current device
     if config.num_pages is None and config.attention_backend == "torch":
@@ -107,10 +107,11 @@ def _check_device(config: EngineConfig) -> None:
     if not torch.cuda.is_available():
         message = f"--device: {config.device} is not available: PyTorch sees no GPU here"
         raise ConfigError(message, param="device")
-    first, ranks = number_of(config.device), config.tensor_parallel_size
+    first, ranks = number_of(config.device), config.device_ranks
     if (there := torch.cuda.device_count()) < first + ranks:
-        message = f"--tensor-parallel-size: {ranks} GPUs from number {first} on, of {there}"
-        raise ConfigError(message, param="tensor-parallel-size")
+        flag = "tensor-parallel-size" if config.dp_attention == 1 else "dp-attention"
+        message = f"--{flag}: {ranks} GPUs from number {first} on, of {there}"
+        raise ConfigError(message, param=flag)
 
 
 def _check_transfer(config: EngineConfig) -> None:
@@ -121,10 +122,15 @@ def _check_transfer(config: EngineConfig) -> None:
         raise ConfigError(f"--transfer: {reason}", param="transfer")
 
 
-def _check_draft_ranks(config: EngineConfig) -> None:
-    if config.dp_attention > 1 and config.only_drafts:
-        flag = "dp-attention"
+def _check_attention_ranks(config: EngineConfig) -> None:
+    flag = "dp-attention"
+    if config.dp_attention == 1:
+        return
+    if config.only_drafts:
         raise ConfigError(f"--{flag}: a draft worker is one process (--{flag} 1)", param=flag)
+    if config.attention_backend != "torch" and config.transfer != NONE:
+        text = "pages of attention ranks on GPUs do not travel (all --roles, and --transfer none)"
+        raise ConfigError(f"--{flag}: {text}", param=flag)
 
 
 @dataclass(frozen=True)
@@ -178,9 +184,9 @@ def _plain_model(loaded: EngineSpec, pool: KvPool) -> tuple[Decoder, Forward]:
 def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     """The fast path of a GPU; `loaded` with as many pages as fit."""
     lead = None
-    if loaded.config.tensor_parallel_size > 1:
+    if loaded.config.device_ranks > 1:
         with start.phases("ranks"):
-            ranks, first = loaded.config.tensor_parallel_size, loaded.of_rank(0)
+            ranks, first = loaded.config.device_ranks, loaded.of_rank(0)
             meeting = new_pool_path("meeting", Path(first.config.pool_dir))
             lead = Lead(partial(follower.main, loaded), ranks, first.config.device, meeting)
         loaded = first
@@ -223,9 +229,8 @@ def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) ->
 
 def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     """The engine around its core: scheduler, leases, pulls."""
-    config, pools, pool = loaded.config, core.pools, core.pools[0]
-    pages = pool.shape.pages // config.dp_attention
-    context = _longest(pages, core.limits, loaded.target.context_length)
+    config, pools = loaded.config, core.pools
+    context = _longest(_pages_of_rank(config), core.limits, loaded.target.context_length)
     outbox = Outbox()
     moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
     new_id = moves.board.new_id if moves.board is not None else partial(secrets.randbits, 63)
@@ -256,7 +261,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
 def _scheduler(config: EngineConfig, core: _Core, pulls: Pulls) -> Schedulers:
     """One, or one for each attention rank, with an equal share of the pool's pages."""
     ranks, pools, holds = config.dp_attention, core.pools, core.grammars.holds
-    each = pools[0].shape.pages // ranks
+    each = _pages_of_rank(config)
     pages = [PagePool(each, each * rank) for rank in range(ranks)]
     caches = [PrefixCache(own, config.page_size, lookahead=len(pools) - 1) for own in pages]
     if ranks == 1:
@@ -268,6 +273,11 @@ def _scheduler(config: EngineConfig, core: _Core, pulls: Pulls) -> Schedulers:
             for rank in range(ranks)
         ]
     )
+
+
+def _pages_of_rank(config: EngineConfig) -> int:
+    assert config.num_pages is not None, "it is known once there is a pool"
+    return config.num_pages
 
 
 def _longest(pages: int, limits: Limits, context_length: int) -> int:
@@ -326,8 +336,6 @@ def _ready(
     loaded: EngineSpec, moves: Travel, context_length: int, slowest: float, rates: StepRates | None = None
 ) -> Ready:
     config, target, head = loaded.config, loaded.target, loaded.head
-    pages = config.num_pages
-    assert pages is not None, "it is known once there is a pool"
     return Ready(
         epoch=loaded.epoch,
         model=Path(config.model).name,
@@ -335,7 +343,7 @@ def _ready(
         draft_fingerprint=head.fingerprint if head else "",
         context_length=context_length,
         vocab_size=target.vocab_size,
-        pages_total=pages * config.dp_attention,
+        pages_total=_pages_of_rank(config) * config.dp_attention,
         pools=moves.infos,
         files=moves.files,
         slowest_step_s=slowest,

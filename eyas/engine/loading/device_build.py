@@ -22,12 +22,16 @@ from eyas.engine.attention.device import chunk_tile_rows
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import WORDS, Executor
 from eyas.engine.device.lead import Lead, LedExecutor
+from eyas.engine.device.led_ranks import LedRanks
 from eyas.engine.device.program import DeviceState
+from eyas.engine.device.ranks_runner import RanksRunner
 from eyas.engine.device.runner import DeviceRunner, late_sizes
+from eyas.engine.device.seats import Seats
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.grammar.grammars import Grammars
@@ -62,7 +66,7 @@ MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
 class Device:
     """`pools`: target first, then the draft head's, under the same page numbers. `pacing`: of their depth."""
 
-    runner: DeviceRunner
+    runner: DeviceRunner | RanksRunner
     pacing: Pacing | None
     pools: tuple[KvPool, ...]
     slowest_step_s: float
@@ -82,6 +86,8 @@ def build_device(
     loaded: EngineSpec, start: Start, grammars: Grammars, lead: Lead | None
 ) -> tuple[EngineSpec, Device]:
     """`lead`: over the other ranks, if there are any. Raises ConfigError if model and KV pages do not fit."""
+    if lead is not None and loaded.config.dp_attention > 1:
+        return _attention_ranks(loaded, start, grammars, lead)
     if lead is None:
         rank = build_rank(loaded, start, ProcessGroup(RankInfo(), loaded.config.device), Executor)
     else:
@@ -96,6 +102,23 @@ def build_device(
         with start.phases("depths"):
             measure_depths(runner, depths, pacing, loaded.config)
     return loaded, Device(runner, pacing, state.pools, rank.slowest_step_s)
+
+
+def _attention_ranks(
+    loaded: EngineSpec, start: Start, grammars: Grammars, lead: Lead
+) -> tuple[EngineSpec, Device]:
+    """Each with rows, tables and pages of its own; without drafts."""
+    rank = build_rank(loaded, start, lead.group, partial(LedRanks, lead=lead))
+    state = rank.executor.state
+    assert isinstance(rank.executor, LedRanks)
+    layout = Layout(rank.loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
+    seats = [
+        Seats(state.tables, replace(layout, first_page=first), grammars.eos_ids)
+        for first in range(0, state.pool.shape.pages * lead.group.ranks, state.pool.shape.pages)
+    ]
+    ahead = rank.loaded.config.overlap_schedule
+    runner = RanksRunner(rank.executor, rank.buckets, seats, grammars, ahead=ahead)
+    return rank.loaded, Device(runner, None, state.pools, rank.slowest_step_s)
 
 
 def build_rank(
@@ -178,6 +201,7 @@ def build_state(
         prompts=prompts,
         lookup=None if elsewhere else _lookup(loaded, tables, drafter),
         tap=elsewhere,
+        sharers=ranks if loaded.config.dp_attention > 1 else None,
     )
 
 
@@ -198,7 +222,10 @@ def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
         page_size=config.page_size,
         context_length=loaded.target.context_length,
         rows_ahead=rounds_ahead(loaded) * loaded.round_rows,
-        reserve=RESERVE_BYTES + loaded.target.vocab_size * _logit_bytes(loaded) + proofs,
+        reserve=RESERVE_BYTES
+        + loaded.target.vocab_size * _logit_bytes(loaded)
+        + _exchanged_bytes(loaded)
+        + proofs,
     )
     return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)
 
@@ -206,6 +233,16 @@ def _pages(loaded: EngineSpec, groups: list[KvKind]) -> int:
 def _logit_bytes(loaded: EngineSpec) -> int:
     """For one id: of a step's rows that give a token, and of those of prompts that are scored at a time."""
     return 4 * largest(loaded, buckets_of(loaded)).sampled + SLICE_BYTES * SLICE
+
+
+def _exchanged_bytes(loaded: EngineSpec) -> int:
+    """What the experts of this rank make of other attention ranks' rows, in the largest step."""
+    parts = [layer.feed_forward for layer in loaded.target.layers]
+    experts = [part for part in parts if isinstance(part, ExpertsSpec)]
+    hidden = loaded.target.hidden_size
+    each = max(((part.per_row + 1) * (hidden + part.width) for part in experts), default=0)
+    others = loaded.config.dp_attention - 1
+    return others * largest(loaded, buckets_of(loaded)).rows * each * loaded.placement.dtype.itemsize
 
 
 def rounds_ahead(loaded: EngineSpec) -> int:
@@ -234,12 +271,13 @@ def _models(
     arithmetic: Arithmetic, ranks: ProcessGroup, attentions: dict[KvKind, RowAttention]
 ) -> tuple[FusedDecoder, FeatureTap | None, DeviceDraft | None]:
     """The target, and as much of the head as runs here."""
-    loaded = arithmetic.loaded
+    loaded, alone = arithmetic.loaded, ProcessGroup(RankInfo(), arithmetic.loaded.config.device)
+    whole, sharers = (ranks, alone) if loaded.config.dp_attention == 1 else (alone, ranks)
 
     def context(group: KvKind, launch: skinny.Launch) -> LayerContext:
-        shared = (ranks, launch, attentions[group])
+        shared = (whole, launch, attentions[group])
         made = LayerContext.on(loaded.config.device, loaded.decoder(group), *shared)
-        return replace(made, uniform_experts=loaded.uniform_experts)
+        return replace(made, uniform_experts=loaded.uniform_experts, sharers=sharers)
 
     with loaded.weights(KvKind.TARGET) as weights:
         model = FusedDecoder(loaded.target, weights, context(KvKind.TARGET, arithmetic.products))

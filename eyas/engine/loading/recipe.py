@@ -44,7 +44,7 @@ def launches(config: EngineConfig) -> None:
     nowhere = dataclasses.replace(config, device="meta", num_pages=1)
     unread = _Unread.of(nowhere)
     prompts = prompts_of(unread) if unread.target.kv_format.latent else None
-    loaded, state = build_state(unread, _Absent(config.tensor_parallel_size), Phases(), prompts)
+    loaded, state = build_state(unread, _Absent(config.device_ranks), Phases(), prompts)
     _keep_one_of_each(state.model)
     inputs, results = (torch.empty(WORDS, dtype=torch.int32, device="meta") for _ in range(2))
     columns = len(COLUMNS) + mask_words(loaded.target.vocab_size)
@@ -94,6 +94,12 @@ class _Absent(ProcessGroup):
 
     def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.new_empty(self.ranks, *tensor.shape)
+
+    def _collect(self, tensor: torch.Tensor, room: torch.Tensor) -> None:
+        pass
+
+    def _scatter(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        pass
 
 
 def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:

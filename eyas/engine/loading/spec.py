@@ -99,8 +99,10 @@ class EngineSpec:
     @property
     def placement(self) -> Placement:
         """Where this rank's weights go, and their dtype."""
-        config = self.config
-        return Placement(config.device, getattr(torch, config.dtype), self.rank, config.tensor_parallel_size)
+        config, dtype = self.config, getattr(torch, self.config.dtype)
+        if config.dp_attention > 1:
+            return Placement(config.device, dtype, sharer=self.rank, sharers=config.dp_attention)
+        return Placement(config.device, dtype, self.rank, config.tensor_parallel_size)
 
     def pool(self, group: KvKind) -> KvPool:
         """On a CPU a file that other engines map; a GPU's pool is handed over to them, if it ever travels."""
@@ -118,10 +120,11 @@ class EngineSpec:
         return Path(self.config.pool_dir) / name
 
     def shape(self, group: KvKind) -> PoolShape:
-        """Sizes of this rank's part of the group's pool; attention ranks have their pages in one pool."""
+        """Sizes of this rank's part of the group's pool; attention ranks of a CPU have theirs in one pool."""
         assert self.config.num_pages is not None
         page_size, ranks = self.config.page_size, self.config.tensor_parallel_size
         dtype = self.placement.dtype
+        together = self.config.dp_attention if self.config.attention_backend == "torch" else 1
         if group is KvKind.DRAFT and self.head is not None:
             own = self.head.pool_format(page_size, ranks)
         else:
@@ -129,7 +132,7 @@ class EngineSpec:
             dtype = dtype if self.config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
         return PoolShape(
             format=own,
-            pages=self.config.num_pages * self.config.dp_attention,
+            pages=self.config.num_pages * together,
             page_size=page_size,
             dtype=dtype,
             device=self.placement.device,

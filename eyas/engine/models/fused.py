@@ -84,7 +84,7 @@ class FusedDecoder:
         Returns the residual rows leaving the last layer [m, hidden], and [m, len(taps) * hidden]: the rows
         entering each tapped layer (past the last: leaving it).
         """
-        step = Forward(rows, self._context)
+        step = Forward.of(rows, self._context)
         tapped = skinny.empty_padded(rows.count, len(taps), self.config.hidden_size, like=self.embedding)
         wide = self._exact_wide if self._context.launch.exact else self._wide
         run = self._narrow if rows.count <= self.narrow_rows else wide

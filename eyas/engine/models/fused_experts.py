@@ -1,7 +1,8 @@
 """Experts on a GPU: the equations of `eyas.engine.layers.experts`, whose results are its test.
 
 The router's product, its choice, the order of the experts' rows, two grouped products, and their sum by
-weight; launches whose shapes follow from the number of rows alone. Ranks divide the width of every expert.
+weight; launches whose shapes follow from the number of rows alone. Ranks divide the width of every expert, or
+share experts, whole (`LayerContext.sharers`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from eyas.engine.kernels import combine, route, single
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Weight, Normed, rounding_of
 from eyas.engine.kernels.grouped_task import Gate, Weight
+from eyas.engine.kernels.skinny import empty_padded
 from eyas.engine.kernels.skinny_tiles import Table, Tile
 from eyas.engine.layers.mlp import GatedRoundings
 from eyas.engine.models.fused_feed_forward import GatedRows, gated_weights
@@ -41,13 +43,16 @@ class FusedExperts:
         if spec.corrected:
             name = f"{prefix}.gate.e_score_correction_bias"
             self._correction = weights.take(name, (spec.experts,), torch.float32)
-        names = [f"{prefix}.experts.{i}" for i in range(spec.experts)]
-        shared = f"{prefix}.shared_experts"
-        self._joined = _is_alike(spec, weights, names, shared)
-        self._gate_up, self._down = _experts(config, spec, weights, [*names, *[shared] * self._joined])
+        self._own = weights.placement.own_experts(spec.experts)
+        every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
+        roundings = GatedRoundings.of(weights, every)  # of those elsewhere too: all read the same rows
+        self._joined = _is_alike(spec, weights, roundings, shared)
+        names = [*(every[i] for i in self._own), *[shared] * self._joined]
+        self._gate_up, self._down = _experts(config, spec, weights, names, roundings)
         self._per_row = spec.per_row + self._joined
         self._gate = Gate(spec.activation == "gelu_tanh", rounding_of(self._down))
-        self.norm = row_kernels.Norm(config.norm_eps, gain, rounding_of(self._gate_up))
+        rounding = rounding_of(self._gate_up) if len(self._own) == spec.experts else None
+        self.norm = row_kernels.Norm(config.norm_eps, gain, rounding)
         self._shared = None
         if spec.shared_width and not self._joined:
             beside = FeedForwardSpec(spec.shared_width, spec.activation)
@@ -65,7 +70,7 @@ class FusedExperts:
         """At most 128 rows, with what it makes of their norm added to them."""
         launch = step.context.launch
         normed = normed_rows(residual.x, self.norm, step)
-        if step.context.group.ranks > 1:
+        if step.context.group.ranks > 1 or step.everyones is not None:
             return add_over_ranks(self.wide(normed, step), residual, step)
         chosen = self._chosen(normed, step)
         if self._is_single(normed, step):
@@ -76,11 +81,30 @@ class FusedExperts:
 
     def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
         """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
+        if step.everyones is not None:
+            return self._over_sharers(normed, step.everyones, step)
         launch, chosen = step.context.launch, self._chosen(normed, step)
         if self._is_single(normed, step):
             inner = self._inner_of_one_row(normed, chosen, step)
             return single.back(inner, self._down, chosen, launch.pdl)
         return combine.combine(*self._made(normed, chosen, step), launch.pdl, launch.exact)
+
+    def _over_sharers(self, normed: Normed, kv_rows: torch.Tensor, step: Forward) -> torch.Tensor:
+        """As `wide`: every sharer's rows come together, each computes what its own experts make of them, and
+        the sums go back to the rows' owners.
+        """
+        sharers, launch, (m, hidden) = step.context.sharers, step.context.launch, normed.plain.shape
+        everyone = empty_padded(m * sharers.ranks, hidden, like=normed.plain)
+        sharers.gather(normed.plain, everyone)
+        rows = Normed(everyone)
+        held = route.Held(self._own, range(m * sharers.rank, m * (sharers.rank + 1)), kv_rows)
+        router = (self._spec, self._correction, self._joined)
+        uniform = step.context.uniform_experts
+        chosen = route.choose_held(self._logits(rows, step), router, held, uniform=uniform, pdl=launch.pdl)
+        made = self._made_by_own(rows, chosen, step)
+        sums = combine.combine_held(made, chosen.weights, chosen.experts, launch.pdl)
+        added = sharers.sum_for_owners(sums, empty_padded(m, hidden, like=sums))
+        return added if self._shared is None else added.add_(self._shared.wide(normed, step))
 
     def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
         """As `narrow`, of any number of rows."""
@@ -89,16 +113,21 @@ class FusedExperts:
 
     def _chosen(self, normed: Normed, step: Forward) -> route.Chosen:
         """What each row takes."""
+        uniform, pdl = step.context.uniform_experts, step.context.launch.pdl
+        logits = self._logits(normed, step)
+        return route.choose(
+            logits, self._spec, self._correction, shared=self._joined, uniform=uniform, pdl=pdl
+        )
+
+    def _logits(self, normed: Normed, step: Forward) -> torch.Tensor:
+        """The router's product, float32 [m, at least experts]."""
         context, rows = step.context, normed.plain
         if single.can_take(rows, self._router) and not context.launch.exact:
             logits = single.dense(rows, self._router, context.launch.pdl, torch.float32)
         else:
             logits = rows.new_empty(rows.shape[0], self._router.shape[0], dtype=torch.float32)
             product_float32(rows, self._router, logits, replace(context.launch, tiles=self._router_tiles))
-        uniform, pdl = context.uniform_experts, context.launch.pdl
-        return route.choose(
-            logits, self._spec, self._correction, shared=self._joined, uniform=uniform, pdl=pdl
-        )
+        return logits
 
     def _is_single(self, normed: Normed, step: Forward) -> bool:
         """Whether there is one row, for which weights can wait; a shared expert must be one of the others."""
@@ -118,12 +147,16 @@ class FusedExperts:
         """What each row's experts make of it [m * those of a row, hidden], and their weights; what the shared
         one does, if it is not among them.
         """
+        made = self._made_by_own(normed, chosen, step)
+        return made, chosen.weights, None if self._shared is None else self._shared.wide(normed, step)
+
+    def _made_by_own(self, normed: Normed, chosen: route.Chosen, step: Forward) -> torch.Tensor:
+        """[m * those of a row, hidden]; nothing where a choice is of none."""
         products = step.context.products
         order = products.group(chosen.experts, (self._gate_up, self._down))
         read = normed.read_by(self._gate_up)
         inner = products.gate_up(read, self._gate_up, order, self._per_row, self._gate)
-        made = products.down(inner, self._down, order)
-        return made, chosen.weights, None if self._shared is None else self._shared.wide(normed, step)
+        return products.down(inner, self._down, order)
 
 
 def router_tiles(rows: int, hidden: int) -> Table:
@@ -133,15 +166,15 @@ def router_tiles(rows: int, hidden: int) -> Table:
     return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}
 
 
-def _is_alike(spec: ExpertsSpec, weights: Weights, names: list[str], shared: str) -> bool:
-    """Is there a shared expert that grouped products can take with those of these names?"""
+def _is_alike(spec: ExpertsSpec, weights: Weights, roundings: GatedRoundings, shared: str) -> bool:
+    """Is there a shared expert that grouped products can take with those of these roundings?"""
     if spec.shared_width != spec.width or spec.per_row == MOST_CHOSEN:
         return False
-    return GatedRoundings.of(weights, [shared]) == GatedRoundings.of(weights, names)
+    return GatedRoundings.of(weights, [shared]) == roundings
 
 
 def _experts(
-    config: ModelConfig, spec: ExpertsSpec, weights: Weights, names: list[str]
+    config: ModelConfig, spec: ExpertsSpec, weights: Weights, names: list[str], roundings: GatedRoundings
 ) -> tuple[Weight, Weight]:
     """This rank's part of all of them: gate and up [experts, 2 width, hidden], down [experts, hidden, width].
 
@@ -149,7 +182,7 @@ def _experts(
     is not in FP8, none is.
     """
     whole: tuple[Weight, Weight] | None = None
-    roundings, shape = GatedRoundings.of(weights, names), (config.hidden_size, spec.width)
+    shape = (config.hidden_size, spec.width)
     for i, name in enumerate(names):
         pair = gated_weights(weights, name, shape, roundings)
         if whole is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -24,6 +25,10 @@ from eyas.engine.kernels.scores import Scores
 from eyas.engine.layers.rotary import Angles
 from eyas.engine.layers.rotary import tables as rotary_tables
 from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.ranks import RankInfo
+
+EXCHANGED = 16
+"""Words: ranks exchange multiples of them in one kernel."""
 
 
 class RowAttention(Protocol):
@@ -39,6 +44,9 @@ class RowAttention(Protocol):
 class LayerContext:
     """What a rank's layers share: the other ranks, launches' scratch memory, attention, and the rotary tables
     (cos and sin) of every RoPE that a layer has.
+
+    `group`: those who divide every layer. `sharers`: those who have a share of the experts, whole, and rows
+    of their own. One of the two is a group of one.
     """
 
     group: ProcessGroup
@@ -48,6 +56,7 @@ class LayerContext:
     tiles: Table = field(default_factory=dict)  # of experts, and of weights in FP8 blocks
     vendor: bool = False  # whether cuBLAS has products in FP8 here
     uniform_experts: bool = False  # chance chooses experts, for benchmarks
+    sharers: ProcessGroup = field(default_factory=partial(ProcessGroup, RankInfo(), "cpu"))
 
     @property
     def products(self) -> Products:
@@ -73,10 +82,20 @@ class LayerContext:
 
 @dataclass(frozen=True)
 class Forward:
-    """What every layer of one forward shares."""
+    """What every layer of one forward shares. `everyones`: the `kv_rows` of all sharers, rank after rank."""
 
     rows: Rows
     context: LayerContext
+    everyones: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, rows: Rows, context: LayerContext) -> Forward:
+        """A forward of these rows; of several sharers each has as many."""
+        if context.sharers.ranks == 1:
+            return cls(rows, context)
+        whole = torch.nn.functional.pad(rows.kv_rows, (0, -rows.count % EXCHANGED), value=-1).contiguous()
+        every = context.sharers.gather(whole)[:, : rows.count]
+        return cls(rows, context, every.contiguous().view(-1))
 
     def rotation(self, rope: Rope) -> skinny.Rotation:
         """How the forward's rows are rotated by `rope`."""

@@ -156,6 +156,40 @@ class ProcessGroup:
         out.view(rows, self.ranks, columns).copy_(self._gathered(tensor).transpose(0, 1))
         return out
 
+    def gather(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Every rank's tensor, contiguous and of one shape on all, in the ranks' order: [ranks, ...].
+
+        It is written to `out`, which is as large and contiguous, if that is given.
+        """
+        shape = self.ranks, *tensor.shape
+        room = tensor.new_empty(shape) if out is None else out.view(shape)
+        if self._one_shot is not None and OneShot.joins(tensor):
+            self._one_shot.join(tensor, room)
+        else:
+            self._collect(tensor, room)
+        return room
+
+    def _collect(self, tensor: torch.Tensor, room: torch.Tensor) -> None:
+        """Joins what the kernel for small tensors does not take."""
+        if self.ranks == 1:
+            room.copy_(tensor[None])
+        else:
+            dist.all_gather_into_tensor(room.view(-1), tensor.view(-1))
+
+    def sum_for_owners(self, tensor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """tensor [ranks * m, n], contiguous -> this rank's rows of its sum over all ranks: `out` [m, n]."""
+        if self.ranks == 1:
+            out.copy_(tensor)
+        elif self._one_shot is not None and self._one_shot.takes(out):
+            self._one_shot.sum_for_owners(tensor, out)
+        else:
+            self._scatter(tensor, out)
+        return out
+
+    def _scatter(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """The sum for its owners of a tensor that the kernel for small sums does not take."""
+        dist.reduce_scatter_tensor(out, tensor)
+
     def gather_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Every rank's rows, in the order of the ranks: [sum(counts), ...].
 

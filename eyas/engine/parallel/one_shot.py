@@ -1,4 +1,5 @@
-"""The sum of a small tensor over all ranks in one kernel, through memory that every rank maps.
+"""Small tensors of all ranks, summed, joined or summed for their owners in one kernel, through memory that
+every rank maps.
 
 The cost of a small all-reduce is latency: NCCL takes 10 to 15 microseconds for what crosses the link in one.
 Here every rank writes its tensor into every rank's inbox: each 8-byte store holds 32 bits of data and a
@@ -73,9 +74,18 @@ def _arrived(slots, mask, turn):
     return data
 
 
+@triton.jit
+def _send(address, place, word, inside, turn):
+    """Words int32 and their turn, to places in the inbox at an address."""
+    theirs = tl.multiple_of(tl.load(address).to(tl.pointer_type(tl.int64)), 16)
+    slot = (turn.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
+    tl.store(theirs + place, slot, mask=inside)
+
+
 @kernel(do_not_specialize=("rank", "grains", "parts"))
 def _sum_over_ranks(
     tensor,
+    out,
     residual,
     sums,
     addresses,
@@ -90,7 +100,9 @@ def _sum_over_ranks(
     SUMS_ROWS: tl.constexpr,
     PDL: tl.constexpr,
     GROUP: tl.constexpr,
+    OWNERS: tl.constexpr,
 ):
+    """OWNERS: each rank gets the sum of its own part of the tensor alone."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -99,11 +111,11 @@ def _sum_over_ranks(
     index = program * BLOCK + tl.arange(0, BLOCK)
     inside = index < grains * GRAIN
     word = tl.load(tensor + index, mask=inside, other=0)
-    slot = (turn.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
     inbox = (turn & 1) * (RANKS * CAPACITY)
     for peer in tl.static_range(RANKS):  # itself too: then every rank adds the same values in the same order
-        theirs = tl.multiple_of(tl.load(addresses + peer).to(tl.pointer_type(tl.int64)), 16)
-        tl.store(theirs + inbox + rank * CAPACITY + index, slot, mask=inside)
+        if OWNERS:
+            word = tl.load(tensor + peer * grains * GRAIN + index, mask=inside, other=0)
+        _send(addresses + peer, inbox + rank * CAPACITY + index, word, inside, turn)
 
     own = tl.multiple_of(tl.load(addresses + rank).to(tl.pointer_type(tl.int64)), 16)
     low = tl.zeros((BLOCK,), tl.float32)
@@ -118,7 +130,7 @@ def _sum_over_ranks(
         high += _value(data >> 16, DTYPE)
     low_bits = _bits(low, DTYPE)
     high_bits = _bits(high, DTYPE)
-    tl.store(tensor + index, low_bits | (high_bits << 16), mask=inside)
+    tl.store(out + index, low_bits | (high_bits << 16), mask=inside)
     if sums is not None:
         low = _value(low_bits, DTYPE)
         high = _value(high_bits, DTYPE)
@@ -139,6 +151,30 @@ def _leave_groups(sums, squares, grains, parts, SUMS_ROWS: tl.constexpr, GROUP: 
     place = sums + group % parts * SUMS_ROWS + group // parts
     totals = halving_sum(tl.reshape(squares, (GROUPS, WORDS)))
     tl.store(place, totals, mask=group * WORDS < grains * GRAIN)
+
+
+@kernel(do_not_specialize=("rank", "grains"))
+def _join_ranks(
+    own, out, addresses, turns, rank, grains,
+    RANKS: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Every rank's words, in the order of the ranks."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    program = tl.program_id(0)
+    turn = tl.load(turns + program) + 1
+    index = program * BLOCK + tl.arange(0, BLOCK)
+    inside = index < grains * GRAIN
+    word = tl.load(own + index, mask=inside, other=0)
+    inbox = (turn & 1) * (RANKS * CAPACITY)
+    for peer in tl.static_range(RANKS):
+        _send(addresses + peer, inbox + rank * CAPACITY + index, word, inside, turn)
+    mine = tl.multiple_of(tl.load(addresses + rank).to(tl.pointer_type(tl.int64)), 16)
+    for peer in tl.static_range(RANKS):
+        data = _arrived(mine + inbox + peer * CAPACITY + index, inside, turn)
+        tl.store(out + peer * grains * GRAIN + index, data, mask=inside)
+    tl.store(turns + program, turn)
 
 
 class OneShot:
@@ -170,6 +206,29 @@ class OneShot:
         """In how many parts it leaves a row's sum of squares. 0: rows of this width get none."""
         return 0 if columns % (2 * BLOCK) else columns // (2 * BLOCK)
 
+    @staticmethod
+    def joins(tensor: torch.Tensor) -> bool:
+        """Whether the tensor, contiguous and of any type, is small enough and of whole 64-byte blocks."""
+        size = tensor.numel() * tensor.element_size()
+        return size <= 4 * CAPACITY and size % (4 * GRAIN.value) == 0
+
+    def join(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """out [ranks, ...] = every rank's tensor, for which `joins` must be true, in the order of the ranks.
+
+        Both are contiguous.
+        """
+        words = tensor.view(-1).view(torch.int32)
+        _join_ranks[(cdiv(words.numel(), BLOCK),)](
+            *(words, out.view(-1).view(torch.int32), self._addresses, self._turns, self._rank),
+            words.numel() // GRAIN.value,
+            RANKS=self._addresses.shape[0],
+            CAPACITY=CAPACITY,
+            BLOCK=BLOCK,
+            PDL=self._pdl,
+            num_warps=1,
+            launch_pdl=self._pdl,
+        )
+
     def __call__(
         self,
         tensor: torch.Tensor,
@@ -182,17 +241,30 @@ class OneShot:
         All are contiguous; `takes` must be true. `sums` float32 [parts(n), 128] receives the sums of squares
         of each row, computed from the rounded values; `exact`: [n // sum_group(n), 128], of those groups.
         """
-        words, columns = tensor.view(torch.int32), tensor.shape[-1]
+        self._sum(tensor, tensor, residual, sums, exact)
+
+    def sum_for_owners(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """out [m, n] = this rank's rows of the sum over all ranks of tensor [ranks * m, n].
+
+        Both are contiguous; `takes` must be true of `out`.
+        """
+        self._sum(tensor, out)
+
+    def _sum(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        sums: torch.Tensor | None = None,
+        exact: bool = False,
+    ) -> None:
+        words, columns, grains = out.view(torch.int32), out.shape[-1], out.numel() // (2 * GRAIN.value)
         group = sum_group(columns) if exact else 0
         options = {"enable_fp_fusion": False} if exact else {}
         _sum_over_ranks[(cdiv(words.numel(), BLOCK),)](
-            words,
+            *(tensor.view(torch.int32), words),
             None if residual is None else residual.view(torch.int32),
-            sums,
-            self._addresses,
-            self._turns,
-            self._rank,
-            words.numel() // GRAIN.value,
+            *(sums, self._addresses, self._turns, self._rank, grains),
             columns // group if exact else self.parts(columns),
             DTYPE=DTYPES[tensor.dtype],
             RANKS=self._addresses.shape[0],
@@ -201,6 +273,7 @@ class OneShot:
             SUMS_ROWS=SUMS_ROWS,
             PDL=self._pdl,
             GROUP=group,
+            OWNERS=out is not tensor,
             num_warps=1,
             launch_pdl=self._pdl,
             **options,

@@ -144,6 +144,12 @@ class Followers:
             follower.check()
             follower.send(payload)
 
+    def send(self, rank: int, call: RankCall) -> None:
+        """Sends `call` to one follower. Raises EngineError as `broadcast`."""
+        follower = self._followers[rank - 1]
+        follower.check()
+        follower.send(_framed(call))
+
     def dismiss(self) -> None:
         """Lets every follower leave after the calls that it has received; no call may follow.
 

@@ -1,0 +1,175 @@
+"""Launches the steps of all attention ranks at once, in one shape: that of the rank with the most to do.
+
+Every rank has a scheduler, tables and pages of its own; the ranks' experts serve all rows. So an idle rank
+takes every step with rows of padding, and captured graphs stay in step. It decides neither what runs nor on
+which rank, and never waits for a device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from eyas.engine.batch.landed import Landed
+from eyas.engine.batch.sequence import Work
+from eyas.engine.device.buckets import Buckets
+from eyas.engine.device.flight import DeviceFlight, Results, Scored
+from eyas.engine.device.led_ranks import LedRanks
+from eyas.engine.device.masks import StepMasks
+from eyas.engine.device.runner import asked_rows
+from eyas.engine.device.seats import Seats
+from eyas.engine.device.special import SpecialRows, Told, padding_rows
+from eyas.engine.device.step import Placed, StepInput, StepShape, pack
+from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.sampling.scores import Scores
+
+
+@dataclass
+class RanksFlight:
+    """A step of all ranks: `parts`, each its rank's, which end together. `launched`: monotonic seconds."""
+
+    shape: StepShape
+    works: SequenceOf[Work]
+    parts: SequenceOf[DeviceFlight]
+    depth: None = None
+    launched: float = field(default_factory=time.monotonic)
+
+    @property
+    def over(self) -> bool:
+        """Have the devices done it? Asked without waiting."""
+        return self.parts[0].over
+
+    def complete(self) -> None:
+        """Launches what follows the forwards, if that is not done."""
+        for part in self.parts:
+            part.complete()
+
+    def land(self) -> list[Landed]:
+        """Waits for the devices."""
+        return [landed for part in self.parts for landed in part.land()]
+
+
+class RanksRunner:
+    """`seats`: of each rank. `ahead`: may a step be launched while another is in flight?"""
+
+    drafts = False
+
+    def __init__(
+        self,
+        executor: LedRanks,
+        buckets: Buckets,
+        seats: SequenceOf[Seats],
+        grammars: Grammars,
+        *,
+        ahead: bool,
+    ) -> None:
+        self.ahead = ahead
+        self._executor = executor
+        self._buckets = buckets
+        self._seats = seats
+        self._grammars = grammars
+
+    def launch(self, works: SequenceOf[Work]) -> RanksFlight:
+        """Starts a step; `land` of the result waits for it."""
+        mine: list[list[Work]] = [[] for _ in self._seats]
+        for work in works:
+            mine[work.seq.generation.rank or 0].append(work)
+        writes = [seats.tell(own) for seats, own in zip(self._seats, mine, strict=True)]
+        placed, least = zip(
+            *(seats.place(own) for seats, own in zip(self._seats, mine, strict=True)), strict=True
+        )
+        shape = self._shape(least)
+        asked = [asked_rows(each.chunks, shape.round_rows) for each in placed]
+        plans = self._executor.state.prompts is not None
+        self._executor.begin_each(
+            [
+                StepInput(
+                    shape,
+                    pack(each, shape, seats.layout),
+                    told.array(),
+                    spans=seats.spans(each.chunks) if plans else (),
+                    scored=any(asked),
+                )
+                for seats, each, told in zip(self._seats, placed, writes, strict=True)
+            ]
+        )
+        scores = [
+            [Scored(work, one, _of_rank(self._executor.score(one), rank)) for work, one in of_rank]
+            for rank, of_rank in enumerate(asked)
+        ]
+        finish = self._finisher(shape, placed)
+        parts = [
+            DeviceFlight(shape, own, each, _part(finish, rank), scores[rank])
+            for rank, (own, each) in enumerate(zip(mine, placed, strict=True))
+        ]
+        flight = RanksFlight(shape, works, parts)
+        if not any(self._grammars.awaits(work.seq) for work in works):
+            flight.complete()
+        return flight
+
+    def prompt_rows(self, rounds: int, many: bool) -> int:
+        """How many prompt rows a rank with this number of rounds should have; `many`: whether many wait."""
+        return self._buckets.mixed_prefill_budget(rounds, many)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Of one rank; between the steps launched before and those after."""
+        pages = self._seats[1].layout.first_page
+        self._executor.copy_page_of(source // pages, source % pages, target % pages)
+
+    def wait(self) -> None:
+        """Until the device has done all that was launched."""
+        self._executor.wait()
+
+    def close(self) -> bool:
+        """After the last step. False: a device may hang."""
+        return self._executor.close()
+
+    def _shape(self, least: SequenceOf[StepShape]) -> StepShape:
+        """Of every rank's step: it holds the most that any has of anything."""
+        batch, chunk = max(each.batch for each in least), max(each.chunk for each in least)
+        tiles, ends = max(each.tiles for each in least), max(each.ends for each in least)
+        return self._buckets.shape(batch, chunk, tiles, ends)
+
+    def _finisher(self, shape: StepShape, placed: SequenceOf[Placed]) -> Callable[[], list[Results]]:
+        """What launches the rest of a step that was begun, once; the results of each rank."""
+        special = [SpecialRows.of(shape, each, self._grammars.eos_ids) for each in placed]
+
+        @cache
+        def finish() -> list[Results]:
+            for rows in special:
+                rows.fill(StepMasks(self._grammars, {}))
+            told = self._sample(special)
+            words, event = self._executor.finish(StepInput(shape, _NOTHING, _NOTHING))
+            return [Results(own, event, reports) for own, reports in zip(words, told, strict=True)]
+
+        return finish
+
+    def _sample(self, special: SequenceOf[SpecialRows]) -> list[Told]:
+        if not any(special):
+            return [rows.told(()) for rows in special]
+        arrays = [rows.array() for rows in special]
+        most, padding = max(map(len, arrays)), self._executor.tables.padding_slot
+        vocab = self._executor.state.model.config.vocab_size
+        filled = [
+            np.concatenate((rows, padding_rows(most - len(rows), padding, vocab)[:, : rows.shape[1]]))
+            for rows in arrays
+        ]
+        reports = self._executor.sample_each(filled)
+        return [rows.told([each[rank] for each in reports]) for rank, rows in enumerate(special)]
+
+
+_NOTHING = np.zeros((2, 0), np.int32)
+
+
+def _part(finish: Callable[[], list[Results]], rank: int) -> Callable[[], Results]:
+    return lambda: finish()[rank]
+
+
+def _of_rank(scores: Scores, rank: int) -> Scores:
+    """`scores`: of all ranks, each [ranks, ...]."""
+    return Scores(scores.own[rank], scores.ids[rank], scores.best[rank])
