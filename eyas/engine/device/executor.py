@@ -22,10 +22,10 @@ from eyas.engine.batch.tables import Tables
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows
 from eyas.engine.device.step import Joined, Late, StepInput, StepShape
+from eyas.engine.kernels.launching import CAPTURE
 from eyas.engine.sampling.scores import Scores, score_slices
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
-CAPTURE = "thread_local"  # other threads may do as they like: NCCL's look at its events all the time
 WORDS = 1 << 18  # of a step's array, at most
 
 
