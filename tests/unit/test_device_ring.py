@@ -1,161 +1,174 @@
-"""A device decode engine and a device draft worker between which features go past the host.
+"""Decode and draft engines whose features go from device to device: the drafts are those that the host's way
+gives, and no token is another, whatever becomes of the ring.
 
-Kernels are interpreted and the GPUs' memory is a file's. What only the real thing shows is in
-`tests/gpu/test_row_ring_on_gpu.py`.
+Kernels are interpreted, and the devices' memory is that of fake GPUs, which both engines map.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch
 
-from eyas.common.config import EngineConfig
+from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.device.executor import Executor
-from eyas.engine.device.program import StepProgram
-from eyas.engine.device.step import Wanted
-from eyas.engine.ipc.row_memory import Gpu
+from eyas.engine.ipc.messages import DraftDown, Event, Proposal
+from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.kernels import row_ring
 from eyas.engine.loading import build, device_build, draft_lines
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.speculation import remote
-from eyas.engine.speculation.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_runner import Asked, Proposed
-from eyas.engine.speculation.feature_windows import DeviceWindows
-from eyas.engine.speculation.lines import CUDA_IPC
+from eyas.engine.loop.patience import Patience
+from eyas.engine.speculation.lines import CUDA_IPC, GRPC, SHM
 from tests.unit.fake_gpu import FakeDriver
-from tests.unit.loopback import Loopback, wait_all
-from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, PROMPT, answers, config, requests, tokens
-from tests.unit.test_device_remote import apart, patient, rounds_with_drafts
+from tests.unit.loopback import Loopback, Result, Worker, wait_all
+from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, answers, config, tokens
+from tests.unit.test_device_remote import apart
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-__all__ = ["config", "patient"]  # fixtures
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow, pytest.mark.timeout(600)]
 
-
-class Truth:
-    """What every step has made certain, by slot and position: the newest rows of each."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rows: dict[tuple[int, int], torch.Tensor] = {}
-        self.reads: list[tuple[int, range]] = []
-        keep, read, truth = StepProgram._keep, DeviceWindows.read, self
-
-        def keeping(program: Any, tap: Any) -> torch.Tensor:
-            features = keep(program, tap)
-            truth.note(program, features)
-            return features
-
-        def reading(windows: DeviceWindows, slot: int, rows: range) -> torch.Tensor:
-            found = read(windows, slot, rows)
-            assert torch.equal(found, torch.stack([truth.rows[slot, row] for row in rows]))
-            truth.reads.append((slot, rows))
-            return found
-
-        monkeypatch.setattr(StepProgram, "_keep", keeping)
-        monkeypatch.setattr(DeviceWindows, "read", reading)
-
-    def note(self, program: Any, features: torch.Tensor) -> None:
-        """`features`: of a step's paths, then of its singles."""
-        lengths, path = program._state.tables.length, program._paths.shape[1]
-        slots = [*program._part["slots"].tolist(), *program._part["single_slots"].tolist()]
-        batch = len(program._part["slots"])
-        counts = [*program._table[:, 0].tolist()] if batch else []
-        firsts = [*range(0, batch * path, path), *range(batch * path, len(features))]
-        for slot, first, count in itertools.zip_longest(slots, firsts, counts, fillvalue=1):
-            start = int(lengths[slot]) - count
-            for j in range(count):
-                self.rows[slot, start + j] = features[first + j].float()
+SERVED_S = 240  # a drafter's interpreted step takes seconds too
+CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+__all__ = ["config"]  # a fixture
 
 
-@pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
-    """Every engine has one."""
-    drivers: list[FakeDriver] = []
-
-    def gpu_of(loaded: EngineSpec) -> Gpu:
-        drivers.append(FakeDriver((b"gpu-a", b"gpu-b")[len(drivers)]))
-        return Gpu(drivers[-1], "float32", lambda: None)
-
-    for module in (build, draft_lines):
-        monkeypatch.setattr(module, "gpu_of", gpu_of)
-    monkeypatch.setattr(device_build, "from_gpu_to_gpu", lambda loaded: True)
-    monkeypatch.setattr(remote, "BACKOFF_S", 0.0)
-    return drivers
+def by_gpu(config: EngineConfig) -> EngineConfig:
+    return replace(config, transfer=draft_lines.BY_GPU)
 
 
-def connected(cluster: Loopback) -> Any:
-    """The decode engine's drafter, once it has a line."""
-    drafter = cluster.workers["decode"].engine._parts.drafter._head
-    deadline = time.monotonic() + PATIENCE_S
-    while not drafter._lines.has("draft"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return drafter
+class Pair(Loopback):
+    """A decode and a draft worker. `drafts`: what the latter proposed by the line, below which token;
+    `reasons`: why it closed sequences.
+    """
+
+    def __init__(self, *configs: EngineConfig) -> None:
+        self.reasons: list[str] = []
+        self.drafts: list[tuple[int, tuple[int, ...]]] = []
+        super().__init__(*configs)
+        lines = self.workers["draft"].engine._lines
+        self._post, lines.post = lines.post, self._heard
+        drafter = self.workers["decode"].engine._drafting.drafter
+        deadline = time.monotonic() + PATIENCE_S
+        while not drafter._head._lines.has("draft"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def _heard(self, proposals: dict[int, list[Proposal]]) -> dict[int, list[Proposal]]:
+        self.drafts += [(one.base_len, one.tokens) for some in proposals.values() for one in some]
+        return self._post(proposals)
+
+    def _handle(self, worker: Worker, event: Event) -> None:
+        if isinstance(event, DraftDown):
+            self.reasons += [closed.reason for closed in event.closed]
+        super()._handle(worker, event)
 
 
-def long() -> list[GenerationRequest]:
-    """Two that draft for a while."""
-    found = []
-    for prompt, count in (((5, 9, 11), 24), (PROMPT[:22], 12)):
-        seeded = SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=count, ignore_eos=True)
-        found.append(GenerationRequest(f"of {len(prompt)}", prompt, seeded))
-    return found
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
+    """Every engine has a GPU of its own. Also: an interpreted step seems to take no time."""
+    made: list[FakeDriver] = []
+
+    def by_name(loaded: EngineSpec) -> bool:
+        return loaded.config.transfer == draft_lines.BY_GPU
+
+    def gpu_of(loaded: EngineSpec) -> Gpu | None:
+        if not by_name(loaded):
+            return None
+        made.append(FakeDriver())
+        return Gpu(made[-1], str(loaded.placement.dtype).removeprefix("torch."), lambda: None)
+
+    monkeypatch.setattr(build, "gpu_of", gpu_of)
+    monkeypatch.setattr(draft_lines, "gpu_of", gpu_of)
+    monkeypatch.setattr(device_build, "from_gpu_to_gpu", by_name)
+    monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)
+    return made
 
 
-def test_no_features_of_rounds_come_to_the_host(
-    config: EngineConfig, two_gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = replace(config, speculation=DRAFTS["chain"])
-    expected, _ = answers(replace(config, draft=None), requests())
-    came: list[Wanted] = []
-    certain = Executor._certain
+def asked(count: int = 6) -> list[GenerationRequest]:
+    greedy = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+    return [GenerationRequest("one", (5, 9, 11), greedy)]
 
-    def seeing(executor: Executor, program: StepProgram, wanted: Wanted) -> torch.Tensor:
-        came.append(wanted)
-        return certain(executor, program, wanted)
 
-    monkeypatch.setattr(Executor, "_certain", seeing)
-    cluster = Loopback(*apart(plain, device_drafter=True))
+def served(
+    config: EngineConfig, wanted: list[GenerationRequest]
+) -> tuple[list[Result], dict[str, int], Pair]:
+    """What comes of the requests, and the commits by path."""
+    cluster = Pair(*apart(config, device_drafter=True))
     try:
-        drafter = connected(cluster)
-        came.clear()  # those of the warm-up
-        results = [cluster.submit(request, split=False) for request in requests()]
-        wait_all(results, PATIENCE_S)
+        results = [cluster.submit(request, split=False) for request in wanted]
+        wait_all(results, SERVED_S)
+        sent = dict(cluster.workers["decode"].engine._drafting.sent)
     finally:
         cluster.close()
-    assert tokens(results) == tokens(expected)
-    assert rounds_with_drafts(results)[1] > 0
-    assert drafter.sent[CUDA_IPC] > 4
-    assert came and not any(one.decoded for one in came), "those of prompts do, and no others"
-    assert [driver.mappings for driver in two_gpus] == [0, 0]
+    return results, sent, cluster
 
 
-def test_a_sequence_that_opens_anew_begins_with_what_the_device_has_kept(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+def test_drafts_are_those_of_features_that_came_by_the_host(
+    config: EngineConfig, gpus: list[FakeDriver]
 ) -> None:
-    """The draft worker loses a row of it, again and again."""
-    plain = replace(config, speculation=DRAFTS["chain"])
-    expected, _ = answers(replace(config, draft=None), long())
-    truth, draft, calls = Truth(monkeypatch), DeviceDraftRunner.draft, itertools.count()
+    chain = replace(config, speculation=CHAIN)
+    expected, by_host, without = served(replace(chain, transfer="shm"), asked())
+    found, sent, cluster = served(by_gpu(chain), asked())
+    assert tokens(found) == tokens(expected)
+    assert cluster.drafts == without.drafts and len(set(cluster.drafts)) > 2
+    assert by_host[SHM] > 1 and CUDA_IPC not in by_host
+    by_line = sent[CUDA_IPC] + sent.get(SHM, 0)
+    assert (sent[GRPC], by_line) == (by_host[GRPC], by_host[SHM]) and not cluster.reasons
+    assert sent.get(SHM, 0) <= 1, "only of a step that was launched before the sequence opened"
+    assert len(gpus) == 2 and [driver.mappings for driver in gpus] == [0, 0]
 
-    def losing(runner: DeviceDraftRunner, asked: SequenceOf[Asked], spec: Any) -> list[Proposed]:
-        lost = next(calls) % 4 == 3
-        return [one._replace(whole=one.whole and not lost) for one in draft(runner, asked, spec)]
 
-    monkeypatch.setattr(DeviceDraftRunner, "draft", losing)
-    cluster = Loopback(*apart(plain, device_drafter=True))
-    try:
-        connected(cluster)
-        results = [cluster.submit(request, split=False) for request in long()]
-        wait_all(results, PATIENCE_S)
-    finally:
-        cluster.close()
-    assert tokens(results) == tokens(expected)
-    assert rounds_with_drafts(results)[1] > 0
-    assert len(truth.reads) > 1 and max(len(rows) for _, rows in truth.reads) > 4
+def test_trees_too(config: EngineConfig, gpus: list[FakeDriver]) -> None:
+    spec = DRAFTS["tree"]
+    assert spec is not None
+    tree = replace(config, speculation=spec)
+    expected, _, without = served(replace(tree, transfer="shm"), asked())
+    found, sent, cluster = served(by_gpu(tree), asked())
+    assert tokens(found) == tokens(expected) and cluster.drafts == without.drafts
+    assert sent[CUDA_IPC] > 1 and sent.get(SHM, 0) <= 1
+
+
+def lossy(every: int) -> Callable[..., None]:
+    """`row_ring.put`, but every so often nothing is written: as if another lap had begun."""
+    put, calls = row_ring.put, [0]
+
+    def sometimes(*parts: object) -> None:
+        calls[0] += 1
+        if calls[0] % every:
+            put(*parts)
+
+    return sometimes
+
+
+def test_a_sequence_whose_features_are_lost_opens_anew(
+    config: EngineConfig, gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = answers(replace(config, draft=None), asked(12))
+    monkeypatch.setattr("eyas.engine.speculation.remote.BACKOFF_S", 0.0)
+    monkeypatch.setattr(row_ring, "put", lossy(5))
+    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(12))
+    assert tokens(found) == tokens(expected)
+    assert any("not in its ring" in reason for reason in cluster.reasons)
+    assert sent[GRPC] > 1 and sent[CUDA_IPC] > 1
+    assert [driver.mappings for driver in gpus] == [0, 0]
+
+
+def test_without_a_free_place_features_go_by_the_host(
+    config: EngineConfig, gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And beside a sequence that has one: each goes its own way."""
+    one = asked(4)[0]
+    two = [one, GenerationRequest("two", (1, 2), one.params)]
+    expected, _ = answers(replace(config, draft=None), two)
+    take, left = RowMemory.take_place, [1]
+
+    def once(memory: RowMemory) -> int:
+        left[0] -= 1
+        return take(memory) if left[0] >= 0 else -1
+
+    monkeypatch.setattr(RowMemory, "take_place", once)
+    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), two)
+    assert tokens(found) == tokens(expected)
+    assert sent[CUDA_IPC] > 0 and sent[SHM] > 0 and not cluster.reasons
