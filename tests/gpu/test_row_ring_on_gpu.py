@@ -106,7 +106,9 @@ class Decode:
         self._line = line
         self.tables = Tables(TableSizes(PLACES + 1, 4), "cuda:0")
         self._slots = torch.arange(PLACES, dtype=torch.int32, device="cuda:0")
-        self._addresses = torch.tensor([line.rows.address(place) for place in range(PLACES)], device="cuda:0")
+        addresses = [line.rows.address(place) for place in range(PLACES)]
+        self.tables.ring[:PLACES] = torch.tensor(addresses, device="cuda:0")
+        self._windows = torch.zeros(PLACES + 1, 144, WIDTH, dtype=torch.bfloat16, device="cuda:0")
         self.generations = [1 + place for place in range(PLACES)]
         self._lengths = [0] * PLACES
         self._draws = random.Random(1)
@@ -121,9 +123,9 @@ class Decode:
             told.append(DraftCommit(place, generation, base, (0,) * count, b"", 3, 1, 4, place))
             self._lengths[place] += count
         self.tables.length[:PLACES] += torch.tensor(counts, dtype=torch.int32, device="cuda:0")
-        generations = torch.tensor(self.generations, device="cuda:0")
+        self.tables.ring_generation[:PLACES] = torch.tensor(self.generations, device="cuda:0")
         facts = torch.tensor([[count, 0] for count in counts], dtype=torch.int32, device="cuda:0")
-        written = row_ring.Written(self._slots, self._addresses, generations, SHAPE.kept, facts)
+        written = row_ring.Written(self._slots, SHAPE.kept, self._windows, facts)
         row_ring.put(self.tables, written, torch.cat(rows))
         return told
 

@@ -56,7 +56,10 @@ def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def on_device(plain: EngineConfig) -> EngineConfig:
-    return replace(plain, attention_backend="triton", prefill_attention_backend="triton")
+    """Batches are filled up to 2 or 3 sequences, as graphs want it."""
+    return replace(
+        plain, attention_backend="triton", prefill_attention_backend="triton", cuda_graph_bs=(2, 3)
+    )
 
 
 @pytest.fixture
@@ -118,7 +121,7 @@ def test_chains_are_the_plain_runners(runners: list[BatchRunner]) -> None:
     seeded = SamplingParams(temperature=0.9, seed=2**63 + 5)
     a, b, c = Follower("prompt", 0), Follower("window", 37), Follower("seeded", 20, seeded)
     different = set()
-    for batch in ({a: 70}, {a: 2, b: 30, c: 1}, {b: 1, c: 9}, {a: 4, c: 3, b: 2}):
+    for batch in ({a: 70}, {a: 2, b: 30, c: 1}, {b: 1, c: 9}, {a: 4, c: 3, b: 2}, {b: 16, a: 5, c: 1}):
         ours, theirs = told(runners, free, batch, CHAIN)
         assert theirs == ours
         different |= {tuple(tokens) for tokens, _ in ours}
@@ -260,6 +263,30 @@ def test_a_sequence_whose_features_are_in_no_ring_any_more_is_named(runners: lis
     asked = [one.commit(2, runners, free)[1] for one in followers]
     some = [asked[0], rings.ringed(asked[1], 1, 1, known=9), rings.ringed(asked[2], 2, 2)]
     assert [one.whole for one in runners[1].draft(some, CHAIN)] == [True, False, True]
+
+
+def test_a_run_in_several_batches_is_whole_if_each_of_them_is(runners: list[BatchRunner]) -> None:
+    """Eleven rows take three batches of four; the feature that is missing belongs to the first."""
+    free, rings = pages(), Rings()
+    one = Follower("a", 4).commit(11, runners, free)[1]
+    new = one.extension
+    far = rings.ringed(one, 1, 8).extension.ringed
+    lost = [RingRow(far[0].address, far[0].tag + 1), *far[1:]]
+    found = []
+    for ringed in (far, lost):
+        asked = replace(one, extension=replace(new, features=new.features[:3], ringed=ringed))
+        found.append(runners[1].draft([asked], CHAIN)[0].whole)
+    assert found == [True, False]
+
+
+def test_more_new_pages_than_a_batch_has_room_for(runners: list[BatchRunner]) -> None:
+    """A sequence that has lost its slot brings all its pages back with one row."""
+    free = pages()
+    long, others = Follower("long", 0), [Follower(name, 0) for name in "abc"]
+    told(runners, free, {long: 150}, CHAIN)
+    told(runners, free, dict.fromkeys(others, 1), CHAIN)
+    ours, theirs = told(runners, free, {long: 1}, CHAIN)
+    assert theirs == ours
 
 
 def test_slots_go_to_those_that_ask() -> None:

@@ -9,8 +9,10 @@ import torch
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
 from eyas.engine.batch.landed import Landed
-from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
-from eyas.engine.device.flight import Certain, DeviceFlight, Features, Results
+from eyas.engine.batch.sequence import Generation, Kind, RingPlace, Sequence, Work
+from eyas.engine.batch.window import KeptRows
+from eyas.engine.device.certain import Certain, Stays, staying, wanted
+from eyas.engine.device.flight import DeviceFlight, Features, Results
 from eyas.engine.device.special import SpecialRows, Told
 from eyas.engine.device.step import Placed, StepShape
 from eyas.engine.kernels.special import REPORT_WORDS
@@ -76,20 +78,42 @@ def test_the_feature_of_a_last_row_goes_with_it() -> None:
     assert found[1].features.tolist() == [[1.5, 2.5]]
 
 
+class Memory:
+    """Of a device: slot and position of each row."""
+
+    def read(self, slot: int, rows: range) -> torch.Tensor:
+        return torch.tensor([[slot, row] for row in rows])
+
+
 def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
-    """Two rounds of a batch of three, two singles of three, and chunks of which 0 and 2 rows count."""
+    """Two rounds of a batch of three, two singles of three, and chunks of which 0 and 2 rows count. The first
+    round's and the second single's stay on the device.
+    """
     shape = StepShape(batch=3, width=2, chunk=8, tiles=3, ends=2, singles=3)
     found, more = works(3), works(3)
     alone = [replace(work, round=True) for work in more[:2]]
     singles = [1, 0, 0, 40] + [1, 0, 0, 41] + [1, 0, 0, 97]
     result = torch.tensor([*RESULT[:15], *singles, *RESULT[15:], *PATHS], dtype=torch.int32)
-    rows = torch.arange(10.0)[:, None].expand(10, 4)
     middle = Work(found[-1].seq, 0, [1], None, sample=False)
     placed = Placed(found[:2], alone, [middle, *found[2:]])
-    certain = Certain(rows, path_rows=2, chunks=(0, 2), generations=(0, 7, 8, 0))
+    found[0].seq.slot, found[0].seq.drafting, found[0].seq.ring = 5, True, RingPlace(1, 64, 7)
+    alone[1].seq.slot = 6
+    for work in (found[1], alone[0]):
+        work.seq.drafting = True  # by the host
+    memory = Memory()
+    stay = staying(placed, memory)
+    assert stay == [Stays(memory, 5, 7), None, None, Stays(memory, 6, 0)]
+    assert staying(placed, None) == [None] * 4
+    asked = wanted(placed, shape, 2, (0, 1), stay)
+    assert asked is not None and (asked.decoded, asked.rows) == ([2, 3, 6], [10])
+    assert wanted(placed, shape, 2, (0, 0), stay[:1] + stay[3:]) is None
+    rows = torch.tensor([*asked.decoded, *asked.rows])[:, None].float()
+    certain = Certain(rows, 2, (0, 1), stay)
     flight = DeviceFlight(shape, (), placed, lambda: Results(result, None, Told({}), certain))
     flight.complete()
     landed = flight.land()
-    told = [None if one.features is None else one.features[:, 0].tolist() for one in landed]
-    assert told == [None, [8.0, 9.0], [0.0, 1.0], [2.0], [6.0], [7.0]]
-    assert [one.ringed for one in landed] == [0, 0, 0, 7, 8, 0]
+    come = [one.features for one in landed if not isinstance(one.features, KeptRows)]
+    assert [None if one is None else one[:, 0].tolist() for one in come] == [None, [10.0], [2.0], [6.0]]
+    kept = [one.features for one in landed if isinstance(one.features, KeptRows)]
+    assert [one.read().tolist() for one in kept] == [[[5, 0], [5, 1]], [[6, 0]]]
+    assert [one.ringed for one in landed] == [0, 0, 7, 0, 0, 0]

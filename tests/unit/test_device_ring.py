@@ -18,7 +18,7 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.ipc.messages import DraftDown, Event, Proposal
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.kernels import row_ring
-from eyas.engine.loading import build, draft_lines
+from eyas.engine.loading import build, device_build, draft_lines
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.patience import Patience
 from eyas.engine.speculation.lines import CUDA_IPC, GRPC, SHM
@@ -70,14 +70,18 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
     """Every engine has a GPU of its own. Also: an interpreted step seems to take no time."""
     made: list[FakeDriver] = []
 
+    def by_name(loaded: EngineSpec) -> bool:
+        return loaded.config.transfer == draft_lines.BY_GPU
+
     def gpu_of(loaded: EngineSpec) -> Gpu | None:
-        if loaded.config.transfer != draft_lines.BY_GPU:
+        if not by_name(loaded):
             return None
         made.append(FakeDriver())
         return Gpu(made[-1], str(loaded.placement.dtype).removeprefix("torch."), lambda: None)
 
     monkeypatch.setattr(build, "gpu_of", gpu_of)
     monkeypatch.setattr(draft_lines, "gpu_of", gpu_of)
+    monkeypatch.setattr(device_build, "from_gpu_to_gpu", by_name)
     monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)
     return made
 

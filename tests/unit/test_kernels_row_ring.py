@@ -18,7 +18,7 @@ from eyas.engine.kernels import row_ring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PATH, WIDTH = 3, 6
+PATH, WIDTH, WINDOW = 3, 6, 7
 Key = tuple[int, int]  # generation, position
 
 
@@ -36,34 +36,44 @@ class Rig:
         self.ring = RowRing(self.places, self.kept, words)
         self.memory = torch.zeros(self.ring.nbytes // 8, dtype=torch.int64)
         self.tables = Tables(TableSizes(self.places + 1, 4), "cpu")
+        self.windows = torch.full((self.places + 1, WINDOW, WIDTH), -1.0, dtype=self.dtype)
+        self.stays = self.windows.clone()  # what the rule says that they hold
         self._rows = 0
 
     def address(self, place: int, position: int = 0) -> int:
         return self.memory.data_ptr() + self.ring.at(place, position)
 
-    def put(self, sequences: list[tuple[int, int, int]], *, singles: bool = False) -> None:
-        """(place, generation, certain rows) of each; a place of -1: its rows go nowhere."""
+    def put(
+        self, sequences: list[tuple[int, int, int]], *, singles: bool = False, ringed: bool = True
+    ) -> None:
+        """(place, generation, certain rows) of each; a place of -1: it is padding. Not `ringed`: they stay
+        here alone.
+        """
         path = 1 if singles else PATH
         features = torch.arange(self._rows, self._rows + len(sequences) * path * WIDTH, dtype=torch.float32)
         self._rows += features.numel()
         features = features.view(-1, WIDTH).to(self.dtype)
-        addresses, generations, counts = [], [], []
+        self.tables.ring.zero_()
+        counts = []
         for i, (place, generation, count) in enumerate(sequences):
             self.tables.length[place] += count
             start = int(self.tables.length[place]) - count
             for j in range(count if place >= 0 else 0):
-                self._hold(place, generation, start + j, features[i * path + j])
-            addresses.append(self.address(place) if place >= 0 else 0)
-            generations.append(generation)
+                self.stays[place, (start + j) % WINDOW] = features[i * path + j]
+                if ringed:
+                    self._hold(place, generation, start + j, features[i * path + j])
+            if place >= 0 and ringed:
+                self.tables.ring[place] = self.address(place)
+                self.tables.ring_generation[place] = generation
             counts.append([count, 7])
         written = row_ring.Written(
             torch.tensor([place for place, _, _ in sequences], dtype=torch.int32) % (self.places + 1),
-            torch.tensor(addresses),
-            torch.tensor(generations),
             self.kept,
+            self.windows,
             None if singles else torch.tensor(counts, dtype=torch.int32),
         )
         row_ring.put(self.tables, written, features)
+        assert torch.equal(self.windows, self.stays)
 
     def _hold(self, place: int, generation: int, position: int, row: torch.Tensor) -> None:
         """It takes the place of what was there."""
@@ -147,8 +157,9 @@ def test_the_rule_notices_a_reader_that_believes_what_it_finds(key: Key) -> None
         trusting.check([(0, key)])
 
 
-def test_padding_and_sequences_without_a_ring_write_nothing() -> None:
+def test_padding_and_sequences_without_a_ring_write_nothing_there() -> None:
     rig = Rig()
+    rig.put([(2, 9, 3), (0, 9, 1)], ringed=False)
     rig.put([(-1, 4, 2), (1, 5, 2), (-1, 6, 3)])
     assert {key for key in rig.holds} == {(5, 0), (5, 1)}
     written = rig.memory.view(rig.places, -1).abs().sum(1).ne(0).tolist()

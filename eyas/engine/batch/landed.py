@@ -23,8 +23,9 @@ class Landed(NamedTuple):
     `tokens`: what the model says next, in order; none for a chunk that ends before its prompt does.
     `logprobs`: of those tokens, as far as they were asked for. `forks`: by choice, the first token of each
     that starts from this prompt. `features`: [k, head width] of the last k rows that are certain now: all of
-    them for a drafter outside the step, the last one where it is handed on, None where nothing is. `ringed`:
-    the generation as which they are in that drafter's GPU already; 0: they are not.
+    them for a drafter outside the step, the last one where it is handed on, None where nothing is; or
+    `KeptRows`, where they have stayed on the device. `ringed`: the generation as which they are in that
+    drafter's GPU already; 0: they are not.
     """
 
     work: Work

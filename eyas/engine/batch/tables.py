@@ -20,6 +20,7 @@ from eyas.common.params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
+from eyas.engine.batch.sequence import RingPlace
 from eyas.engine.batch.tree import DraftTree
 
 LOOKING = ("prompt", "predicted", "tokens", "found", "headed", "lookup", "head")
@@ -63,6 +64,8 @@ class Tables:
         columns = {
             "seed": (torch.int64, 1),
             "mask": (torch.int64, nodes),  # bit r of node j: node r is visible from node j (0: the root)
+            "ring": (torch.int64, 1),  # the address of its rows in a draft worker's GPU; 0: nowhere
+            "ring_generation": (torch.int32, 1),  # as which it is known there
             "pages": (torch.int32, sizes.max_pages),
             "length": (torch.int32, 1),  # rows with valid KV, which is the root token's position
             "root": (torch.int32, 1),  # the newest committed token; its row is not computed yet
@@ -116,6 +119,8 @@ class Tables:
 
     seed: torch.Tensor
     mask: torch.Tensor
+    ring: torch.Tensor
+    ring_generation: torch.Tensor
     pages: torch.Tensor
     length: torch.Tensor
     root: torch.Tensor
@@ -177,7 +182,7 @@ class TableWrites:
     def occupy(self, slot: int, params: SamplingParams, choice: int, *, speculative: int) -> None:
         """Sets everything about a sequence that does not change while it runs."""
         seed = params.seed or 0
-        self.put("seed", slot, (_signed(seed & 0xFFFFFFFF), _signed(seed >> 32)))
+        self.put("seed", slot, _halves(seed))
         self.put("choice", slot, (choice,))
         self.put("top_k", slot, (min(params.top_k, 2**31 - 1) if params.top_k > 0 else 0,))
         floats = (params.temperature, params.top_p, params.min_p)
@@ -204,8 +209,12 @@ class TableWrites:
         for node, mask in enumerate(masks):
             for word in range(mask_words(node + 1)):
                 part = mask >> MASK_BITS * word
-                halves = _signed(part & 0xFFFFFFFF), _signed(part >> 32 & 0xFFFFFFFF)
-                self.put("mask", slot, halves, start=2 * (word * self._tables.mask[0].numel() + node))
+                self.put("mask", slot, _halves(part), start=2 * (word * self._tables.mask[0].numel() + node))
+
+    def ring(self, slot: int, place: RingPlace | None) -> None:
+        """Where the features of its certain rows go from now on; None: nowhere."""
+        self.put("ring", slot, _halves(0 if place is None else place.address))
+        self.put("ring_generation", slot, (0 if place is None else place.generation,))
 
     def occupy_special(self, slot: int, params: SamplingParams, endings: Iterable[int]) -> None:
         """The lists that processors read. `endings`: ids that would end the output."""
@@ -219,6 +228,11 @@ class TableWrites:
     def array(self) -> np.ndarray:
         """All writes as int32 [2, n], the argument of `Tables.apply`."""
         return np.array([self._places, self._words], np.int32).reshape(2, -1)
+
+
+def _halves(word: int) -> tuple[int, int]:
+    """The 64 bits as two int32, the lower first."""
+    return _signed(word & 0xFFFFFFFF), _signed(word >> 32 & 0xFFFFFFFF)
 
 
 def _signed(word: int) -> int:

@@ -1,14 +1,45 @@
 """The last features of a sequence: a drafter begins with them where it has nothing else.
 
-This file holds the tensors that it is given and reads only their lengths.
+This file holds the tensors that it is given, or says where a device keeps them, and reads only lengths.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 ROWS = 128  # a window has at least this many rows before the newest, if the sequence has them
+
+
+class Keeper(Protocol):
+    """The memory of a device."""
+
+    def read(self, slot: int, rows: range) -> Any:
+        """[len(rows), head width] of the sequence in `slot`, on the host."""
+        ...
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """Features of the rows `rows` that have not come to the host: `keeper` has them, for as long as the
+    sequence sits in `slot` by the same `occupancy` and makes no more rows than a window has.
+    """
+
+    keeper: Keeper
+    slot: int
+    occupancy: int
+    rows: range
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> KeptRows:
+        return replace(self, rows=self.rows[part])
+
+    def read(self) -> Any:
+        """[n, head width], on the host. May wait for the device."""
+        return self.keeper.read(self.slot, self.rows)
 
 
 class FeatureWindow:
@@ -41,6 +72,16 @@ class FeatureWindow:
         self.chunks.append(features)
         self._rows += len(features)
         while self._rows - len(self.chunks[0]) >= ROWS:
-            oldest = self.chunks.popleft()
-            self.base += len(oldest)
-            self._rows -= len(oldest)
+            self._forget_oldest()
+
+    def forget_others(self, slot: int, occupancy: int) -> None:
+        """Drops rows that were kept while the sequence sat elsewhere, and all before them."""
+        kept = [(i, one) for i, one in enumerate(self.chunks) if isinstance(one, KeptRows)]
+        lost = [i for i, one in kept if (one.slot, one.occupancy) != (slot, occupancy)]
+        for _ in range(lost[-1] + 1 if lost else 0):
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        oldest = self.chunks.popleft()
+        self.base += len(oldest)
+        self._rows -= len(oldest)

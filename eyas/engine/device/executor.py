@@ -21,11 +21,11 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows
-from eyas.engine.device.step import Joined, Late, StepInput, StepShape
+from eyas.engine.device.step import Joined, Late, StepInput, StepShape, Wanted
+from eyas.engine.kernels.launching import CAPTURE
 from eyas.engine.sampling.scores import Scores, score_slices
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
-CAPTURE = "thread_local"  # other threads may do as they like: NCCL's look at its events all the time
 WORDS = 1 << 18  # of a step's array, at most; and of what all ranks tell of it
 GRAIN = 16  # words: ranks exchange multiples of them
 
@@ -68,7 +68,7 @@ class Executor:
         self._captured_late: dict[tuple[int, int], CapturedLate] = {}  # by sequences and width
         self._program: StepProgram | None = None
         self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
-        self.certain: torch.Tensor | None = None  # of the step that was finished, as `StepProgram.certain`
+        self.certain: torch.Tensor | None = None  # features that were `Wanted` of the step that was finished
         self._inputs = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
         self._results = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
         self._outgoing = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
@@ -183,9 +183,7 @@ class Executor:
             self._program.rest(self._program.choose())
         else:
             captured.rest.replay()
-        self.certain = None
-        if step.certain is not None:
-            self.certain = self._certain(self._program, step.certain, step.ringed)
+        self.certain = None if step.wanted is None else self._certain(self._program, step.wanted)
         return self._fetch(self._program.result_words)
 
     def _graphs(self, step: StepInput) -> Captured | None:
@@ -217,14 +215,15 @@ class Executor:
         found = program.features(places.to(self.state.device, non_blocking=True))
         return found.float().to("cpu", non_blocking=True)
 
-    def _certain(
-        self, program: StepProgram, rows: SequenceOf[int], ringed: np.ndarray | None
-    ) -> torch.Tensor:
-        device, to = self.state.device, None
-        places = _pinned(np.array(rows, np.int64), device).to(device, non_blocking=True)
-        if ringed is not None:
-            to = _pinned(ringed, device).to(device, non_blocking=True)
-        return program.certain(places, to).float().to("cpu", non_blocking=True)
+    def _certain(self, program: StepProgram, wanted: Wanted) -> torch.Tensor:
+        device, count = self.state.device, len(wanted.decoded)
+        told = _pinned(np.array([*wanted.decoded, *wanted.rows], np.int64), device)
+        places, parts = told.to(device, non_blocking=True), []
+        if wanted.decoded:
+            parts.append(program.certain.index_select(0, places[:count]))
+        if wanted.rows:
+            parts.append(program.features(places[count:]))
+        return torch.cat(parts).float().to("cpu", non_blocking=True)
 
     def copy_page(self, source: int, target: int) -> None:
         """In every pool, after the steps before it and before those after it."""
@@ -279,8 +278,7 @@ class Executor:
             program.sample_special(_pinned(special, self.state.device))
         program.rest(program.choose())
         if self.state.tap is not None:
-            nowhere = np.zeros((2, shape.batch + shape.singles), np.int64)
-            self._certain(program, [0] * max(shape.singles, 1), nowhere)
+            self._certain(program, Wanted(range(min(shape.round_rows, 1)), [0]))
         self.wait()
         return program
 

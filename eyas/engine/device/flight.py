@@ -14,6 +14,7 @@ from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.tree import Drafts
+from eyas.engine.device.certain import Certain
 from eyas.engine.device.executor import Event
 from eyas.engine.device.special import Told
 from eyas.engine.device.step import Placed, StepShape
@@ -35,35 +36,6 @@ class Features:
 
     works: SequenceOf[Work]
     rows: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Certain:
-    """Features for a drafter elsewhere: float32 [n, head width], valid once the step has landed.
-
-    First `path_rows` rows for each round of the shape, those of its path and others behind them; then one for
-    each single; then, in order, `chunks[i]` rows for the end of chunk i. `generations`: of rounds and singles
-    (`Landed.ringed`).
-    """
-
-    rows: torch.Tensor
-    path_rows: int
-    chunks: SequenceOf[int]
-    generations: SequenceOf[int]
-
-    def of(self, shape: StepShape, landed: SequenceOf[Landed], placed: Placed) -> list[Landed]:
-        """`landed`, chunks first, then rounds and singles, with their features."""
-        firsts = [i * self.path_rows for i in range(len(placed.rounds))]
-        singles = shape.batch * self.path_rows
-        firsts += range(singles, singles + len(placed.singles))
-        ends = np.cumsum([singles + len(placed.singles), *self.chunks]).tolist()
-        found = []
-        for one, first, count in zip(landed, ends, self.chunks, strict=False):
-            found.append(one._replace(features=self.rows[first : first + count] if count else None))
-        decoded = landed[len(self.chunks) :]
-        for one, first, ringed in zip(decoded, firsts, self.generations, strict=True):
-            found.append(one._replace(features=self.rows[first : first + one.rows], ringed=ringed))
-        return found
 
 
 @dataclass(frozen=True)
@@ -127,7 +99,7 @@ class DeviceFlight:
             logprobs, forks = special.logprobs(place, (0,)), special.firsts(place)
             landed.append(Landed(work, (row[-1],), logprobs, forks=forks))
         certain = self._results.certain
-        return landed if certain is None else certain.of(shape, landed, self.placed)
+        return landed if certain is None else certain.of(landed, len(self.placed.rounds))
 
     def _prompts(self, tokens: list[int], special: Told) -> list[Landed]:
         """`tokens`: the first token of each chunk that ends its prompt, in order."""

@@ -178,30 +178,24 @@ class StepProgram:
         assert self._state.head is not None
         return self._state.head.features(self._tapped.index_select(0, rows))
 
-    def certain(self, rows: torch.Tensor, ringed: torch.Tensor | None = None) -> torch.Tensor:
-        """[batch * path rows + n, head width]: of the rows on each round's path, then of others, int64 [n].
+    def _keep(self, tap: DeviceTap) -> torch.Tensor:
+        """[batch * path rows + singles, head width]: of the rows on each round's path, then of those without
+        drafts. What stands behind a path's end is any row's.
 
-        After `rest`. What stands behind a path's end is any row's. `ringed` int64 [2, batch + s]: where those
-        of the rounds, and of the first s others, go too, which are singles: addresses and generations.
+        Where features stay on the device they are written there, and into the GPUs of draft workers.
         """
-        first = torch.arange(self._shape.batch, device=rows.device)[:, None] * self._shape.width
-        accepted = self._paths.clamp(min=0) + first
-        features = self.features(torch.cat((accepted.view(-1), rows)))
-        if ringed is not None:
-            self._put(features, *ringed)
+        shape, state, device = self._shape, self._state, self._tapped.device
+        first = torch.arange(shape.batch, device=device)[:, None] * shape.width
+        accepted = (self._paths.clamp(min=0) + first).view(-1)
+        alone = torch.arange(shape.batch * shape.width, shape.round_rows, device=device)
+        features = self.features(torch.cat((accepted, alone)))
+        if tap.windows is not None:
+            rows, windows = features.to(state.pool.shape.dtype), tap.windows.rows
+            rounds = row_ring.Written(self._part["slots"], tap.kept, windows, self._table)
+            row_ring.put(state.tables, rounds, rows[: accepted.shape[0]])
+            singles = row_ring.Written(self._part["single_slots"], tap.kept, windows)
+            row_ring.put(state.tables, singles, rows[accepted.shape[0] :])
         return features
-
-    def _put(self, features: torch.Tensor, addresses: torch.Tensor, generations: torch.Tensor) -> None:
-        """Into the GPUs of draft workers."""
-        state, part, batch = self._state, self._part, self._shape.batch
-        assert state.tap is not None
-        kept, paths, singles = state.tap.kept, self._paths.numel(), addresses.shape[0] - batch
-        rounds = row_ring.Written(part["slots"], addresses[:batch], generations[:batch], kept, self._table)
-        features = features.to(state.pool.shape.dtype)
-        row_ring.put(state.tables, rounds, features[:paths])
-        slots = part["single_slots"][:singles]
-        alone = row_ring.Written(slots, addresses[batch:], generations[batch:], kept)
-        row_ring.put(state.tables, alone, features[paths : paths + singles])
 
     def choose(self) -> torch.Tensor:
         """The token of each sampled row, int32 [sampled]."""
@@ -217,7 +211,9 @@ class StepProgram:
         return chosen
 
     def rest(self, chosen: torch.Tensor) -> None:
-        """The verdict on `chosen`, which becomes the result; then the next drafts."""
+        """The verdict on `chosen`, which becomes the result; then the next drafts, or `certain`: features for
+        those that come from elsewhere.
+        """
         shape, state = self._shape, self._state
         verdicts = None
         if shape.batch:
@@ -228,6 +224,8 @@ class StepProgram:
             round_kernels.verdict(self._batch("single_slots"), own, alone)
         if shape.ends:
             self._land(chosen[shape.round_rows :])
+        if state.tap is not None and shape.round_rows:
+            self.certain = self._keep(state.tap)
         if state.drafter is not None and shape.drafts:
             batch = self._batch("slots") if shape.batch else None
             state.drafter.follow(self._tapped, batch, verdicts, self._chunk(), shape.width)

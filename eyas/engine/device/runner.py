@@ -7,25 +7,35 @@ what tokens mean; and it never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from eyas.common.config import MOST_STEPS
 from eyas.engine.batch.prompt_scores import Asked
-from eyas.engine.batch.sequence import Kind, Work
+from eyas.engine.batch.sequence import Kind, RingPlace, Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.batch.window import ROWS
 from eyas.engine.device.buckets import Buckets
+from eyas.engine.device.certain import Certain, chunk_ends, staying, wanted
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.flight import Certain, DeviceFlight, Features, Results, Scored
+from eyas.engine.device.flight import DeviceFlight, Features, Results, Scored
 from eyas.engine.device.masks import Nodes, StepMasks
 from eyas.engine.device.special import SpecialRows, occupy_special, reads_text
-from eyas.engine.device.step import Joined, Late, Layout, Placed, StepInput, StepShape, pack, tiles_for
+from eyas.engine.device.step import (
+    Joined,
+    Late,
+    Layout,
+    Placed,
+    StepInput,
+    StepShape,
+    Wanted,
+    pack,
+    tiles_for,
+)
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
@@ -37,13 +47,14 @@ LATE_AT_ONCE = 64
 class _Known:
     """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
 
-    `drafted`: something is proposed for it inside the step. `waiting`: rows that plain rounds have left to
-    the head.
+    `drafted`: something is proposed for it inside the step. `ring`: where its features go. `waiting`: rows
+    that plain rounds have left to the head.
     """
 
     occupancy: int
     choice: int
     drafted: bool
+    ring: RingPlace | None = None
     waiting: int = 0
     pages: int = 0
     grows: bool = False
@@ -87,31 +98,36 @@ class DeviceRunner:
         shape, placed = self._place(works, buckets)
         data, spans = pack(placed, shape, self._layout), self._spans(placed.chunks)
         asked = asked_rows(placed.chunks, shape.round_rows)
-        ends = self._chunk_ends(placed.chunks) if self._elsewhere else []
-        certain = self._certain_rows(placed, shape, ends) if self._elsewhere else None
+        certain, features_wanted = self._certain(placed, shape)
         held = _held(placed, shape)
-        ringed = _ringed(placed, shape)
-        step = StepInput(shape, data, writes.array(), spans, bool(asked), certain, held, ringed)
+        step = StepInput(shape, data, writes.array(), spans, bool(asked), features_wanted, held)
         self._executor.begin(step)
         scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
         features = self._features(placed.chunks, shape)
         rows = SpecialRows.of(shape, placed, self._grammars.eos_ids)
-        finish = partial(self._finish, step, placed, rows, ends)
+        finish = partial(self._finish, step, rows, certain)
         flight = DeviceFlight(shape, works, placed, finish, scores, features, depth)
         if not any(self._grammars.awaits(work.seq) for work in works):
             flight.complete()
         return flight
 
-    def _finish(self, step: StepInput, placed: Placed, rows: SpecialRows, ends: list[int]) -> Results:
+    def _certain(self, placed: Placed, shape: StepShape) -> tuple[Certain | None, Wanted | None]:
+        """The step's features for a drafter elsewhere, still without rows, and what is to be asked for."""
+        tap = self._executor.state.tap
+        if tap is None:
+            return None, None
+        path_rows, ends = self._executor.state.path_rows(shape.width), chunk_ends(placed.chunks)
+        stay = staying(placed, tap.windows)
+        return Certain(None, path_rows, ends, stay), wanted(placed, shape, path_rows, ends, stay)
+
+    def _finish(self, step: StepInput, rows: SpecialRows, certain: Certain | None) -> Results:
         """What follows the forward of a step that was begun; masks are filled while the device computes."""
         rows.fill(StepMasks(self._grammars, self._drafts(step.held, step.shape.width)))
         special = rows.told(self._executor.sample(rows.array()) if rows else ())
         words, event = self._executor.finish(step)
-        told = None
-        if self._elsewhere and self._executor.certain is not None:
-            path_rows = self._executor.state.path_rows(step.shape.width)
-            told = Certain(self._executor.certain, path_rows, ends, _generations(placed))
-        return Results(words, event, special, told)
+        if certain is not None:
+            certain = replace(certain, rows=self._executor.certain)
+        return Results(words, event, special, certain)
 
     def _drafts(self, held: SequenceOf[int], width: int) -> dict[int, Nodes]:
         """By slot, what the step that was begun verifies for those whose outputs are held to a grammar."""
@@ -193,26 +209,6 @@ class DeviceRunner:
         most = min(deepest, request.draft_limits.deepest or deepest)
         return self._grammars.forced(work.seq, most) or None
 
-    @staticmethod
-    def _chunk_ends(chunks: SequenceOf[Work]) -> list[int]:
-        """Of how many rows at the end of each chunk a drafter may want to hear."""
-        return [
-            max(0, min(len(work.tokens), work.start + len(work.tokens) + ROWS - len(work.seq)))
-            if work.seq.generation.request.speculative
-            else 0
-            for work in chunks
-        ]
-
-    @staticmethod
-    def _certain_rows(placed: Placed, shape: StepShape, ends: SequenceOf[int]) -> list[int]:
-        """Rows of the step that will be certain, whatever the verdicts: those of singles and of chunks."""
-        first = shape.batch * shape.width
-        rows, end = [*range(first, first + len(placed.singles))], shape.round_rows
-        for work, count in zip(placed.chunks, ends, strict=True):
-            end += len(work.tokens)
-            rows += range(end - count, end)
-        return rows
-
     def _features(self, chunks: SequenceOf[Work], shape: StepShape) -> Features | None:
         """Of the last rows of prompts that others start from, here or elsewhere."""
         row, rows, works = shape.round_rows - 1, [], []
@@ -262,6 +258,9 @@ class DeviceRunner:
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
         told.grows = told.grows or work.sample
+        if told.ring != seq.ring:
+            writes.ring(seq.slot, seq.ring)
+            told.ring = seq.ring
         if tree is not None:
             writes.draft(seq.slot, tree, branching=self._executor.state.trees)
         if told.pages < len(seq.pages):
@@ -285,7 +284,9 @@ class DeviceRunner:
             lookup.occupy(writes, seq)
             if lookup.reads(seq) and not reads_text(params):  # else it is there already
                 writes.put("text", seq.slot, seq.all_tokens())
-        return _Known(seq.occupancy, seq.choice, drafted)
+        if self._elsewhere:
+            writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
+        return _Known(seq.occupancy, seq.choice, drafted, ring=seq.ring)
 
     def _joins(self, work: Work) -> bool:
         """Is this its first round, after a prompt whose last feature alone came here, or nothing at all?"""
@@ -314,24 +315,6 @@ class DeviceRunner:
             rows = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
             features = np.concatenate(rows)
         return Joined(np.array(words, np.int32).T.copy(), features, width)
-
-
-def _ringed(placed: Placed, shape: StepShape) -> np.ndarray | None:
-    """Int64 [2, ..], as of `StepInput`: where the features of rounds and singles go from GPU to GPU."""
-    if not any(_generations(placed)):
-        return None
-    told = np.zeros((2, shape.batch + len(placed.singles)), np.int64)
-    for first, works in ((0, placed.rounds), (shape.batch, placed.singles)):
-        for i, work in enumerate(works, first):
-            if work.seq.ring is not None:
-                told[:, i] = work.seq.ring.address, work.seq.ring.generation
-    return told
-
-
-def _generations(placed: Placed) -> list[int]:
-    """Of rounds, then of singles; 0: its features go nowhere."""
-    rings = (work.seq.ring for work in (*placed.rounds, *placed.singles))
-    return [0 if ring is None else ring.generation for ring in rings]
 
 
 def _held(placed: Placed, shape: StepShape) -> list[int]:

@@ -113,13 +113,22 @@ class Placed:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """Features that a drafter elsewhere needs on the host: of `decoded`, rows of `StepProgram.certain`; then
+    of `rows` of the forward, those of prompts.
+    """
+
+    decoded: SequenceOf[int]
+    rows: SequenceOf[int]
+
+
+@dataclass(frozen=True)
 class StepInput:
     """`data`: int32, the parts of `shape.sections`. `writes`: int32 [2, n] for `Tables.apply`.
 
     `spans`: the chunks, in the order of their rows, where their attention may be planned on the host.
-    `scored`: more of its rows will be asked for than those that give a token. `certain`: a drafter elsewhere
-    wants the features of its rounds' certain rows, and of these; None: it wants none. `held`: slots whose
-    drafts the host wants to know, as `Executor.drafts` tells them. `ringed`: as of `StepProgram.certain`.
+    `scored`: more of its rows will be asked for than those that give a token. `wanted`: None: no features.
+    `held`: slots whose drafts the host wants to know, as `Executor.drafts` tells them.
     """
 
     shape: StepShape
@@ -127,9 +136,8 @@ class StepInput:
     writes: np.ndarray
     spans: SequenceOf[Span] = ()
     scored: bool = False
-    certain: SequenceOf[int] | None = None
+    wanted: Wanted | None = None
     held: SequenceOf[int] = ()
-    ringed: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

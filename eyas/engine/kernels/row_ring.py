@@ -1,7 +1,8 @@
 """Feature rows between GPUs: a step's device writes them into a draft worker's ring, whose device takes them.
 
 It knows addresses, tags and words of 4 bytes; `eyas.engine.ipc.row_ring` says what they mean. The writer does
-not ask whether a row has been read: a reader that comes too late finds other tags, and says so.
+not ask whether a row has been read: a reader that comes too late finds other tags, and says so. It keeps the
+rows on its own device too (`eyas.engine.speculation.feature_windows`).
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ _GOLDEN = tl.constexpr(GOLDEN - (1 << 32))  # as an int32
 class Written:
     """Rows that a step has made certain, up to P per sequence, behind each other.
 
-    `slots` int32 [B]; `addresses` int64 [B]: of each one's rows in a ring that keeps `kept` of them (0: it
-    has none); `generations` int64 [B]. `counts` int32 [B, ..]: in its first column, how many of the P rows
-    are certain; None: all. The tables' lengths count these already.
+    `slots` int32 [B], whose lengths count these rows already; of padding nothing is written. `kept`: rows of
+    a ring. `windows` [slots, rows, width]: where they stay. `counts` int32 [B, ..]: in its first column, how
+    many of the P rows are certain; None: all.
     """
 
     slots: Tensor
-    addresses: Tensor
-    generations: Tensor
     kept: int
+    windows: Tensor
     counts: Tensor | None = None
 
 
 def put(tables: Tables, written: Written, features: Tensor) -> None:
-    """`features` [B * P, width], of 2 or 4 bytes per value: each certain row goes to its place."""
+    """`features` [B * P, width], of 2 or 4 bytes per value as `windows`: each certain row goes to its places,
+    those in rings as the tables say.
+    """
     size = written.slots.shape[0]
     if not size:
         return
@@ -49,52 +51,61 @@ def put(tables: Tables, written: Written, features: Tensor) -> None:
     counts = written.counts
     _put[(count, cdiv(width, BLOCK))](
         written.slots,
-        written.addresses,
-        written.generations,
+        tables.ring,
+        tables.ring_generation,
         tables.length,
         counts,
         words,
+        written.windows.view(torch.int32),
+        tables.padding_slot,
         0 if counts is None else counts.stride(0),
         PATH=count // size,
         KEPT=written.kept,
+        WINDOW=written.windows.shape[1],
         WIDTH=width,
         BLOCK=BLOCK,
         num_warps=4,
     )
 
 
-@kernel(do_not_specialize=(*PLAIN, "slots", "addresses", "generations", "counts", "stride"))
+@kernel(do_not_specialize=(*PLAIN, "slots", "rings", "generations", "counts", "stride"))
 def _put(
     slots,
-    addresses,
+    rings,
     generations,
     length,
     counts,
     words,
+    windows,
+    padding,
     stride,
     PATH: tl.constexpr,
     KEPT: tl.constexpr,
+    WINDOW: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     sequence, index = row // PATH, row % PATH
-    address = tl.load(addresses + sequence)
+    slot = tl.load(slots + sequence)
     count = PATH
     if counts is not None:
         count = tl.load(counts + sequence * stride)
-    if (address != 0) & (index < count):
-        generation = tl.load(generations + sequence).to(tl.int32)
-        position = tl.load(length + tl.load(slots + sequence)) - count + index
-        tag = generation * _GOLDEN + position + 1
+    if (slot != padding) & (index < count):
+        position = tl.load(length + slot) - count + index
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = column < WIDTH
         word = tl.load(words + row.to(tl.int64) * WIDTH + column, mask=inside, other=0)
-        word = (tag.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
-        target = address.to(tl.pointer_type(tl.int64)) + position % KEPT * WIDTH
-        if WIDTH % 2 == 0:
-            target = tl.multiple_of(target, 16)
-        tl.store(target + column, word, mask=inside)
+        stays = windows + (slot.to(tl.int64) * WINDOW + position % WINDOW) * WIDTH
+        tl.store(stays + column, word, mask=inside)
+        address = tl.load(rings + slot)
+        if address != 0:
+            tag = tl.load(generations + slot) * _GOLDEN + position + 1
+            word = (tag.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
+            target = address.to(tl.pointer_type(tl.int64)) + position % KEPT * WIDTH
+            if WIDTH % 2 == 0:
+                target = tl.multiple_of(target, 16)
+            tl.store(target + column, word, mask=inside)
 
 
 def take(rows: Tensor, owners: Tensor, features: Tensor, lost: Tensor) -> None:

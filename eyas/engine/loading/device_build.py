@@ -39,6 +39,7 @@ from eyas.engine.kernels import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import Arithmetic, pdl_of, prompts_of
 from eyas.engine.loading.depth_times import measure_depths
+from eyas.engine.loading.draft_lines import from_gpu_to_gpu
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases, Start
@@ -53,6 +54,7 @@ from eyas.engine.speculation.depth import ladder, shallower
 from eyas.engine.speculation.device import DeviceDrafter, DeviceTap
 from eyas.engine.speculation.device_lookup import DeviceLookup, words_predicted
 from eyas.engine.speculation.feature_ring import FeatureRing
+from eyas.engine.speculation.feature_windows import DeviceWindows
 from eyas.engine.speculation.pacing import Pacing, pacing_of
 from kv_transfer.layout import pages_for
 
@@ -186,6 +188,7 @@ def build_state(
     with phases("weights"):
         model, tap, head = _models(arithmetic, ranks, attentions)
     ring = None if tap is None or head is None else _ring(loaded, tables, tap)
+    windows = None if tap is None or head is not None else _windows(loaded)
     special = SpecialSampler(tables, loaded.target.vocab_size, pdl=pdl_of(loaded.config))
     if loaded.config.num_pages is None:
         loaded = loaded.with_pages(ranks.least(_pages(loaded, groups)))
@@ -194,7 +197,7 @@ def build_state(
     if tap is not None and head is not None:
         drafter = DeviceDrafter((tap, head), pools[1], tables, spec, pdl=pdl_of(loaded.config), ring=ring)
     elif tap is not None:
-        elsewhere = DeviceTap(tap, spec, loaded.width)
+        elsewhere = DeviceTap(tap, spec, loaded.width, windows)
     return loaded, DeviceState(
         *(model, pools[0], tables, special, drafter, _synthetic(loaded)),
         pdl=pdl_of(loaded.config),
@@ -391,6 +394,16 @@ def _warm_up(executor: Executor, shapes: Iterable[StepShape]) -> float:
             for size in late_sizes(executor.tables.padding_slot):
                 executor.rehearse_late(size, executor.tables.sizes.width)
     return slowest
+
+
+def _windows(loaded: EngineSpec) -> DeviceWindows | None:
+    """Where features for draft workers stay, if they may go from GPU to GPU. Memory as of `_ring`."""
+    if loaded.head is None or not from_gpu_to_gpu(loaded):
+        return None
+    sizes = loaded.config.max_running + 1, loaded.config.speculation.deepest + 1
+    return DeviceWindows(
+        *sizes, loaded.head.decoder.hidden_size, loaded.placement.dtype, loaded.config.device
+    )
 
 
 def _ring(loaded: EngineSpec, tables: Tables, tap: FeatureTap) -> FeatureRing | None:

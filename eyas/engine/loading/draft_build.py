@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.common.config import RESERVE_BYTES, SpeculationConfig
+from eyas.common.config import RESERVE_BYTES, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import KvKind
 from eyas.engine.attention.device import chunk_tile_rows, row_attention
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.tables import Tables
+from eyas.engine.device.buckets import default_batches
 from eyas.engine.kernels import skinny
 from eyas.engine.loading.device_build import table_sizes
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
@@ -31,6 +32,7 @@ from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension, RingRow
 from eyas.engine.speculation.draft_sequences import BatchRunner
+from eyas.engine.speculation.short_runs import DraftState
 from kv_transfer.layout import pages_for
 
 
@@ -92,11 +94,20 @@ def _device_worker(loaded: EngineSpec) -> DraftWorker:
     firsts = torch.zeros(tables.sizes.slots, dtype=torch.int32, device=config.device)
     pool, spec = loaded.pool(KvKind.DRAFT), config.speculation
     proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, firsts=firsts)
-    tile = chunk_tile_rows(decoder)
-    runner = DeviceDraftRunner(proposer, tables, firsts, tile, decoder.hidden_size)
-    interpreted = config.device == "cpu"  # and has nothing to compile or to load
-    slowest = 0.0 if interpreted else warm_up(runner, decoder.hidden_size, spec)
+    state = DraftState(proposer, tables, firsts, decoder.hidden_size)
+    runner = DeviceDraftRunner(state, batch_sizes(config), chunk_tile_rows(decoder))
+    slowest = 0.0
+    if config.device != "cpu":  # an interpreted device has nothing to compile, to load or to capture
+        runner.short.capture()
+        slowest = warm_up(runner, decoder.hidden_size, spec)
     return DraftWorker(loaded, runner, None, slowest)
+
+
+def batch_sizes(config: EngineConfig) -> tuple[int, ...]:
+    """Batches of sequences whose short runs have a graph, as the rounds of a target engine have."""
+    most = min(config.cuda_graph_max_bs, config.max_running)
+    sizes = config.cuda_graph_bs or (default_batches(most) if most else ())
+    return tuple(size for size in sizes if size <= config.max_running)
 
 
 def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> float:

@@ -51,15 +51,18 @@ def offered_lines(loaded: EngineSpec) -> OfferedLines:
     return OfferedLines(shape if wanted else None, new_path, gpu)
 
 
-def gpu_of(loaded: EngineSpec) -> Gpu | None:
-    """The engine's own, if features may go from it, or come to it, past the host.
-
-    Not with several ranks: a wait for one of them would have to look after the others.
-    """
+def from_gpu_to_gpu(loaded: EngineSpec) -> bool:
+    """May features go past the host? Not with several ranks: who waits for one has to look after others."""
     config = loaded.config
     apart = config.device != "cpu" and config.attention_backend != "torch" and config.transfer == BY_GPU
-    if not apart or config.tensor_parallel_size > 1:
+    return apart and config.tensor_parallel_size == 1
+
+
+def gpu_of(loaded: EngineSpec) -> Gpu | None:
+    """The engine's own, if features may go from it, or come to it, past the host."""
+    if not from_gpu_to_gpu(loaded):
         return None
+    config = loaded.config
     dtype = str(loaded.placement.dtype).removeprefix("torch.")
     wait = partial(torch.cuda.synchronize, config.device)
     return Gpu(CudaDriver(number_of(config.device)), dtype, wait)

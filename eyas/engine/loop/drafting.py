@@ -6,8 +6,11 @@ drafter: then a sequence's last feature is only kept, for the step in which it b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +20,7 @@ from eyas.common.types import DraftLimits, KvHandle
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.batch.window import KeptRows
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.messages import DraftDown, DraftUp
 from eyas.engine.loop.patience import Patience
@@ -127,10 +131,11 @@ class Drafting:
 
     def _open_from_window(self, seq: Sequence, handle: KvHandle | None = None) -> bool:
         """A drafter far away starts with the features that are still here; the last is the newest."""
+        seq.window.forget_others(seq.slot, seq.occupancy)
         base = seq.window.base
         if not seq.window.chunks or not self._open(seq, base, handle):
             return False
-        recent = torch.cat(tuple(seq.window.chunks))
+        recent = _read(seq.window.chunks)
         self._commits.append(Commit(seq, base, seq.tokens(base + 1, len(seq)), recent, self._want(seq)))
         return True
 
@@ -237,3 +242,15 @@ class Drafting:
     def late_rounds(self) -> int:
         """How many rounds went without a proposal because it came too late."""
         return 0 if self.drafter is None else self.drafter.late_rounds
+
+
+def _read(chunks: Iterable[Any]) -> torch.Tensor:
+    """[n, head width] on the host. What a device keeps is asked for at once."""
+    found = []
+    for kept, some in itertools.groupby(chunks, lambda one: isinstance(one, KeptRows)):
+        several = list(some)
+        if kept:
+            rows = range(several[0].rows.start, several[-1].rows.stop)
+            several = [replace(several[-1], rows=rows).read()]
+        found += several
+    return torch.cat(found)

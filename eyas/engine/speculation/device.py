@@ -22,6 +22,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceDraft, Drafted, FeatureTap
 from eyas.engine.speculation.depth import ladder, shallower
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
+from eyas.engine.speculation.feature_windows import DeviceWindows
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,15 @@ class DeviceDrafter:
 class DeviceTap:
     """Features for a drafter elsewhere; nothing is proposed inside the step. `width`: rows of a round.
 
-    `kept`: rows per sequence of the rings in draft workers' GPUs.
+    `windows`: where they stay, if they may go from GPU to GPU; None: all come to the host. `kept`: rows per
+    sequence of the rings in draft workers' GPUs.
     """
 
-    def __init__(self, tap: FeatureTap, spec: SpeculationConfig, width: int) -> None:
+    def __init__(
+        self, tap: FeatureTap, spec: SpeculationConfig, width: int, windows: DeviceWindows | None = None
+    ) -> None:
         self._tap = tap
+        self.windows = windows
         self.taps = tap.layers
         self.path_rows = min(spec.deepest + 1, width)
         self.kept = kept_rows(spec.deepest + 1)

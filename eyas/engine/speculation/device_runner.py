@@ -1,8 +1,8 @@
 """Runs a draft head on a device for sequences that other engines decode; the plain twin is `DraftRunner`.
 
 The tables are those of a target engine's steps, each sequence in a slot of its own: what changes there per
-batch is the length and the pages that are new. The host sends one array of integers and one of features per
-batch, and waits for the proposals. A sequence that has lost its slot to others is simply written down again.
+batch is the length and the pages that are new. A sequence that has lost its slot to others is simply written
+down again. How short runs become launches is the business of `eyas.engine.speculation.short_runs`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 import torch
 
 from eyas.common.config import MOST_STEPS, SpeculationConfig
-from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.batch.tables import Tables, TableWrites
+from eyas.engine.batch.rows import Rows
+from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels import row_ring
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.draft_runner import Asked, Proposed
+from eyas.engine.speculation.short_runs import DraftState, ShortRuns
+
+MOST_PASSES = 4
+"""Short batches, one behind another, that a run is worth which one alone has no room for."""
 
 
 @dataclass
@@ -52,20 +56,18 @@ class Seats:
 
 
 class DeviceDraftRunner:
-    """`proposer`: over `tables`; `firsts` int32 [slots] is its. `tile_rows`: of a tile, at most. `width`: of
-    the head's features.
+    """Short runs go by `ShortRuns`, in batches of `sizes`; long ones, such as a window, by launches of their
+    own. `tile_rows`: of a long run's tile, at most.
     """
 
-    def __init__(
-        self, proposer: DeviceProposer, tables: Tables, firsts: torch.Tensor, tile_rows: int, width: int
-    ) -> None:
-        self._proposer = proposer
-        self.tables = tables
-        self._firsts = firsts
+    def __init__(self, state: DraftState, sizes: SequenceOf[int], tile_rows: int) -> None:
+        self._state = state
+        self._proposer = state.proposer
+        self.tables = state.tables
         self._tile_rows = tile_rows
-        self._width = width
-        self._seats = Seats(tables.padding_slot)
-        self.alignment = proposer.pool.shape.page_size  # a page table has a place per page of positions
+        self.short = ShortRuns(state, sizes)
+        self._seats = Seats(state.tables.padding_slot)
+        self.alignment = state.page_size  # a page table has a place per page of positions
 
     @property
     def pool(self) -> KvPool:
@@ -83,85 +85,99 @@ class DeviceDraftRunner:
         proposed: list[Proposed] = []
         for first in range(0, len(asked), self._seats.count):
             some = asked[first : first + self._seats.count]
-            proposed += [Proposed(_cut(tree, spec), None, whole) for tree, whole in self._batch(some)]
+            proposed += [Proposed(self._cut(tree, spec), None, whole) for tree, whole in self._batch(some)]
         return proposed
+
+    def _cut(self, tree: DraftTree, spec: SpeculationConfig) -> DraftTree:
+        """No larger than `spec` says."""
+        own = self._proposer.spec
+        if spec.steps >= own.steps and spec.topk >= own.topk and spec.width >= own.width:
+            return tree
+        return tree.truncate_depth(spec.steps).thin(spec.topk).narrow(spec.width - 1)
 
     def _batch(self, asked: SequenceOf[Asked]) -> list[tuple[DraftTree, bool]]:
         """For at most as many sequences as there are slots: the proposal of each, and whether it is whole."""
-        few = self._proposer.path_rows
-        by_length = sorted(asked, key=lambda one: len(one.extension.tokens) > few)  # stable: short runs first
-        slots, writes = self._seated(by_length)
-        packed = _Packed(by_length, slots, few, self.alignment)
+        few = self.short.few
+        found: dict[Hashable, tuple[DraftTree, bool]] = {}
+        runs = [_cut_up(one, few) for one in asked if len(one.extension.tokens) <= MOST_PASSES * few]
+        for some in zip_longest(*runs):  # all their first rows, then what is left of those that have more
+            now = [one for one in some if one is not None]
+            slots, writes = self._seated(now)
+            for one, (tree, whole) in zip(now, self.short.draft(now, slots, writes), strict=True):
+                found[one.owner] = tree, whole and found.get(one.owner, (tree, True))[1]
+        if long := [one for one in asked if one.owner not in found]:
+            found |= self._long(long)
+        return [found[one.owner] for one in asked]
+
+    def _long(self, asked: SequenceOf[Asked]) -> dict[Hashable, tuple[DraftTree, bool]]:
+        """By owner, as `_batch`."""
+        slots, writes = self._seated(asked)
+        packed = _Packed(asked, slots, self.alignment)
         told = packed.words(self._tile_rows) | {"places": writes[0], "words": writes[1]}
         on = _sent(told, self.pool.shape.device)
+        whose = on["slots"].long()
         self.tables.apply(torch.stack((on["places"], on["words"])))
-        self._firsts.index_copy_(0, on["slots"].long(), on["lowest"])
-        rounds = DecodeRows(on["slots"][: packed.short], on["starts"], few) if packed.short else None
-        tiles = on["tiles"].view(-1, 4) if packed.long else None
-        rows = Rows(on["tokens"], on["positions"], on["kv_rows"], rounds, tiles, firsts=self._firsts)
+        self.tables.length.index_copy_(0, whose, on["ends"])
+        self._state.firsts.index_copy_(0, whose, on["lowest"])
+        tiles, firsts = on["tiles"].view(-1, 4), self._state.firsts
+        rows = Rows(on["tokens"], on["positions"], on["kv_rows"], tiles=tiles, firsts=firsts)
         features, lost = self._features(packed, len(asked))
         self._proposer.draft(features, rows, on["last"], on["slots"], self._proposer.spec)
-        answers = self._proposals(on["slots"], lost)
-        found = {one.owner: answer for one, answer in zip(by_length, answers, strict=True)}
-        return [found[one.owner] for one in asked]
+        answers = self.short.answers(whose, lost)
+        return {one.owner: answer for one, answer in zip(asked, answers, strict=True)}
 
     def _features(self, packed: _Packed, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """[rows, width], from the host and from rings; and int32 [count]: 1 where some were in none."""
         shape = self.pool.shape
         lost = torch.zeros(count, dtype=torch.int32, device=shape.device)
-        ringed = packed.ringed()
-        if ringed is None:
-            return packed.features(self._width).to(shape.device, shape.dtype), lost
-        features = torch.zeros(packed.count, self._width, dtype=shape.dtype, device=shape.device)
-        if packed.near:
-            features.copy_(packed.features(self._width))
-        there = torch.from_numpy(ringed).to(shape.device)
-        row_ring.take(there[:2], there[2], features, lost)
+        features = packed.features(self._state.width).to(shape.device, shape.dtype)
+        if (ringed := packed.ringed()) is not None:
+            there = torch.from_numpy(ringed).to(shape.device)
+            row_ring.take(there[:2], there[2], features, lost)
         return features, lost
 
     def _seated(self, asked: SequenceOf[Asked]) -> tuple[list[int], np.ndarray]:
-        """Each one's slot, and what is new about them, int32 [2, n] for `Tables.apply`."""
+        """Each one's slot, and what is new about them but for lengths, int32 [2, n] for `Tables.apply`."""
         writes, slots = TableWrites(self.tables), []
         for one in asked:
             seat, new = self._seats.of(one.owner), one.extension
             if not seat.pages:
                 writes.occupy(seat.slot, one.params, one.choice, speculative=MOST_STEPS)
-            first = new.offset // self.alignment
-            writes.put("pages", seat.slot, new.pages[seat.pages :], start=first + seat.pages)
-            writes.put("length", seat.slot, (new.offset + new.base + len(new.tokens),))
-            seat.pages = len(new.pages)
+            if seat.pages < len(new.pages):
+                first = new.offset // self.alignment
+                writes.put("pages", seat.slot, new.pages[seat.pages :], start=first + seat.pages)
+                seat.pages = len(new.pages)
             slots.append(seat.slot)
         return slots, writes.array()
 
-    def _proposals(self, slots: torch.Tensor, lost: torch.Tensor) -> list[tuple[DraftTree, bool]]:
-        """What the tables have for each slot, and that nothing is `lost`. Waits for the device."""
-        both = [table.index_select(0, slots) for table in (self.tables.drafts, self.tables.parents)]
-        answers, most = [], both[0].shape[1]
-        for missing, *words in torch.cat((lost[:, None], *both), 1).cpu().tolist():
-            drafts, parents = words[:most], words[most:]
-            count = drafts.index(-1) if -1 in drafts else most
-            answers.append((DraftTree(drafts[:count], parents[:count]), not missing))
-        return answers
+
+def _cut_up(one: Asked, few: int) -> list[Asked]:
+    """The same rows, up to `few` at a time."""
+    new, pieces = one.extension, []
+    if len(new.tokens) <= few:
+        return [one]
+    near = new.features.shape[0]
+    for first in range(0, len(new.tokens), few):
+        end = first + few
+        ringed = new.ringed[max(first - near, 0) : max(end - near, 0)]
+        tokens, features = new.tokens[first:end], new.features[first:end]
+        piece = replace(new, base=new.base + first, tokens=tokens, features=features, ringed=ringed)
+        pieces.append(replace(one, extension=piece))
+    return pieces
 
 
 class _Packed:
-    """Sequences with their slots, those of up to `few` rows first: these take `few` rows each, the others
-    what they have.
-    """
+    """Sequences with their slots, and all rows of one behind those of another."""
 
-    def __init__(self, asked: SequenceOf[Asked], slots: SequenceOf[int], few: int, page_size: int) -> None:
-        self._asked, self._slots, self._few, self._page_size = asked, slots, few, page_size
+    def __init__(self, asked: SequenceOf[Asked], slots: SequenceOf[int], page_size: int) -> None:
+        self._asked, self._slots, self._page_size = asked, slots, page_size
         self._counts = [len(one.extension.tokens) for one in asked]
-        self.short = sum(count <= few for count in self._counts)
-        self.long = len(asked) - self.short
-        taken = [few] * self.short + self._counts[self.short :]
-        self._firsts = np.cumsum([0, *taken]).tolist()  # each one's first row, and the number of all rows
+        self._firsts = np.cumsum([0, *self._counts]).tolist()  # each one's first row, and the number of rows
         self.count = self._firsts[-1]
 
     def words(self, tile_rows: int) -> dict[str, np.ndarray]:
         """int32 arrays, by what they are."""
-        tokens, positions, kv_rows = np.zeros((3, self._firsts[-1]), np.int32)
-        kv_rows[:] = -1
+        tokens, positions, kv_rows = np.zeros((3, self.count), np.int32)
         for one, first, count in zip(self._asked, self._firsts, self._counts, strict=False):
             new, here = one.extension, slice(first, first + count)
             rows = np.arange(new.base, new.base + count)
@@ -169,12 +185,11 @@ class _Packed:
             pages = np.array(new.pages[new.base // self._page_size :])
             inside = rows // self._page_size - new.base // self._page_size
             kv_rows[here] = pages[inside] * self._page_size + rows % self._page_size
-        ends = [first + count - 1 for first, count in zip(self._firsts, self._counts, strict=False)]
         starts = [one.extension.offset + one.extension.base for one in self._asked]
         small = {
             "slots": self._slots,
-            "starts": starts[: self.short],
-            "last": ends,
+            "ends": [start + count for start, count in zip(starts, self._counts, strict=True)],
+            "last": [end - 1 for end in self._firsts[1:]],
             "lowest": [one.lowest for one in self._asked],
             "tiles": self._tiles(starts, tile_rows),
         }
@@ -182,19 +197,12 @@ class _Packed:
         return {"tokens": tokens, "positions": positions, "kv_rows": kv_rows} | arrays
 
     def _tiles(self, starts: list[int], tile_rows: int) -> list[int]:
-        """(slot, first row behind the short runs, its position, rows) of each tile, one after the other."""
+        """(slot, first row, its position, rows) of each tile, one after the other."""
         tiles: list[int] = []
-        for i in range(self.short, len(self._asked)):
-            first = self._firsts[i] - self._firsts[self.short]
-            for at in range(0, self._counts[i], tile_rows):
-                rows = min(tile_rows, self._counts[i] - at)
-                tiles += [self._slots[i], first + at, starts[i] + at, rows]
+        for slot, first, start, count in zip(self._slots, self._firsts, starts, self._counts, strict=False):
+            for at in range(0, count, tile_rows):
+                tiles += [slot, first + at, start + at, min(tile_rows, count - at)]
         return tiles
-
-    @property
-    def near(self) -> bool:
-        """Has the host features of any row?"""
-        return any(one.extension.features.shape[0] for one in self._asked)
 
     def features(self, width: int) -> torch.Tensor:
         """float32 [rows, width]: those that the host has; zeros for others."""
@@ -228,8 +236,3 @@ def _sent(arrays: dict[str, np.ndarray], device: str) -> dict[str, torch.Tensor]
     there = torch.from_numpy(told).to(device)
     parts = zip(arrays.items(), [0, *ends], strict=False)
     return {name: there[first : first + len(array)] for (name, array), first in parts}
-
-
-def _cut(tree: DraftTree, spec: SpeculationConfig) -> DraftTree:
-    """No larger than `spec` says."""
-    return tree.truncate_depth(spec.steps).thin(spec.topk).narrow(spec.width - 1)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,14 +25,14 @@ from eyas.engine.ipc.messages import DraftDown, DraftUp
 class Commit:
     """Rows that became certain. Row j pairs the feature of position base + j with the token at base + j + 1.
 
-    `features`: [len(tokens), head width]. `want`: the last row is the newest, and a proposal below it should
-    be like this; None: none is needed. `ringed`: as of `Landed`.
+    `features`: [len(tokens), head width], or where a device keeps them. `want`: the last row is the newest,
+    and a proposal below it should be like this; None: none is needed. `ringed`: as of `Landed`.
     """
 
     seq: Sequence
     base: int
     tokens: SequenceOf[int]
-    features: torch.Tensor
+    features: Any
     want: SpeculationConfig | None
     ringed: int = 0
 

@@ -20,6 +20,7 @@ from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import RingPlace, Sequence
 from eyas.engine.batch.tree import DraftTree
+from eyas.engine.batch.window import KeptRows
 from eyas.engine.ipc.messages import (
     DraftClose,
     DraftClosed,
@@ -264,6 +265,8 @@ class RemoteDrafter(Drafter):
         ]
 
 
-def _bytes(features: torch.Tensor) -> bytes:
+def _bytes(features: torch.Tensor | KeptRows) -> bytes:
     """As a `DraftCommit` has them."""
-    return features.float().cpu().contiguous().numpy().astype(np.float32, copy=False).tobytes()
+    # Kept ones are wanted here if the sequence was opened anew while its step was in flight.
+    rows: torch.Tensor = features.read() if isinstance(features, KeptRows) else features
+    return rows.float().cpu().contiguous().numpy().astype(np.float32, copy=False).tobytes()

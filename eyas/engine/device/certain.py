@@ -1,0 +1,110 @@
+"""Features of a step for a drafter elsewhere: which stay on the device, which come to the host, and for whom.
+
+It knows the order of a step's rows and of what was asked of the executor; it touches no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+
+from eyas.engine.batch.landed import Landed
+from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.window import ROWS, Keeper, KeptRows
+from eyas.engine.device.step import Placed, StepShape, Wanted
+
+
+@dataclass(frozen=True)
+class Stays:
+    """Features that stay on the device, of the sequence in `slot`. `generation`: as of `Landed.ringed`."""
+
+    keeper: Keeper
+    slot: int
+    generation: int
+
+    def of(self, one: Landed) -> Landed:
+        """With its features."""
+        work = one.work
+        rows = range(work.start, work.start + one.rows)
+        return one._replace(
+            features=KeptRows(self.keeper, self.slot, work.occupancy, rows), ringed=self.generation
+        )
+
+
+@dataclass(frozen=True)
+class Certain:
+    """Features for a drafter elsewhere: float32 [n, head width], valid once the step has landed.
+
+    `path_rows` rows for each round that comes to the host, those of its path and others behind them; then one
+    for each such single; then, in order, `chunks[i]` rows for the end of chunk i. `stay`: of rounds and
+    singles; None: its features come to the host. `rows`: None: nothing does.
+    """
+
+    rows: torch.Tensor | None
+    path_rows: int
+    chunks: SequenceOf[int]
+    stay: SequenceOf[Stays | None]
+
+    def of(self, landed: SequenceOf[Landed], rounds: int) -> list[Landed]:
+        """`landed`, chunks first, then as many rounds, then singles, with their features."""
+        first, decoded = 0, []
+        for i, (one, stays) in enumerate(zip(landed[len(self.chunks) :], self.stay, strict=True)):
+            if stays is not None:
+                decoded.append(stays.of(one))
+            else:
+                decoded.append(one._replace(features=self._rows(first, one.rows)))
+                first += self.path_rows if i < rounds else 1
+        found = []
+        for one, count in zip(landed, self.chunks, strict=False):
+            found.append(one._replace(features=self._rows(first, count) if count else None))
+            first += count
+        return found + decoded
+
+    def _rows(self, first: int, count: int) -> torch.Tensor:
+        assert self.rows is not None
+        return self.rows[first : first + count]
+
+
+def chunk_ends(chunks: SequenceOf[Work]) -> list[int]:
+    """Of how many rows at the end of each chunk a drafter may want to hear."""
+    return [
+        max(0, min(len(work.tokens), work.start + len(work.tokens) + ROWS - len(work.seq)))
+        if work.seq.generation.request.speculative
+        else 0
+        for work in chunks
+    ]
+
+
+def staying(placed: Placed, keeper: Keeper | None) -> list[Stays | None]:
+    """Of rounds, then of singles. `keeper`: None: the device keeps nothing.
+
+    Those of a sequence whose drafter takes features by the host come there.
+    """
+    found: list[Stays | None] = []
+    for work in (*placed.rounds, *placed.singles):
+        seq = work.seq
+        if keeper is None or (seq.drafting and seq.ring is None):
+            found.append(None)
+        else:
+            found.append(Stays(keeper, seq.slot, 0 if seq.ring is None else seq.ring.generation))
+    return found
+
+
+def wanted(
+    placed: Placed, shape: StepShape, path_rows: int, ends: SequenceOf[int], stay: SequenceOf[Stays | None]
+) -> Wanted | None:
+    """What `Certain` then has; None: nothing. `ends`: as of `chunk_ends`, `stay` as of `staying`."""
+    decoded: list[int] = []
+    for i, stays in enumerate(stay):
+        if stays is None and i < len(placed.rounds):
+            decoded += range(i * path_rows, (i + 1) * path_rows)
+        elif stays is None:
+            decoded.append(shape.batch * path_rows + i - len(placed.rounds))
+    rows: list[int] = []
+    end = shape.round_rows
+    for work, count in zip(placed.chunks, ends, strict=True):
+        end += len(work.tokens)
+        rows += range(end - count, end)
+    return Wanted(decoded, rows) if decoded or rows else None
