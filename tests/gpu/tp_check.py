@@ -19,8 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -29,6 +29,7 @@ from eyas.bench.shapes import SHAPES, write_model
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from eyas.engine.device.step import StepInput
 from eyas.engine.ipc.messages import Event, Step
 from eyas.engine.loading.startup import Start
 from tests.gpu.answer_latent import write_whole
@@ -151,21 +152,21 @@ class Timed(Loopback):
         come from the wide path, the others from the narrow one.
         """
         executor, seen = self.worker.engine._parts.runner._executor, []
-        as_it_is = executor.logits
+        finish = executor.finish
 
-        def watched(places: Sequence[int]) -> torch.Tensor:
-            found = as_it_is(places)
-            seen.append(found.float().cpu())
-            return found
+        def watched(step: StepInput) -> Any:
+            if step.shape.sampled:
+                seen.append(executor._program.logits[0].float().cpu())
+            return finish(step)
 
-        executor.logits = watched
+        executor.finish = watched
         for i in range(PROMPTS):
             params = SamplingParams(
                 temperature=0.0, max_tokens=FORCED, ignore_eos=True, logit_bias={42: 100.0}
             )
             wait_all([self.submit(self._request(f"forced{i}", PROMPT, params), split=False)], LIMIT_S)
-        executor.logits = as_it_is
-        return torch.cat(seen).view(PROMPTS, FORCED, -1)
+        executor.finish = finish
+        return torch.stack(seen).view(PROMPTS, FORCED, -1)
 
     def tpot_ms(self, name: str, batch: int) -> float:
         """Median over the requests of the time of a token after the first."""
