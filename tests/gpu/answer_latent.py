@@ -95,10 +95,9 @@ def write_rank(folder: Path, layers: int, heads: int = 0) -> None:
     _write(folder, VOCAB, SIZES | {"num_hidden_layers": layers, "num_nextn_predict_layers": heads})
 
 
-def write_whole(folder: Path, layers: int, dense: int = DENSE) -> None:
-    """A folder for dummy weights of the whole model: `layers` layers of it, the first `dense` dense."""
-    cut = {"num_hidden_layers": layers, "first_k_dense_replace": dense}
-    _write(folder, WHOLE["vocab_size"], SIZES | WHOLE | cut)
+def write_whole(folder: Path, layers: int, **changes: Any) -> None:
+    """A folder for dummy weights of the whole model, of which it has `layers` layers."""
+    _write(folder, WHOLE["vocab_size"], SIZES | WHOLE | {"num_hidden_layers": layers} | changes)
 
 
 def _write(folder: Path, vocab: int, sizes: dict[str, Any]) -> None:

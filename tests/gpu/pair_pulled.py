@@ -7,8 +7,8 @@ may part at near-ties. The rule: where two answers part, each holds the other's 
 below its own. With dummy weights any wrong page makes another answer altogether; the power of the rule is
 told beside it: how many answers to *other* prompts it refuses. Every prompt must have been pulled, and the
 paths of all are told. `--layouts split21`: by a worker of one GPU from one of two; then sums over ranks part
-the answers at more near-ties. `--deepseek 8`: latents, of so many dense layers of DeepSeek-V3's sizes; which
-experts a token takes would part the answers too. Ninety seconds with two starts. `--device cpu
+the answers at more near-ties. `--deepseek 8`: latents, of so many dense layers of DeepSeek-V3's sizes in bf16;
+rows rounded to FP8, and which experts a token takes, would part the answers too. Ninety seconds with two starts. `--device cpu
 --prompts 64 300 --count 4 --chunked-prefill-size 96` tries it with the embedded model, where nothing differs.
 """
 
@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=8, help="of each length (%(default)d)")
     args, serve = parser.parse_known_args()
     if args.deepseek:
-        write_whole(LATENTS, args.deepseek, dense=args.deepseek)
+        write_whole(LATENTS, args.deepseek, first_k_dense_replace=args.deepseek, quantization_config=None)
         serve += ["--model", str(LATENTS)]
     setting = make_setting(args, serve, "pulled")
 
