@@ -6,10 +6,12 @@ bf16 rounds, and a prompt alone may be computed in other chunks than where one w
 may part at near-ties. The rule: where two answers part, each holds the other's token, too, at most SLACK
 below its own. With dummy weights any wrong page makes another answer altogether; the power of the rule is
 told beside it: how many answers to *other* prompts it refuses. Every prompt must have been pulled, and the
-paths of all are told. `--layouts split21`: by a worker of one GPU from one of two; then sums over ranks part
-the answers at more near-ties. `--deepseek 8`: latents, of so many dense layers of DeepSeek-V3's sizes in bf16;
-rows rounded to FP8, and which experts a token takes, would part the answers too. Ninety seconds with two starts. `--device cpu
---prompts 64 300 --count 4 --chunked-prefill-size 96` tries it with the embedded model, where nothing differs.
+paths of all are told. Ninety seconds with two starts.
+
+`--layouts split21`: by a worker of one GPU from one of two; then sums over ranks part the answers at more
+near-ties. `--deepseek 8`: latents, of so many dense layers of DeepSeek-V3's sizes in bf16; rows rounded to
+FP8, and which experts a token takes, would part the answers too. `--device cpu --prompts 64 300 --count 4
+--chunked-prefill-size 96` tries it with the embedded model, where nothing differs.
 """
 
 from __future__ import annotations
