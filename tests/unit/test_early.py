@@ -89,7 +89,7 @@ def test_no_interleaving_loses_a_row(lines: list[list[bool]], seed: int) -> None
 
 
 def test_without_waiting_rows_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EarlyCommits, "_waits", lambda *_: False)
+    monkeypatch.setattr("eyas.engine.speculation.early.MOST_EARLY", -1)
     worker = Worker()
     worker.by_line(commit(1, 1, 4))
     worker.by_front(opened(1, 1))

@@ -37,11 +37,11 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.ipc.row_memory import Gpu
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
+from eyas.engine.speculation.draft_commits import DraftRefused
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner
 from eyas.engine.speculation.draft_sequences import (
     BatchRunner,
     DraftedSequence,
-    DraftRefused,
     DraftSequences,
     Key,
 )
