@@ -12,7 +12,7 @@ from test_draft_engine import PEER, WIDTH, Drive
 
 from eyas.common.params import SamplingParams
 from eyas.engine.ipc.messages import DraftClose, DraftCommit, DraftOpen, DraftUp, Proposal
-from eyas.engine.speculation.early import MOST_EARLY, EarlyCommits
+from eyas.engine.speculation.early import MOST_EARLY
 
 Message = DraftOpen | DraftCommit | DraftClose
 
