@@ -101,11 +101,11 @@ def _put(
         address = tl.load(rings + slot)
         if address != 0:
             tag = tl.load(generations + slot) * _GOLDEN + position + 1
-            word = (tag.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
+            tagged = (tag.to(tl.int64) << 32) | (word.to(tl.int64) & 0xFFFFFFFF)
             target = address.to(tl.pointer_type(tl.int64)) + position % KEPT * WIDTH
             if WIDTH % 2 == 0:
                 target = tl.multiple_of(target, 16)
-            tl.store(target + column, word, mask=inside)
+            tl.store(target + column, tagged, mask=inside)
 
 
 def take(rows: Tensor, owners: Tensor, features: Tensor, lost: Tensor) -> None:
