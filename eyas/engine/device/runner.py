@@ -291,7 +291,7 @@ class DeviceRunner:
                 writes.put("text", seq.slot, seq.all_tokens())
         if self._elsewhere:
             writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
-        return _Known(seq.occupancy, seq.choice, drafted, ring=seq.ring)
+        return _Known(seq.occupancy, seq.choice, drafted, seq.ring)
 
     def _joins(self, work: Work) -> bool:
         """Is this its first round, after a prompt whose last feature alone came here, or nothing at all?"""

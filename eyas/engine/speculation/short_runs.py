@@ -276,7 +276,8 @@ class ShortRuns:
         near = self._told.near(layout, self._state.width).numpy()
         for i, one in enumerate(asked):
             features = one.extension.features
-            near[i * self.few : i * self.few + features.shape[0]] = features.numpy()
+            if count := features.shape[0]:  # else it may have no width either
+                near[i * self.few : i * self.few + count] = features.numpy()
         return self._state.width
 
 
