@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.sharedctypes import Synchronized
@@ -45,6 +45,7 @@ from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
 from eyas.common.replies import Step
 from eyas.common.types import GenerationRequest, Role
+from eyas.engine.batch.tree import DraftTree
 from eyas.engine.speculation.draft_engine import DraftEngine
 from eyas.engine.speculation.synthetic import resolve
 from eyas.worker import engine_main
@@ -54,6 +55,7 @@ STEPS, LENGTH = 3, 3.0  # of a chain; tokens per round, the bonus too
 PROMPT = 16
 DECODE, DRAFT, METRICS = 47330, 47331, 47332  # ports
 START_S, ANSWER_S = 300.0, 120.0
+CLOSED_S = 0.1  # in which gRPC's tasks of a session that was closed come to their ends
 PAGE_S = 1.0  # the metrics are renewed every half second
 RING, LINE, GRPC, COLOCATED = "ring", "line", "grpc", "colocated"
 TRANSFER = {RING: "cuda_ipc", LINE: "shm", GRPC: "grpc"}
@@ -76,7 +78,7 @@ class ForcedHits(DraftEngine):
         for key, followed in asking:
             wanted = followed.wanted
             if wanted is not None and self._draws.random() < self._hits.value:
-                guess = mock.Mock(tokens=range(1, wanted.steps + 1), parents=range(-1, wanted.steps - 1))
+                guess = DraftTree(range(1, wanted.steps + 1), range(-1, wanted.steps - 1))
                 super()._propose(key, followed, guess)
                 self._answered.add(key)
         self._send_replies()
@@ -146,15 +148,16 @@ async def answered(session: DecodeSession, name: str, batch: int, count: int) ->
     for i, id in enumerate(sorted(left)):
         session.submit(GenerationRequest(id, tuple(range(100 + i, 100 + i + PROMPT)), params), 1, False)
     began, rounds, tokens, offered = 0.0, 0, 0, 0
-    async for event in session:
-        for entry in event.entries if isinstance(event, Step) else ():
-            began = began or time.perf_counter()
-            rounds += entry.index > 0
-            tokens += len(entry.tokens) if entry.index else 0
-            offered += bool(entry.offered)
-            left -= {entry.id} if entry.finish is not None else set()
-        if not left:
-            break
+    async with contextlib.aclosing(aiter(session)) as events:
+        async for event in events:
+            for entry in event.entries if isinstance(event, Step) else ():
+                began = began or time.perf_counter()
+                rounds += entry.index > 0
+                tokens += len(entry.tokens) if entry.index else 0
+                offered += bool(entry.offered)
+                left -= {entry.id} if entry.finish is not None else set()
+            if not left:
+                break
     seconds = time.perf_counter() - began
     return {
         "round_ms": round(1e3 * seconds * batch / rounds, 3),
@@ -181,12 +184,11 @@ async def until_drafting(session: DecodeSession) -> None:
     raise TimeoutError("no drafts came")
 
 
-async def measured(setting: Setting, way: str, hits: Sequence[float]) -> AsyncIterator[dict[str, Any]]:
+async def measured(setting: Setting, way: str, hits: Sequence[float]) -> AsyncGenerator[dict[str, Any], None]:
     """A line per batch and hit rate."""
     address, chance = f"127.0.0.1:{DECODE}", multiprocessing.get_context("spawn").Value("d", 1.0)
     with running(setting.workers(way, chance)):
-        async with rpc.channel(address) as channel:
-            session = await ready(channel, address)
+        async with rpc.channel(address) as channel, ready(channel, address) as session:
             for chance.value, batch in itertools.product(hits, setting.batches):
                 async with asyncio.timeout(ANSWER_S):
                     name = f"{batch} at {chance.value}"
@@ -197,20 +199,36 @@ async def measured(setting: Setting, way: str, hits: Sequence[float]) -> AsyncIt
                     await asyncio.sleep(PAGE_S)
                 paths = {path: total - before.get(path, 0.0) for path, total in commits().items()}
                 yield {"way": way, "hits": chance.value, "batch": batch, **found, "commits": paths}
-            session.close()
 
 
-async def ready(channel: grpc.aio.Channel, address: str) -> DecodeSession:
+@contextlib.asynccontextmanager
+async def opened(channel: grpc.aio.Channel, address: str) -> AsyncIterator[DecodeSession]:
+    """A session, closed at the end, and so are the tasks that gRPC has for it."""
+    session = DecodeSessionClient(channel, address).open()
+    try:
+        yield session
+    finally:
+        session.close()
+        await asyncio.sleep(CLOSED_S)
+
+
+@contextlib.asynccontextmanager
+async def ready(channel: grpc.aio.Channel, address: str) -> AsyncIterator[DecodeSession]:
     """A session with the worker, once its rounds have drafts."""
+    began = False
     async with asyncio.timeout(START_S):
         await channel.channel_ready()
-        while True:
-            session = DecodeSessionClient(channel, address).open()
-            try:
+    deadline = time.monotonic() + START_S
+    while not began:
+        async with opened(channel, address) as session:
+            with contextlib.suppress(EyasError):  # it is still loading
                 await until_drafting(session)
-                return session
-            except EyasError:  # it is still loading
-                await asyncio.sleep(0.5)
+                began = True
+            if began:
+                yield session
+        if time.monotonic() > deadline:
+            raise TimeoutError("the worker does not come")
+        await asyncio.sleep(0.5)
 
 
 def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -249,9 +267,10 @@ def setting_of(given: argparse.Namespace, folder: Path) -> Setting:
 async def measure(setting: Setting, given: argparse.Namespace) -> None:
     """Every way, each with workers of its own."""
     for way, hits in [(COLOCATED, [0.0]), *((way, given.hits) for way in given.ways)]:
-        async for line in measured(setting, way, hits):
-            append_line(given.out, line)
-            print(line, flush=True)
+        async with contextlib.aclosing(measured(setting, way, hits)) as lines:
+            async for line in lines:
+                append_line(given.out, line)
+                print(line, flush=True)
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from eyas.engine.ipc.row_ring import RowRing, tag
 from eyas.engine.loading.draft_build import draft_worker, warm_up
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.device_runner import DeviceDraftRunner, Seats
+from eyas.engine.speculation.draft_commits import NO_FEATURES
 from eyas.engine.speculation.draft_runner import Asked, Extension, RingRow
 from eyas.engine.speculation.draft_sequences import BatchRunner
 from tests.unit.test_device_engine import SIZES, write_head
@@ -238,6 +239,7 @@ class Rings:
             at = self.ring.at(place, position) // 8
             self._memory[at : at + WIDTH] = (tag(generation, position) << 32) | (row & 0xFFFFFFFF)
             rows.append(RingRow(self._memory.data_ptr() + 8 * at, tag(known or generation, position)))
+        near = near if len(near) else NO_FEATURES  # as commits have none
         return replace(asked, extension=replace(new, features=near, ringed=rows))
 
 

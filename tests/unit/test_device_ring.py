@@ -100,6 +100,7 @@ def served(
         results = [cluster.submit(request, split=False) for request in wanted]
         wait_all(results, SERVED_S)
         sent = dict(cluster.workers["decode"].engine._drafting.sent)
+        assert all(worker.thread.is_alive() for worker in cluster.workers.values())
     finally:
         cluster.close()
     return results, sent, cluster

@@ -127,6 +127,7 @@ def test_no_features_of_rounds_come_to_the_host(
         came.clear()  # those of the warm-up
         results = [cluster.submit(request, split=False) for request in requests()]
         wait_all(results, PATIENCE_S)
+        assert all(worker.thread.is_alive() for worker in cluster.workers.values())
     finally:
         cluster.close()
     assert tokens(results) == tokens(expected)
@@ -154,6 +155,7 @@ def test_a_sequence_that_opens_anew_begins_with_what_the_device_has_kept(
         connected(cluster)
         results = [cluster.submit(request, split=False) for request in long()]
         wait_all(results, PATIENCE_S)
+        assert all(worker.thread.is_alive() for worker in cluster.workers.values())
     finally:
         cluster.close()
     assert tokens(results) == tokens(expected)

@@ -12,7 +12,7 @@ from test_draft_engine import PEER, WIDTH, Drive
 
 from eyas.common.params import SamplingParams
 from eyas.engine.ipc.messages import DraftClose, DraftCommit, DraftOpen, DraftUp, Proposal
-from eyas.engine.speculation.early import MOST_EARLY, EarlyCommits
+from eyas.engine.speculation.early import MOST_EARLY
 
 Message = DraftOpen | DraftCommit | DraftClose
 
@@ -89,7 +89,7 @@ def test_no_interleaving_loses_a_row(lines: list[list[bool]], seed: int) -> None
 
 
 def test_without_waiting_rows_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EarlyCommits, "_waits", lambda *_: False)
+    monkeypatch.setattr("eyas.engine.speculation.early.MOST_EARLY", -1)
     worker = Worker()
     worker.by_line(commit(1, 1, 4))
     worker.by_front(opened(1, 1))

@@ -262,3 +262,14 @@ def _told(code: str, argument: str) -> Any:
     done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def test_rounds_whose_drafts_come_from_another_gpu_keep_their_features(tmp_path: Path, cache: Path) -> None:
+    """In two variants: after rounds, and after rows without drafts; beside that of the taps."""
+    found = _recorded(
+        tmp_path, (3, 1, 4), ["_put"], drafted=True, roles=["decode"], transfer="cuda_ipc", dtype="bfloat16"
+    )
+    here = _recorded(tmp_path / "here", (3, 1, 4), drafted=True, dtype="bfloat16")
+    assert found["_put"] == here["_put"] + 2
+    assert not {"_propose", "_join", "_gather_path"} & set(found)
+    assert len(list(cache.rglob("*.cubin"))) == found["_put"]

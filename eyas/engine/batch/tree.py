@@ -65,6 +65,8 @@ class DraftTree:
 
         None if they are not a path from the root; an empty tree if the path ends at a leaf.
         """
+        if not committed:
+            return self
         node = ROOT
         for token in committed:
             matching = [child for child in self.children(node) if self.tokens[child] == token]
@@ -76,10 +78,12 @@ class DraftTree:
 
     def narrow(self, nodes: int) -> DraftTree:
         """The tree of the first `nodes` nodes (all of them if there are fewer)."""
-        return DraftTree(self.tokens[:nodes], self.parents[:nodes])
+        return self if nodes >= len(self.tokens) else DraftTree(self.tokens[:nodes], self.parents[:nodes])
 
     def truncate_depth(self, depth: int) -> DraftTree:
         """The tree of the nodes at most `depth` below the root."""
+        if depth >= len(self.tokens):
+            return self
         return self._renumbered([i for i, below in enumerate(self._depths()) if below <= depth], ROOT)
 
     def keep(self, nodes: Sequence[int]) -> DraftTree:

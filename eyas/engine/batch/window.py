@@ -6,7 +6,7 @@ This file holds the tensors that it is given, or says where a device keeps them,
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 ROWS = 128  # a window has at least this many rows before the newest, if the sequence has them
@@ -20,7 +20,7 @@ class Keeper(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class KeptRows:
     """Features of the rows `rows` that have not come to the host: `keeper` has them, for as long as the
     sequence sits in `slot` by the same `occupancy` and makes no more rows than a window has.
@@ -35,7 +35,7 @@ class KeptRows:
         return len(self.rows)
 
     def __getitem__(self, part: slice) -> KeptRows:
-        return replace(self, rows=self.rows[part])
+        return KeptRows(self.keeper, self.slot, self.occupancy, self.rows[part])
 
     def read(self) -> Any:
         """[n, head width], on the host. May wait for the device."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,8 +17,7 @@ from eyas.engine.batch.window import ROWS, Keeper, KeptRows
 from eyas.engine.device.step import Placed, StepShape, Wanted
 
 
-@dataclass(frozen=True)
-class Stays:
+class Stays(NamedTuple):
     """Features that stay on the device, of the sequence in `slot`. `generation`: as of `Landed.ringed`."""
 
     keeper: Keeper

@@ -6,6 +6,7 @@ what tokens mean; and it never waits for the device.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,14 +48,16 @@ LATE_AT_ONCE = 64
 class _Known:
     """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
 
-    `drafted`: something is proposed for it inside the step. `ring`: where its features go. `waiting`: rows
-    that plain rounds have left to the head.
+    `drafted`: something is proposed for it inside the step. `verified`: so are drafts from elsewhere, in the
+    step that is being launched. `ring`: where its features go. `waiting`: rows that plain rounds have left to
+    the head.
     """
 
     occupancy: int
     choice: int
     drafted: bool
     ring: RingPlace | None = None
+    verified: bool = False
     waiting: int = 0
     pages: int = 0
     grows: bool = False
@@ -172,9 +175,10 @@ class DeviceRunner:
         if the step's shape has such rows.
         """
         longest = sorted((work for work in works if work.round), key=lambda work: -work.seq.kv_len)
+        wide = [self._is_wide(work, buckets) for work in longest]
         placed = Placed(
-            [work for work in longest if self._is_wide(work, buckets)],
-            [work for work in longest if not self._is_wide(work, buckets)],
+            list(itertools.compress(longest, wide)),
+            [work for work, drafts in zip(longest, wide, strict=True) if not drafts],
             [work for work in works if not work.round],
         )
         counts = [len(work.tokens) for work in placed.chunks]
@@ -184,7 +188,7 @@ class DeviceRunner:
 
     def _is_wide(self, work: Work, buckets: Buckets) -> bool:
         if self._elsewhere:
-            return bool(self._drafts_of(work))
+            return self._occupants[work.seq.slot].verified
         return buckets.width == 1 or self._occupants[work.seq.slot].drafted
 
     def _drafts_of(self, work: Work) -> DraftTree | None:
@@ -258,7 +262,8 @@ class DeviceRunner:
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
         told.grows = told.grows or work.sample
-        if told.ring != seq.ring:
+        told.verified = bool(tree)
+        if told.ring is not seq.ring:
             writes.ring(seq.slot, seq.ring)
             told.ring = seq.ring
         if tree is not None:
@@ -286,7 +291,7 @@ class DeviceRunner:
                 writes.put("text", seq.slot, seq.all_tokens())
         if self._elsewhere:
             writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
-        return _Known(seq.occupancy, seq.choice, drafted, ring=seq.ring)
+        return _Known(seq.occupancy, seq.choice, drafted, seq.ring)
 
     def _joins(self, work: Work) -> bool:
         """Is this its first round, after a prompt whose last feature alone came here, or nothing at all?"""

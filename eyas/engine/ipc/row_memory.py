@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from eyas.common.errors import ConfigError
 from eyas.engine.ipc.messages import DraftLine
-from eyas.engine.ipc.row_ring import RowRing
+from eyas.engine.ipc.row_ring import RowRing, tag
 from kv_transfer.gpu.driver import Driver, DriverError, Memory
 
 MOST_BYTES = 1 << 30
@@ -79,6 +79,11 @@ class RowMemory:
     def address(self, place: int, position: int = 0) -> int:
         """Of a sequence's row."""
         return self._memory.address + self.ring.at(place, position)
+
+    def located(self, place: int, generation: int, positions: range) -> list[tuple[int, int]]:
+        """The address and the tag of each of a sequence's rows."""
+        first, kept, size = self.address(place), self.ring.kept, self.ring.row_bytes
+        return [(first + at % kept * size, tag(generation, at)) for at in positions]
 
     def take_place(self) -> int:
         """For a new sequence; -1: all are taken."""

@@ -70,7 +70,7 @@ class Drafting:
         end = start + one.rows
         start = end - len(one.features)  # those before are of no use to a drafter far away
         tokens = seq.tokens(start + 1, min(end + 1, len(seq)))
-        features = one.features[: len(tokens)]
+        features = one.features if len(tokens) == len(one.features) else one.features[: len(tokens)]
         if self.drafter.local_kv:
             if tokens and (seq.drafting or (seq.draft_len == start and self._open(seq, start))):
                 want = self._want(seq) if propose else None

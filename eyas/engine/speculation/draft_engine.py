@@ -9,6 +9,7 @@ missing, full or late leads to `DraftClosed` or to no answer.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -37,11 +38,11 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.ipc.row_memory import Gpu
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
+from eyas.engine.speculation.draft_commits import DraftRefused
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner
 from eyas.engine.speculation.draft_sequences import (
     BatchRunner,
     DraftedSequence,
-    DraftRefused,
     DraftSequences,
     Key,
 )
@@ -109,6 +110,8 @@ class DraftEngine:
 
     def run(self) -> None:
         """The loop: receives, drafts and sends until it is told to stop."""
+        gc.collect()
+        gc.freeze()  # as in `eyas.engine.loop.engine`: a search of all that was loaded makes a round late
         self._link.send([self._parts.ready])
         try:
             while not self._stopping:

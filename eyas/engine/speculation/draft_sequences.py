@@ -13,7 +13,6 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, SpeculationConfig
@@ -21,12 +20,12 @@ from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.types import KvHandle
 from eyas.engine.ipc.messages import DraftClosed, DraftCommit, DraftOpen, DraftUp, Ready
 from eyas.engine.ipc.row_memory import RowMemory
-from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import Arrival, Pulls
 from eyas.engine.speculation.ahead import Ahead
-from eyas.engine.speculation.draft_runner import Asked, Extension, Proposed, RingRow
+from eyas.engine.speculation.draft_commits import NO_FEATURES, features_of, ring_rows, wanted_by
+from eyas.engine.speculation.draft_runner import Asked, Extension, Proposed
 from eyas.engine.speculation.turns import Rounds
 from kv_transfer.layout import pages_for
 
@@ -37,10 +36,6 @@ WAITING_ROWS = 16  # of a sequence, until the head takes them: many at once cost
 _log = logging.getLogger("eyas.engine")
 
 Key = tuple[int, int]  # (peer, its number for the sequence)
-
-
-class DraftRefused(Exception):
-    """A sequence cannot be drafted for; the text says why."""
 
 
 @dataclass(eq=False)
@@ -102,13 +97,12 @@ class DraftedSequence:
     @property
     def wanted(self) -> SpeculationConfig | None:
         """The proposal that its newest commit asks for; None: none."""
-        last = self.commits[-1]
-        return SpeculationConfig(last.steps, last.topk, last.draft_tokens) if last.steps else None
+        return wanted_by(self.commits[-1])
 
     @property
     def is_due(self) -> bool:
         """Are there commits that may not wait? Rows below which nothing is wanted do, until they are many."""
-        return bool(self.commits) and (self.wanted is not None or len(self.since) >= WAITING_ROWS)
+        return bool(self.commits) and (self.commits[-1].steps > 0 or len(self.since) >= WAITING_ROWS)
 
     def unwritten(self, rows: RowMemory | None = None) -> Extension:
         """All rows that it was told of and that are not written, as one run; at least one.
@@ -117,8 +111,8 @@ class DraftedSequence:
         """
         told = self.told
         near = [commit for commit in told if commit.place < 0]
-        features = torch.cat([_features(commit) for commit in near]) if near else torch.empty(0, 0)
-        ringed = [row for commit in told[len(near) :] for row in _ring_rows(commit, rows)]
+        features = torch.cat([features_of(commit) for commit in near]) if near else NO_FEATURES
+        ringed = [row for commit in told[len(near) :] for row in ring_rows(commit, rows)]
         tokens = [token for commit in told for token in commit.tokens]
         return Extension([*self.pages, *self.spare], self.rows, tokens, features, self.first, ringed)
 
@@ -127,7 +121,7 @@ class DraftedSequence:
         if self.repairs or self.newest is None:
             return self.unwritten()
         pages, newest = [*self.pages, *self.spare], self.newest
-        return Extension(pages, self.rows - 1, newest.tokens[-1:], _features(newest)[-1:], self.first)
+        return Extension(pages, self.rows - 1, newest.tokens[-1:], features_of(newest)[-1:], self.first)
 
     def answered(self) -> None:
         """All commits have their answer, which is the last one's."""
@@ -182,7 +176,7 @@ class DraftSequences:
         for message in up.opens:
             self._open((up.peer, message.seq), message)
         for commit in up.commits:
-            self._commit((up.peer, commit.seq), commit)
+            self.commit((up.peer, commit.seq), commit)
         for close in up.closes:
             followed = self.followed.get((up.peer, close.seq))
             if followed is not None and followed.open.generation == close.generation:
@@ -243,8 +237,8 @@ class DraftSequences:
             return error.message
         return None
 
-    def _commit(self, key: Key, commit: DraftCommit) -> None:
-        """Queues a commit that continues the rows here; any other commit ends the sequence."""
+    def commit(self, key: Key, commit: DraftCommit) -> None:
+        """One of a peer: queues a commit that continues the rows here; any other commit ends the sequence."""
         followed = self.followed.get(key)
         if followed is None or followed.open.generation != commit.generation:
             reason = "the draft worker does not know this sequence"
@@ -253,7 +247,7 @@ class DraftSequences:
         expected = followed.first + followed.end
         if commit.base_len != expected:
             self.close(key, f"rows from {expected} on were expected, not from {commit.base_len}")
-        elif commit.place < 0 and any(one.place >= 0 for one in followed.told):
+        elif commit.place < 0 and any([one.place >= 0 for one in followed.told]):
             self.close(key, "features came by the host after some that did not")
         elif not self._makes_sense(commit):
             self.close(key, "a commit must have known ids, a feature for each, and sane options")
@@ -333,10 +327,11 @@ class DraftSequences:
         """
         followed = self.followed[key]
         need = self._lacking(followed, followed.end + self._runner.draft_rows(spec))
-        if not self._has_room(need):
+        if need and not self._has_room(need):
             self.close(key, NO_PAGES)
             return False
-        followed.pages += self._pool.take(need)
+        if need:
+            followed.pages += self._pool.take(need)
         return True
 
     def spare(self, followed: DraftedSequence, rows: int) -> bool:
@@ -380,19 +375,6 @@ class DraftSequences:
         if followed.prompt is not None and handle is not None:
             followed.prompt.users.remove(key)
             self._leave(_name(handle))
-
-
-def _features(commit: DraftCommit) -> torch.Tensor:
-    """float32 [rows, head width]."""
-    return torch.from_numpy(np.frombuffer(commit.features, np.float32).copy()).view(len(commit.tokens), -1)
-
-
-def _ring_rows(commit: DraftCommit, rows: RowMemory | None) -> list[RingRow]:
-    """Where its features are to be found. Raises DraftRefused if there is no such place."""
-    if rows is None or commit.place not in range(rows.ring.places):
-        raise DraftRefused("its features are in no ring that is known here")
-    positions = range(commit.base_len, commit.base_len + len(commit.tokens))
-    return [RingRow(rows.address(commit.place, p), tag(commit.generation, p)) for p in positions]
 
 
 def _name(handle: KvHandle) -> tuple[str, int, int]:

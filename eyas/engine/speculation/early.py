@@ -7,6 +7,7 @@ will; whether it makes sense is checked where all commits are.
 
 from __future__ import annotations
 
+import enum
 from collections import defaultdict, deque
 
 from eyas.engine.ipc.messages import DraftCommit, DraftUp
@@ -14,6 +15,16 @@ from eyas.engine.speculation.draft_sequences import DraftSequences, Key
 
 MOST_EARLY = 64
 """Of one sequence: then its next one is passed on, whatever is missing, and so the sequence is closed."""
+
+
+class _Turn(enum.Enum):
+    """WAITS: what a commit follows is on its way. OVER: its sequence was opened and has ended, and the side
+    that ended it has told the other.
+    """
+
+    WAITS = enum.auto()
+    COMES = enum.auto()
+    OVER = enum.auto()
 
 
 class EarlyCommits:
@@ -36,24 +47,20 @@ class EarlyCommits:
     def pass_on(self) -> None:
         """Every commit whose turn has come."""
         for key, commits in list(self._waiting.items()):
-            while commits and not self._waits(key, commits):
+            while commits and (turn := self._turn(key, commits)) is not _Turn.WAITS:
                 commit = commits.popleft()
-                if not self._is_over(key, commit):
-                    self._sequences.up(DraftUp(commits=(commit,), peer=key[0]))
+                if turn is _Turn.COMES:
+                    self._sequences.commit(key, commit)
             if not commits:
                 del self._waiting[key]
 
-    def _waits(self, key: Key, commits: deque[DraftCommit]) -> bool:
-        """Is what the first of them follows still on its way?"""
-        if len(commits) > MOST_EARLY:
-            return False
+    def _turn(self, key: Key, commits: deque[DraftCommit]) -> _Turn:
+        """Of the first of them."""
         commit, followed = commits[0], self._sequences.followed.get(key)
-        if followed is None or followed.open.generation != commit.generation:
-            return commit.generation > self._sequences.opened.get(key[0], 0)
-        return commit.base_len > followed.first + followed.end
-
-    def _is_over(self, key: Key, commit: DraftCommit) -> bool:
-        """Was its sequence opened, and has ended? The side that ended it has told the other."""
-        followed = self._sequences.followed.get(key)
-        ended = followed is None or followed.open.generation != commit.generation
-        return ended and commit.generation <= self._sequences.opened.get(key[0], 0)
+        late = len(commits) > MOST_EARLY
+        if followed is not None and followed.open.generation == commit.generation:
+            early = commit.base_len > followed.first + followed.end
+            return _Turn.WAITS if early and not late else _Turn.COMES
+        if commit.generation <= self._sequences.opened.get(key[0], 0):
+            return _Turn.OVER
+        return _Turn.COMES if late else _Turn.WAITS

@@ -152,7 +152,8 @@ class ShortRuns:
         self._told = _Memory(torch.zeros_like(words, device="cpu", pin_memory=state.device != "cpu"), begin)
         self._results = torch.zeros(most, 1 + 2 * self._nodes, dtype=torch.int32, device=state.device)
         self._found = torch.zeros_like(self._results, device="cpu", pin_memory=state.device != "cpu")
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by batch, as are the parts on the host
+        self._views: dict[int, dict[str, np.ndarray]] = {}
 
     @torch.inference_mode()
     def draft(
@@ -219,38 +220,54 @@ class ShortRuns:
         self, layout: _Layout, asked: SequenceOf[Asked], slots: SequenceOf[int], writes: np.ndarray
     ) -> None:
         """Writes down what the batch is to be told."""
-        part = {name: words.numpy() for name, words in self._told.parts(layout).items()}
-        spare, first = layout.batch - len(asked), np.arange(0, layout.rows, self.few, dtype=np.int32)
-        news, padding = [one.extension for one in asked], self._state.tables.padding_slot
-        counts = [len(new.tokens) for new in news]
-        starts = [new.offset + new.base for new in news]
-        ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        lasts = [count - 1 for count in counts]
-        part["slots"][:] = [*slots, *[padding] * spare]
-        part["starts"][:] = [*starts, *[0] * spare]
-        part["ends"][:] = [*ends, *[0] * spare]
-        part["lowest"][:] = [*(one.lowest for one in asked), *[0] * spare]
-        part["last"][:] = first + np.array([*lasts, *[0] * spare], np.int32)
-        self._pack_rows(part, news)
-        part["places"][:] = self._state.tables.places("choice", padding, 0, 1)[0]  # of nobody, and always 0
-        part["words"][:] = 0
-        part["places"][: writes.shape[1]], part["words"][: writes.shape[1]] = writes
+        part, count = self._parts(layout), len(asked)
+        starts = [one.extension.offset + one.extension.base for one in asked]
+        counts = [len(one.extension.tokens) for one in asked]
+        part["slots"][:count] = slots
+        part["slots"][count:] = padding = self._state.tables.padding_slot
+        for name, values in {
+            "starts": starts,
+            "ends": [start + rows for start, rows in zip(starts, counts, strict=True)],
+            "last": [i * self.few + rows - 1 for i, rows in enumerate(counts)],
+            "lowest": [one.lowest for one in asked],
+        }.items():
+            part[name][:count], part[name][count:] = values, 0
+        self._pack_rows(part, [one.extension for one in asked])
+        some = writes.shape[1]
+        part["places"][:some], part["words"][:some] = writes
+        part["places"][some:] = self._state.tables.places("choice", padding, 0, 1)[0]  # nobody's: always 0
+        part["words"][some:] = 0
+
+    def _parts(self, layout: _Layout) -> dict[str, np.ndarray]:
+        """Of what the host sends. `addresses` and `tags`: those of `rings`."""
+        found = self._views.get(layout.batch)
+        if found is None:
+            found = {name: words.numpy() for name, words in self._told.parts(layout).items()}
+            found["addresses"], found["tags"] = found["rings"].view(np.int64).reshape(2, -1)
+            self._views[layout.batch] = found
+        return found
 
     def _pack_rows(self, part: dict[str, np.ndarray], news: SequenceOf[Extension]) -> None:
         few, size = self.few, self._state.page_size
-        tokens, positions, kv_rows, rings = [], [], [], []
+        tokens: list[int] = []
+        positions: list[int] = []
+        kv_rows: list[int] = []
+        addresses: list[int] = []
+        tags: list[int] = []
         for new in news:
-            count, near = len(new.tokens), new.features.shape[0]
-            rows, rest = range(new.base, new.base + count), few - count
-            tokens += [*new.tokens, *[0] * rest]
-            positions += [*(new.offset + row for row in rows), *[0] * rest]
-            kv_rows += [*(new.pages[row // size] * size + row % size for row in rows), *[-1] * rest]
-            rings += [*[(0, 0)] * near, *new.ringed, *[(0, 0)] * rest]
-        empty = len(part["tokens"]) - len(tokens)
-        part["tokens"][:] = [*tokens, *[0] * empty]
-        part["positions"][:] = [*positions, *[0] * empty]
-        part["kv_rows"][:] = [*kv_rows, *[-1] * empty]
-        part["rings"].view(np.int64).reshape(2, -1).T[:] = [*rings, *[(0, 0)] * empty]
+            count, pages, near = len(new.tokens), new.pages, [0] * new.features.shape[0]
+            rest, rows = [0] * (few - count), range(new.base, new.base + count)
+            tokens += [*new.tokens, *rest]
+            positions += [*range(new.offset + new.base, new.offset + new.base + count), *rest]
+            kv_rows += [pages[row // size] * size + row % size for row in rows]
+            kv_rows += [-1] * (few - count)
+            addresses += [*near, *[row[0] for row in new.ringed], *rest]
+            tags += [*near, *[row[1] for row in new.ringed], *rest]
+        end = len(tokens)
+        lists = {"tokens": tokens, "positions": positions, "addresses": addresses, "tags": tags}
+        for name, values in lists.items():
+            part[name][:end], part[name][end:] = values, 0
+        part["kv_rows"][:end], part["kv_rows"][end:] = kv_rows, -1
 
     def _pack_features(self, layout: _Layout, asked: SequenceOf[Asked]) -> int:
         """Those that the host has; their width, 0 if it has none."""
@@ -259,7 +276,8 @@ class ShortRuns:
         near = self._told.near(layout, self._state.width).numpy()
         for i, one in enumerate(asked):
             features = one.extension.features
-            near[i * self.few : i * self.few + features.shape[0]] = features.numpy()
+            if count := features.shape[0]:  # else it may have no width either
+                near[i * self.few : i * self.few + count] = features.numpy()
         return self._state.width
 
 
