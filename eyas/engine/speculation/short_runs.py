@@ -135,6 +135,14 @@ class _Program:
         self._results.copy_(_facts(tables, whose, self._lost))
 
 
+@dataclass(frozen=True)
+class _Captured:
+    """A program whose launches are recorded, and whose memory the graph uses."""
+
+    program: _Program
+    graph: torch.cuda.CUDAGraph
+
+
 class ShortRuns:
     """Of up to `few` rows each, for up to as many sequences as there are slots. `sizes`: ascending batches
     that others are filled up to; a larger one is taken as it is.
@@ -152,7 +160,7 @@ class ShortRuns:
         self._told = _Memory(torch.zeros_like(words, device="cpu", pin_memory=state.device != "cpu"), begin)
         self._results = torch.zeros(most, 1 + 2 * self._nodes, dtype=torch.int32, device=state.device)
         self._found = torch.zeros_like(self._results, device="cpu", pin_memory=state.device != "cpu")
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by batch, as are the parts on the host
+        self._graphs: dict[int, _Captured] = {}  # by batch, as are the parts on the host
         self._views: dict[int, dict[str, np.ndarray]] = {}
 
     @torch.inference_mode()
@@ -169,11 +177,11 @@ class ShortRuns:
             writes = writes[:, :0]
         self._pack(layout, asked, slots, writes)
         self._send(layout, self._pack_features(layout, asked))
-        graph = self._graphs.get(layout.batch)
-        if graph is None:
+        captured = self._graphs.get(layout.batch)
+        if captured is None:
             _Program(self._state, layout, self._inputs, self._results).run()
         else:
-            graph.replay()
+            captured.graph.replay()
         return self._answers(len(asked))
 
     @torch.inference_mode()
@@ -190,7 +198,7 @@ class ShortRuns:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode=CAPTURE):
                 program.run()
-            self._graphs[size] = graph
+            self._graphs[size] = _Captured(program, graph)
 
     def _send(self, layout: _Layout, width: int) -> None:
         self._inputs.told(layout, width).copy_(self._told.told(layout, width), non_blocking=True)
