@@ -12,6 +12,7 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from eyas.engine.batch.prompt_scores import Asked, PromptScores
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
@@ -19,6 +20,7 @@ from eyas.engine.device.ranks_runner import RanksRunner
 from eyas.engine.device.seats import Seats
 from eyas.engine.device.step import Layout, StepInput
 from eyas.engine.kernels.special import COLUMNS
+from eyas.engine.sampling.scores import Scores
 from tests.unit.paper_grammars import PaperGrammars
 
 PAGES, SIZE, SLOTS, TILE = 8, 4, 5, 4
@@ -35,6 +37,7 @@ class Told:
         self.steps: list[list[StepInput]] = []
         self.sampled: list[list[np.ndarray]] = []
         self.copied: list[tuple[int, int, int]] = []
+        self.finished: list[StepInput] = []
 
     def begin_each(self, steps: list[StepInput]) -> None:
         self.steps.append(steps)
@@ -43,7 +46,12 @@ class Told:
         self.sampled.append(rows)
         return [torch.zeros(self._ranks, len(rows[0]), 4, dtype=torch.int32)]
 
+    def score(self, asked: Asked) -> Scores:
+        count = self._ranks, len(asked.places)
+        return Scores(torch.zeros(count), torch.zeros(*count, 1, dtype=torch.int32), torch.zeros(*count, 1))
+
     def finish(self, step: StepInput) -> tuple[torch.Tensor, None]:
+        self.finished.append(step)
         rounds, singles, ends = step.shape.result_ends
         return torch.full((self._ranks, ends + step.shape.batch), 7, dtype=torch.int32), None
 
@@ -119,6 +127,17 @@ def test_special_rows_are_as_many_on_every_rank_and_padding_settles_nothing() ->
     assert (theirs[:, slot] == SLOTS).all() and (theirs[:, own] == 0).all() and (mine[:, own] == 1).all()
     runner.launch([work(0, 2, [0] * 4, 12, 0), work(1, 2, [1] * 4, 12, 0)])
     assert len(told.sampled) == 1, "no row was special"
+
+
+def test_a_scored_step_is_finished_as_it_was_begun() -> None:
+    """Without a graph, of which another program than the one that was begun has the rest."""
+    runner, told = made()
+    scored = work(1, 0, [5, 2, 6, 0], 4, 3, prompt_logprobs=1)
+    scored.seq.generation.scores = PromptScores.of(scored.seq.generation.request)
+    runner.launch([work(0, 0, [3, 1, 2, 0], 12, 0), scored]).land()
+    runner.launch([work(0, 0, [3, 1, 2, 0], 12, 0)])
+    assert [[step.scored for step in steps] for steps in told.steps] == [[True, True], [False, False]]
+    assert all(step is steps[0] for step, steps in zip(told.finished, told.steps, strict=True))
 
 
 def test_pages_are_copied_where_they_are() -> None:

@@ -86,23 +86,22 @@ class RanksRunner:
         shape = self._shape(least)
         asked = [asked_rows(each.chunks, shape.round_rows) for each in placed]
         plans = self._executor.state.prompts is not None
-        self._executor.begin_each(
-            [
-                StepInput(
-                    shape,
-                    pack(each, shape, seats.layout),
-                    told.array(),
-                    spans=seats.spans(each.chunks) if plans else (),
-                    scored=any(asked),
-                )
-                for seats, each, told in zip(self._seats, placed, writes, strict=True)
-            ]
-        )
+        steps = [
+            StepInput(
+                shape,
+                pack(each, shape, seats.layout),
+                told.array(),
+                spans=seats.spans(each.chunks) if plans else (),
+                scored=any(asked),
+            )
+            for seats, each, told in zip(self._seats, placed, writes, strict=True)
+        ]
+        self._executor.begin_each(steps)
         scores = [
             [Scored(work, one, _of_rank(self._executor.score(one), rank)) for work, one in of_rank]
             for rank, of_rank in enumerate(asked)
         ]
-        finish = self._finisher(shape, placed)
+        finish = self._finisher(steps[0], placed)
         parts = [
             DeviceFlight(shape, own, each, _part(finish, rank), scores[rank])
             for rank, (own, each) in enumerate(zip(mine, placed, strict=True))
@@ -135,16 +134,18 @@ class RanksRunner:
         tiles, ends = max(each.tiles for each in least), max(each.ends for each in least)
         return self._buckets.shape(batch, chunk, tiles, ends)
 
-    def _finisher(self, shape: StepShape, placed: SequenceOf[Placed]) -> Callable[[], list[Results]]:
-        """What launches the rest of a step that was begun, once; the results of each rank."""
-        special = [SpecialRows.of(shape, each, self._grammars.eos_ids) for each in placed]
+    def _finisher(self, step: StepInput, placed: SequenceOf[Placed]) -> Callable[[], list[Results]]:
+        """What launches the rest of a step that was begun, once; the results of each rank. `step`: rank 0's
+        input.
+        """
+        special = [SpecialRows.of(step.shape, each, self._grammars.eos_ids) for each in placed]
 
         @cache
         def finish() -> list[Results]:
             for rows in special:
                 rows.fill(StepMasks(self._grammars, {}))
             told = self._sample(special)
-            words, event = self._executor.finish(StepInput(shape, _NOTHING, _NOTHING))
+            words, event = self._executor.finish(step)
             return [Results(own, event, reports) for own, reports in zip(words, told, strict=True)]
 
         return finish
@@ -161,9 +162,6 @@ class RanksRunner:
         ]
         reports = self._executor.sample_each(filled)
         return [rows.told([each[rank] for each in reports]) for rank, rows in enumerate(special)]
-
-
-_NOTHING = np.zeros((2, 0), np.int32)
 
 
 def _part(finish: Callable[[], list[Results]], rank: int) -> Callable[[], Results]:
