@@ -23,11 +23,11 @@ from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows
 from eyas.engine.device.step import Joined, Late, StepInput, StepShape, Wanted
 from eyas.engine.kernels.launching import CAPTURE
+from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.sampling.scores import Scores, score_slices
 
 IN_FLIGHT = 3  # steps whose host buffers may be in use at once: one running, one launched, one being written
 WORDS = 1 << 18  # of a step's array, at most; and of what all ranks tell of it
-GRAIN = 16  # words: ranks exchange multiples of them
 
 
 class Event(Protocol):
@@ -244,7 +244,7 @@ class Executor:
             self.tables.apply(_pinned(writes, self.state.device).to(self.state.device, non_blocking=True))
 
     def _fetch(self, words: int) -> tuple[torch.Tensor, Event | None]:
-        room = words if self.state.sharers is None else -(-max(words, 1) // GRAIN) * GRAIN
+        room = words if self.state.sharers is None else ProcessGroup.exchanged(words)
         told = self.state.told(self._results[:room])
         host = self._incoming[self._turn][: told.numel()].view(told.shape)
         host.copy_(told, non_blocking=True)

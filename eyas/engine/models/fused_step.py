@@ -27,9 +27,6 @@ from eyas.engine.layers.rotary import tables as rotary_tables
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 
-EXCHANGED = 16
-"""Words: ranks exchange multiples of them in one kernel."""
-
 
 class RowAttention(Protocol):
     """Attention of a forward's rows over one layer of the pool. `tables`: of pages, int32 [slots, pages]."""
@@ -93,7 +90,8 @@ class Forward:
         """A forward of these rows; of several sharers each has as many."""
         if context.sharers.ranks == 1:
             return cls(rows, context)
-        whole = torch.nn.functional.pad(rows.kv_rows, (0, -rows.count % EXCHANGED), value=-1).contiguous()
+        padding = ProcessGroup.exchanged(rows.count) - rows.count
+        whole = torch.nn.functional.pad(rows.kv_rows, (0, padding), value=-1).contiguous()
         every = context.sharers.gather(whole)[:, : rows.count]
         return cls(rows, context, every.contiguous().view(-1))
 

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from eyas.common.errors import EngineError
 from eyas.engine.kernels.exact_ranks import add_in_order
-from eyas.engine.parallel.one_shot import OneShot
+from eyas.engine.parallel.one_shot import GRAIN, OneShot
 from eyas.engine.parallel.peer_memory import PeerMemory
 from eyas.engine.parallel.ranks import RankInfo
 
@@ -155,6 +155,11 @@ class ProcessGroup:
             out = tensor.new_empty(rows, self.ranks * columns)
         out.view(rows, self.ranks, columns).copy_(self._gathered(tensor).transpose(0, 1))
         return out
+
+    @staticmethod
+    def exchanged(words: int) -> int:
+        """The least number of 32-bit words, not less than these, that `gather` joins in one kernel."""
+        return -(-max(words, 1) // GRAIN.value) * GRAIN.value
 
     def gather(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Every rank's tensor, contiguous and of one shape on all, in the ranks' order: [ranks, ...].
