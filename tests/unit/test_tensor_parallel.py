@@ -318,6 +318,24 @@ def test_a_step_has_a_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("no_group_is_left")
+@pytest.mark.parametrize("asked", ["synchronize", "query"])
+def test_a_device_that_fails_is_no_more_waited_for(
+    asked: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one whose kernel has waited in vain for a peer that still lives: any call to it raises, or hangs."""
+    monkeypatch.setattr(lead, "LOST_S", 0.3)
+
+    def failed() -> bool:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    led = Lead(_idle, 2, "cpu", tmp_path / "meeting")
+    with pytest.raises(EngineError, match="could not do a step together: CUDA error"):
+        getattr(lead.Watched(SimpleNamespace(query=failed), led), asked)()  # type: ignore[arg-type]
+    assert not led.whole
+    led.close()
+
+
+@pytest.mark.usefixtures("no_group_is_left")
 def test_a_follower_that_cannot_load_says_why(tmp_path: Path) -> None:
     led = Lead(_early, 2, "cpu", tmp_path / "meeting")
     with pytest.raises(EngineError, match="ConfigError: no room for the weights"):

@@ -73,7 +73,9 @@ class Lead:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Around what is launched on all ranks. Raises EngineError, in plain words, if an exchange fails."""
+        """Around what is done on all ranks. Raises EngineError, in plain words, if an exchange fails, or this
+        rank's device, which then takes part in nothing any more.
+        """
         try:
             yield
         except RuntimeError as error:
@@ -93,9 +95,11 @@ class Lead:
             raise
 
     def wait(self, event: torch.cuda.Event) -> None:
-        """Until the device has passed `event`. Raises EngineError after STEP_S, or once a follower ends."""
+        """Until the device has passed `event`. Raises EngineError after STEP_S, or once a follower or the
+        device is lost.
+        """
         began = looked = time.monotonic()
-        with self._watched():
+        with self.together(), self._watched():
             while not event.query():
                 time.sleep(NAP_S)
                 now = time.monotonic()
@@ -182,4 +186,5 @@ class Watched:
 
     def query(self) -> bool:
         """Has the device passed it? A follower that has ended is noticed by `synchronize`."""
-        return bool(self._event.query())
+        with self._lead.together():
+            return bool(self._event.query())
