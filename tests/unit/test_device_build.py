@@ -50,6 +50,15 @@ def test_steps_that_cannot_be_told_are_refused(changes: dict[str, object]) -> No
         _check_words(made, buckets_of(made))
 
 
+def test_what_all_ranks_tell_of_a_step_has_room() -> None:
+    """Each rank's input is its own, but the results of all come to rank 0 as one array."""
+    made = loaded(draft=None, max_running=6000)
+    _check_words(made, buckets_of(made))
+    ranks = replace(made, config=replace(made.config, dp_attention=8))
+    with pytest.raises(ConfigError, match="lower --max-running"):
+        _check_words(ranks, buckets_of(ranks))
+
+
 @pytest.mark.parametrize("max_running", [1, 5, 64])
 def test_no_step_is_larger_than_the_largest(max_running: int) -> None:
     made = loaded(max_running=max_running, chunk_tokens=300, mixed_tokens=300, cuda_graph_max_bs=max_running)

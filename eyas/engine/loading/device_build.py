@@ -145,9 +145,10 @@ def build_rank(
 
 
 def _check_words(loaded: EngineSpec, buckets: Buckets) -> None:
-    """Raises ConfigError if the largest step cannot be told to the device."""
+    """Raises ConfigError if the largest step, or what all ranks find in it, cannot be told at once."""
     shape = largest(loaded, buckets)
-    words = shape.sections["all"][1]
+    found = ProcessGroup.exchanged(shape.result_ends[-1] + shape.batch * shape.width)
+    words = max(shape.sections["all"][1], loaded.config.dp_attention * found)
     if words > WORDS:
         raise ConfigError(
             f"steps of {shape.batch} sequences with {shape.width} rows each and {shape.chunk} prompt rows "
