@@ -149,7 +149,7 @@ class World:
 
     @staticmethod
     def _by_depth(whole: Buckets, depths: SequenceOf[int]) -> dict[int, Buckets]:
-        """As `device_build.by_depth` makes them."""
+        """As `step_shapes.by_depth` makes them."""
         mixed = {depth: whole.mixed_batches if depth in (0, depths[-1]) else () for depth in depths}
         alike = replace(whole, alone=False)
         return {depth: replace(alike, width=1 + depth, mixed_batches=mixed[depth]) for depth in depths}

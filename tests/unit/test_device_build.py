@@ -11,15 +11,9 @@ from eyas.common.errors import ConfigError
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.step import Layout, StepShape, tiles_for
 from eyas.engine.loading.build import _ready
-from eyas.engine.loading.device_build import (
-    _check_words,
-    buckets_of,
-    largest,
-    rehearsed,
-    rounds_ahead,
-    table_sizes,
-)
+from eyas.engine.loading.device_build import rounds_ahead, table_sizes
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.step_shapes import buckets_of, check_words, largest, rehearsed
 from eyas.engine.loading.travel import Travel
 
 TREE = SpeculationConfig(steps=5, topk=8, draft_tokens=32)
@@ -36,7 +30,7 @@ def words(shape: StepShape) -> int:
 
 def test_the_usual_steps_can_be_told() -> None:
     for made in (loaded(), loaded(draft=None), loaded(speculation=TREE)):
-        _check_words(made, buckets_of(made))
+        check_words(made, buckets_of(made))
 
 
 @pytest.mark.parametrize(
@@ -47,16 +41,16 @@ def test_the_usual_steps_can_be_told() -> None:
 def test_steps_that_cannot_be_told_are_refused(changes: dict[str, object]) -> None:
     made = loaded(speculation=TREE, **changes)
     with pytest.raises(ConfigError, match="lower --max-running or --chunk-tokens"):
-        _check_words(made, buckets_of(made))
+        check_words(made, buckets_of(made))
 
 
 def test_what_all_ranks_tell_of_a_step_has_room() -> None:
     """Each rank's input is its own, but the results of all come to rank 0 as one array."""
     made = loaded(draft=None, max_running=6000)
-    _check_words(made, buckets_of(made))
+    check_words(made, buckets_of(made))
     ranks = replace(made, config=replace(made.config, dp_attention=8))
     with pytest.raises(ConfigError, match="lower --max-running"):
-        _check_words(ranks, buckets_of(ranks))
+        check_words(ranks, buckets_of(ranks))
 
 
 @pytest.mark.parametrize("max_running", [1, 5, 64])

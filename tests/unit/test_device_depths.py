@@ -21,16 +21,16 @@ from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import WORDS
 from eyas.engine.device.runner import LATE_AT_ONCE, late_sizes
 from eyas.engine.loading.depth_times import measure_depths
-from eyas.engine.loading.device_build import (
-    _check_words,
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.step_shapes import (
     buckets_of,
     by_depth,
     captured,
     captured_late,
+    check_words,
     largest,
     rehearsed,
 )
-from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 from eyas.engine.speculation.pacing import Pacing
 
@@ -57,7 +57,7 @@ def test_every_depth_has_graphs(spec: SpeculationConfig) -> None:
         beside = {s.batch for s in shapes if s.width == buckets.width and s.chunk}
         assert bool(beside) == (depth in (0, spec.steps))
     assert max(s.batch for s in shapes if s.width == 1) == 256, "as many as without drafts"
-    _check_words(made, buckets_of(made))
+    check_words(made, buckets_of(made))
     most = largest(made, buckets_of(made))
     for shape in (*shapes, *(s for buckets in depths.values() for s in rehearsed(made, buckets))):
         assert shape.sections["all"][1] <= most.sections["all"][1] <= WORDS

@@ -28,9 +28,10 @@ from eyas.engine.kernels.rows import put_rows
 from eyas.engine.kernels.skinny import MAX_ROWS
 from eyas.engine.kernels.special import COLUMNS, mask_words
 from eyas.engine.loading.arithmetic import prompts_of
-from eyas.engine.loading.device_build import buckets_of, build_state, by_depth, captured, rehearsed
+from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases
+from eyas.engine.loading.step_shapes import buckets_of, by_depth, captured, rehearsed
 from eyas.engine.models.base import DeviceModel
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.parallel.group import ProcessGroup

@@ -1,0 +1,127 @@
+"""Which shapes a start's steps have: those with a graph, those that are rehearsed, and the largest.
+
+It knows configurations and numbers, and no memory of a device but its sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from eyas.common.config import GRAPH_ROWS
+from eyas.common.errors import ConfigError
+from eyas.common.types import KvKind
+from eyas.engine.attention.device import chunk_tile_rows
+from eyas.engine.device.buckets import FEW_SINGLES, MAX_ENDS, Buckets, default_batches
+from eyas.engine.device.executor import WORDS
+from eyas.engine.device.program import DeviceState
+from eyas.engine.device.runner import late_sizes
+from eyas.engine.device.step import StepShape
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.speculation.depth import ladder, shallower
+
+MIXED_BATCHES = (8, 16, 32, 48, 64, 80, 96, 128, 192, 256)
+
+
+def buckets_of(loaded: EngineSpec) -> Buckets:
+    """Graphs for rounds, and for rounds beside a small chunk, as far as the configuration wants graphs."""
+    config = loaded.config
+    most, tokens = config.cuda_graph_max_bs, (config.chunk_tokens, config.mixed_tokens)
+    groups = [KvKind.TARGET] if loaded.head is None else [KvKind.TARGET, KvKind.DRAFT]
+    rows = min(chunk_tile_rows(loaded.share(group)) for group in groups)
+    if not most:
+        return Buckets(loaded.width, rows, (), (), *tokens)
+    batches = config.cuda_graph_bs or default_batches(most)
+    mixed = tuple(b for b in MIXED_BATCHES if b < most) + (most,)
+    return Buckets(loaded.width, rows, batches, mixed if config.mixed_tokens else (), *tokens)
+
+
+def by_depth(loaded: EngineSpec) -> dict[int, Buckets]:
+    """The same for every depth, if these are adaptive: each has graphs of up to `GRAPH_ROWS` rows.
+
+    Beside chunks only plain rounds and the deepest have any; sequences without drafts alone are plain rounds.
+    Where drafts come from elsewhere the steps' graphs do not change: a sequence without drafts has one row.
+    """
+    whole, spec = buckets_of(loaded), loaded.config.speculation
+    if whole.width == 1 or not spec.adaptive or (loaded.head is not None and not loaded.drafts_here):
+        return {}
+    found = {}
+    for depth in ladder(spec):
+        width = shallower(spec, depth).width if depth else 1
+        batches, mixed = (
+            tuple(batch for batch in batches if batch * width <= GRAPH_ROWS or batch == batches[0])
+            for batches in (whole.batches, whole.mixed_batches)
+        )
+        if not depth:
+            mixed = tuple(b for b in mixed if b & (b - 1) == 0 or b == mixed[-1])  # a row of padding is cheap
+        elif depth < spec.steps:
+            mixed = ()
+        found[depth] = replace(whole, width=width, batches=batches, mixed_batches=mixed, alone=False)
+    return found
+
+
+def captured(loaded: EngineSpec) -> list[StepShape]:
+    """Every shape that has a graph, the largest first."""
+    depths = by_depth(loaded).values() or (buckets_of(loaded),)
+    shapes = itertools.chain.from_iterable(buckets.captured() for buckets in depths)
+    return sorted(shapes, key=lambda shape: -shape.rows)
+
+
+def captured_late(loaded: EngineSpec, state: DeviceState) -> list[tuple[int, int]]:
+    """Sequences and widths of every graph by which sequences catch up."""
+    if state.drafter is None or not state.drafter.adaptive:
+        return []
+    sizes = reversed(late_sizes(state.tables.padding_slot))
+    return [(size, depth.width) for size in sizes for depth in by_depth(loaded).values()]
+
+
+def rehearsed(loaded: EngineSpec, buckets: Buckets) -> Iterator[StepShape]:
+    """Steps that may run without a graph: the largest prompt chunk, alone and beside rounds; and a round.
+
+    Also as many rounds as there may be, if those have none. `buckets`: of one depth.
+    """
+    chunk = min(loaded.config.chunk_tokens, loaded.target.context_length)
+    tiles, width = -(-chunk // buckets.tile_rows), buckets.width
+    yield StepShape(0, width, chunk, tiles, 1)
+    yield StepShape(1, width, chunk, tiles, 1)
+    yield StepShape(1, width)
+    if width > 1:
+        yield StepShape(1, width, singles=1)
+    if loaded.config.max_running > max(buckets.batches, default=0):
+        yield StepShape(loaded.config.max_running, width)
+
+
+def largest(loaded: EngineSpec, buckets: Buckets) -> StepShape:
+    """No step has more of anything, with or without a graph."""
+    config = loaded.config
+    batch = max(config.max_running, config.cuda_graph_max_bs)
+    ends = max(batch, MAX_ENDS)  # a chunk's graph has room for MAX_ENDS, whatever the batch
+    tiles = -(-config.chunk_tokens // buckets.tile_rows) + ends  # every prompt's last one is partly empty
+    singles = FEW_SINGLES if loaded.width > 1 else 0  # each one beyond these takes the place of a round
+    return StepShape(batch, loaded.width, config.chunk_tokens, tiles, ends, singles)
+
+
+def check_words(loaded: EngineSpec, buckets: Buckets) -> None:
+    """Raises ConfigError if the largest step, or what all ranks find in it, cannot be told at once."""
+    shape = largest(loaded, buckets)
+    found = ProcessGroup.exchanged(shape.result_ends[-1] + shape.batch * shape.width)
+    words = max(shape.sections["all"][1], loaded.config.dp_attention * found)
+    if words > WORDS:
+        raise ConfigError(
+            f"steps of {shape.batch} sequences with {shape.width} rows each and {shape.chunk} prompt rows "
+            f"take {words} words, and {WORDS} is the most: lower --max-running or --chunk-tokens",
+            param="max-running",
+        )
+
+
+def check_windows(loaded: EngineSpec) -> None:
+    """Raises ConfigError if a layer's window is shorter than the tree of drafts that it verifies."""
+    windows = [layer.attention.window for layer in loaded.target.layers if layer.attention.window]
+    if loaded.config.speculation.topk > 1 and min(windows, default=loaded.width) < loaded.width:
+        raise ConfigError(
+            f"trees of {loaded.width} rows do not fit into the model's window of {min(windows)} tokens: "
+            "lower --spec-draft-tokens or take --spec-topk 1",
+            param="spec-draft-tokens",
+        )
