@@ -319,9 +319,12 @@ def usual_layout(args: argparse.Namespace) -> tuple[str, int]:
     if args.workers == 1:
         return args.layout or "unified", ServeConfig.workers
     gpus = args.gpus or range(visible() if args.device == "cuda" else 1)
-    if args.layout is None and (args.dp_attention > 1 or len(set(gpus)) < 2 * ranks):
+    workers = max(len(gpus) // ranks, 1)
+    if args.layout is None and args.dp_attention > 1:  # their pages do not travel
+        return "unified", workers
+    if args.layout is None and len(set(gpus)) < 2 * ranks:
         return "unified", ServeConfig.workers
-    return "auto", max(len(gpus) // ranks, 1)
+    return "auto", workers
 
 
 def _check_layout(args: argparse.Namespace, layout: str) -> None:

@@ -110,7 +110,7 @@ def configured(folder: Path, **changes: Any) -> EngineConfig:
     config = resolve_engine(
         "cuda", model=str(folder), draft=None, load_format="dummy", worker="dp", transfer="none",
         context_length=4096, max_running=128, max_waiting=4096, cuda_graph_bs=(1, 2, 4, 8, 16, 32, 64, 128),
-        mixed_tokens=0, chunk_tokens=1024, num_pages=4096, prefill_attention_backend="triton",
+        mixed_tokens=512, chunk_tokens=1024, num_pages=4096, prefill_attention_backend="triton",
     )  # fmt: skip
     return replace(config, **changes)
 
@@ -164,10 +164,8 @@ def asked() -> list[GenerationRequest]:
     rng, made = random.Random(5), []
     for length in LENGTHS:
         prompt = tuple(rng.randrange(10, IDS) for _ in range(length))
-        for kind, bias in (("given", {GIVEN: 100.0}), ("greedy", {})):
-            params = SamplingParams(
-                temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logit_bias=bias, logprobs=1
-            )
+        for kind, more in (("given", {"logit_bias": {GIVEN: 100.0}, "prompt_logprobs": 1}), ("greedy", {})):
+            params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1, **more)
             made.append(GenerationRequest(f"{kind}-{length}-{time.monotonic_ns()}", prompt, params))
     return made
 

@@ -70,9 +70,11 @@ def test_pages_of_attention_ranks_on_gpus_do_not_travel() -> None:
         configuration.own_config(parse(*words))
 
 
-def test_a_worker_of_attention_ranks_has_a_gpu_for_each() -> None:
-    words = ("serve", "--device", "cuda", "--draft", "none", "--dp-attention", "2", "--workers", "2")
-    config = replace(configuration.own_config(parse(*words)), layout="unified")
+@pytest.mark.parametrize("asked", [("--workers", "2"), ("--gpus", "0,1,2,3")])
+def test_a_worker_of_attention_ranks_has_a_gpu_for_each(asked: tuple[str, str]) -> None:
+    words = ("serve", "--device", "cuda", "--draft", "none", "--dp-attention", "2", *asked)
+    config = configuration.own_config(parse(*words))
+    assert config.layout == "unified"
     workers = plan(config, iter(range(9000, 9100)), Machine(cores=16, gpus=(None,) * 4)).workers
     assert [worker.engine.device for worker in workers.values()] == ["cuda:0", "cuda:2"]
     assert all(worker.engine.transfer == "none" for worker in workers.values())

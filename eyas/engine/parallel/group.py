@@ -159,7 +159,8 @@ class ProcessGroup:
     @staticmethod
     def exchanged(words: int) -> int:
         """The least number of 32-bit words, not less than these, that `gather` joins in one kernel."""
-        return -(-max(words, 1) // GRAIN.value) * GRAIN.value
+        grain = int(GRAIN.value)
+        return -(-max(words, 1) // grain) * grain
 
     def gather(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Every rank's tensor, contiguous and of one shape on all, in the ranks' order: [ranks, ...].
