@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_draft_engine import SPEC, VOCAB, WIDTH, _sequences
 
-from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.sequence import RingPlace, Sequence
 from eyas.engine.ipc.messages import DraftClosed, DraftDown, DraftLine, Proposal
 from eyas.engine.speculation.drafter import Commit
 from eyas.engine.speculation.lines import GRPC, SHM, AnsweredLines, OfferedLines
@@ -194,3 +194,17 @@ def test_a_folder_that_takes_no_socket_costs_the_line_alone(
         pair.connect()
     assert "cannot be made" in caplog.text and not pair.offered.has(WORKER)
     assert pair.drafter.open(_sequences(pair.drafter, 1)[0], 4, None)
+
+
+def test_no_ring_outlives_a_line_that_is_refused_late(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step would write to memory that is not mapped any more."""
+    seq = pair.direct()
+    given_back: list[RingPlace] = []
+    monkeypatch.setattr(pair.offered, "give_back", lambda worker, place: given_back.append(place))
+    place = seq.ring = pair.drafter._followed[seq.uid].place = RingPlace(1, 4096, 7)
+    pair.drafter.deliver(DraftDown(no_line="too late", worker=WORKER))
+    assert seq.ring is None and given_back == [place]
+    pair.commit(seq, 5)
+    assert pair.by_front() == [5]
+    pair.drafter.close(seq)
+    assert given_back == [place]

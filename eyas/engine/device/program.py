@@ -190,7 +190,8 @@ class StepProgram:
         alone = torch.arange(shape.batch * shape.width, shape.round_rows, device=device)
         features = self.features(torch.cat((accepted, alone)))
         if tap.windows is not None:
-            rows, windows = features.to(state.pool.shape.dtype), tap.windows.rows
+            windows = tap.windows.rows  # whose type need not be that of the target's pool
+            rows = features.to(windows.dtype)
             rounds = row_ring.Written(self._part["slots"], tap.kept, windows, self._table)
             row_ring.put(state.tables, rounds, rows[: accepted.shape[0]])
             singles = row_ring.Written(self._part["single_slots"], tap.kept, windows)

@@ -29,7 +29,7 @@ from eyas.engine.models.heads import load_device_draft, load_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.device import DeviceProposer
-from eyas.engine.speculation.device_runner import DeviceDraftRunner
+from eyas.engine.speculation.device_runner import MOST_PASSES, DeviceDraftRunner
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension, RingRow
 from eyas.engine.speculation.draft_sequences import BatchRunner
 from eyas.engine.speculation.short_runs import DraftState
@@ -118,7 +118,8 @@ def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> f
     """
     shape, behind = runner.pool.shape, runner.draft_rows(spec)
     slowest = 0.0
-    most = min(skinny.MAX_ROWS + 1, shape.pages * shape.page_size - behind)
+    long = max(skinny.MAX_ROWS, MOST_PASSES * runner.short.few) + 1
+    most = min(long, shape.pages * shape.page_size - behind)
     for rows, ringed in ((1, 0), (1, 1), (most, 0)):
         pages = range(pages_for(rows + behind, shape.page_size))
         features = torch.zeros(rows - ringed, width)
@@ -131,13 +132,15 @@ def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> f
 
 
 def _pages(loaded: EngineSpec) -> int:
-    """As many as fit beside the weights."""
+    """As many as fit beside the weights, and the logits and their softmax of the largest batch's graph."""
+    assert loaded.head is not None
+    scores = 2 * 4 * loaded.config.max_running * loaded.config.speculation.topk * loaded.head.outputs
     config, page_bytes = loaded.config, loaded.with_pages(1).shape(KvKind.DRAFT).page_bytes
     demand = Demand(
         page_bytes=page_bytes,
         page_size=config.page_size,
         context_length=loaded.target.context_length,
         rows_ahead=loaded.round_rows,
-        reserve=RESERVE_BYTES + page_bytes,  # and the page behind the pool
+        reserve=RESERVE_BYTES + scores + page_bytes,  # and the page behind the pool
     )
     return pool_pages(DeviceMemory.measure(config.device), config.mem_fraction_static, demand)

@@ -176,6 +176,7 @@ class RemoteDrafter(Drafter):
         An empty message says that the worker is connected; a dropped sequence 0 says that it is gone.
         """
         if down.no_line:
+            self._leave_rings(down.worker)
             self._lines.refused(down.worker, down.no_line)
         elif not down.proposals and not down.closed and down.worker not in self._workers:
             self._connected(down.worker)
@@ -251,6 +252,13 @@ class RemoteDrafter(Drafter):
         if followed is not None:
             self._outbox[followed.worker].closes.append(DraftClose(seq.uid, followed.generation))
             self._leave_ring(followed)
+
+    def _leave_rings(self, worker: str) -> None:
+        """Before its line goes: the next step may write there."""
+        for followed in self._followed.values():
+            if followed.worker == worker:
+                self._leave_ring(followed)
+                followed.place = None
 
     def _leave_ring(self, followed: _Followed) -> None:
         followed.seq.ring = None
