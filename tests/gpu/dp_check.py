@@ -29,25 +29,17 @@ from typing import Any
 
 import torch
 
-from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.ipc.messages import Cancel, Event, Step
 from eyas.engine.loading.startup import Start
-from tests.gpu.answer_latent import SIZES
+from tests.gpu.answer_latent import DENSE, write_whole
 from tests.gpu.tp_check import Timed
 from tests.unit.loopback import Result, Worker, wait_all
 
 LIMITS_S = {"one": 200.0, "two": 390.0, "dp": 290.0, "tp": 290.0}
-V3 = SIZES | {
-    "vocab_size": 129280,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-}
-DENSE, ROOMY = 3, 130 << 30  # bytes of a GPU that has room for half of 18 layers' experts
+ROOMY = 130 << 30  # bytes of a GPU that has room for half of 18 layers' experts
 LENGTHS = (1, 3, 17, 40, 64, 130, 300, 700, 1500)  # of prompts; a chunk has 1024 rows
 GIVEN, TOKENS = 42, 12
 BATCHES = (1, 2, 16, 64, 128)  # sequences, of all ranks
@@ -71,7 +63,7 @@ def main() -> None:
         run(args.here, told, args.few, many)
         os._exit(0)
     for layers in {args.few, many}:
-        write_cut(args.out / f"v3-{layers}", layers)
+        write_whole(args.out / f"v3-{layers}", DENSE + layers)
     own = ["--out", str(args.out), "--few", str(args.few), "--many", str(many)]
     for part in args.parts:
         command = [sys.executable, "-m", "tests.gpu.dp_check", *own, "--here", part]
@@ -95,15 +87,6 @@ class Told:
         print(json.dumps(words), flush=True)
         with (self.out / "dp.jsonl").open("a") as file:
             file.write(json.dumps(words) + "\n")
-
-
-def write_cut(folder: Path, layers: int) -> None:
-    """A folder for dummy weights: three dense layers, and `layers` with experts."""
-    write_model(ModelShape(7168, 18432, DENSE + layers, 128, 128, vocab=V3["vocab_size"]), folder)
-    told = json.loads((folder / "config.json").read_text())
-    told |= V3 | {"num_hidden_layers": DENSE + layers, "num_nextn_predict_layers": 0}
-    del told["head_dim"]
-    (folder / "config.json").write_text(json.dumps(told))
 
 
 def configured(folder: Path, **changes: Any) -> EngineConfig:

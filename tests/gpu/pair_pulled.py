@@ -9,8 +9,8 @@ told beside it: how many answers to *other* prompts it refuses. Every prompt mus
 paths of all are told. Ninety seconds with two starts.
 
 `--layouts split21`: by a worker of one GPU from one of two; then sums over ranks part the answers at more
-near-ties. `--deepseek 8`: latents, of so many dense layers of DeepSeek-V3's sizes in bf16; rows rounded to
-FP8, and which experts a token takes, would part the answers too. `--device cpu --prompts 64 300 --count 4
+near-ties. `--deepseek 8` pulls latents: the model has 8 dense layers of DeepSeek-V3's sizes in bf16. Rows
+rounded to FP8 would part the answers too, as would experts. `--device cpu --prompts 64 300 --count 4
 --chunked-prefill-size 96` tries it with the embedded model, where nothing differs.
 """
 

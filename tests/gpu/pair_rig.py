@@ -33,7 +33,7 @@ from eyas.layout_flags import add_layout
 from eyas.worker.serve import GATEWAY, LocalCluster
 from gateway.placement import Targets
 
-LAYOUTS = {  # split21: prompts by two GPUs, tokens by one of them; autotp2: shares both
+LAYOUTS = {  # split21: prompts by two GPUs, tokens by one of them
     "unified": ("--layout", "unified", "--workers", "2"),
     "split": ("--layout", "split", "--prefill", "1", "--decode", "1"),
     "split21": (
@@ -62,7 +62,6 @@ LAYOUTS = {  # split21: prompts by two GPUs, tokens by one of them; autotp2: sha
     ),
     "auto": ("--layout", "auto", "--workers", "2"),
     "tp2": ("--layout", "unified", "--tensor-parallel-size", "2"),
-    "autotp2": ("--layout", "auto", "--workers", "2", "--tp", "2", "--gpus", "0,1,0,1"),
     "one": ("--layout", "unified"),
 }
 MODEL = Path("/tmp/eyas-llama-3.1-8b")  # a shape's folder: config and tokenizer, no weights

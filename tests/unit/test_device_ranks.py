@@ -1,4 +1,4 @@
-"""Two attention ranks on the device path, kernels interpreted: the plain engine's tokens, whoever is idle."""
+"""Two attention ranks on the device path, kernels interpreted, give the plain engine's tokens."""
 
 from __future__ import annotations
 

@@ -162,8 +162,8 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path, path: str, followers_inte
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("dense", [1, 0])
 def test_latents_in_fp8_are_what_one_rank_has(tmp_path: Path, dense: int, followers_interpret: None) -> None:
-    """In float32, where ranks' sums tip hardly any rounding to FP8. In bf16 they tip so many that the logits
-    of eight layers of noise differ by tenths of themselves, which shows nothing.
+    """In float32, because a sum over ranks is rounded. A rounded bf16 sum changes many roundings to FP8: the
+    logits of eight layers of noise then differ by tenths, and a comparison shows nothing.
     """
     write_tiny_deepseek(tmp_path, WHOLE_BLOCKS | {"first_k_dense_replace": dense})
     told = json.loads((tmp_path / "config.json").read_text())

@@ -51,7 +51,7 @@ class Placement:
     sharers: int = 1
 
     def own_experts(self, experts: int) -> range:
-        """The numbers of those that are here, of a layer's `experts`, which the sharers divide."""
+        """The numbers of the experts that this sharer has. The sharers divide a layer's `experts`."""
         each = experts // self.sharers
         return range(each * self.sharer, each * (self.sharer + 1))
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from eyas.engine.batch.sections import sections
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.kernels.rounds import FACTS
@@ -74,12 +75,7 @@ class StepShape:
             "end_positions": self.ends,
             "end_rows": self.ends,
         }
-        found, end = {}, 0
-        for name, count in counts.items():
-            found[name] = (end, count)
-            end += -(-count // 4) * 4  # every part stands on 16 bytes
-        found["all"] = (0, end)
-        return found
+        return sections(counts)
 
     @property
     def drafts(self) -> bool:

@@ -100,7 +100,7 @@ class DeviceDraftRunner:
         few = self.short.few
         found: dict[Hashable, tuple[DraftTree, bool]] = {}
         runs = [_cut_up(one, few) for one in asked if len(one.extension.tokens) <= MOST_PASSES * few]
-        for some in zip_longest(*runs):  # all their first rows, then what is left of those that have more
+        for some in zip_longest(*runs):  # the first rows of all runs, then the next ones
             now = [one for one in some if one is not None]
             slots, writes = self._seated(now)
             for one, (tree, whole) in zip(now, self.short.draft(now, slots, writes), strict=True):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from eyas.engine.batch.rows import DecodeRows, Rows
+from eyas.engine.batch.sections import sections
 from eyas.engine.batch.tables import Tables
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels import row_ring
@@ -70,12 +71,7 @@ class _Layout:
         each = ("slots", "starts", "ends", "last", "lowest")
         counts = dict.fromkeys(whole, self.rows) | dict.fromkeys(each, self.batch) | {"rings": 4 * self.rows}
         counts |= dict.fromkeys(("places", "words"), WRITES * self.batch)
-        found, end = {}, 0
-        for name, count in counts.items():
-            found[name] = (end, count)
-            end += -(-count // 4) * 4  # every part stands on 16 bytes
-        found["all"] = (0, end)
-        return found
+        return sections(counts)
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,8 @@ class ShortRuns:
         self._told = _Memory(torch.zeros_like(words, device="cpu", pin_memory=state.device != "cpu"), begin)
         self._results = torch.zeros(most, 1 + 2 * self._nodes, dtype=torch.int32, device=state.device)
         self._found = torch.zeros_like(self._results, device="cpu", pin_memory=state.device != "cpu")
-        self._graphs: dict[int, _Captured] = {}  # by batch, as are the parts on the host
+        self._layouts: dict[int, _Layout] = {}  # by batch, as are the graphs and the parts on the host
+        self._graphs: dict[int, _Captured] = {}
         self._views: dict[int, dict[str, np.ndarray]] = {}
 
     @torch.inference_mode()
@@ -171,7 +168,7 @@ class ShortRuns:
 
         `writes` int32 [2, n]: what is new about them, for `Tables.apply`; not their lengths. Waits.
         """
-        layout = _Layout(self._size(len(asked)), self.few)
+        layout = self._layout(len(asked))
         if writes.shape[1] > WRITES * layout.batch:
             self._state.tables.apply(torch.from_numpy(writes).to(self._state.device))
             writes = writes[:, :0]
@@ -189,7 +186,7 @@ class ShortRuns:
         """Records a graph for each size, all in one pool of memory; no two are replayed at once."""
         pool = torch.cuda.graph_pool_handle()
         for size in reversed(self._sizes):
-            layout = _Layout(size, self.few)
+            layout = self._layout(size)
             self._pack(layout, (), (), np.zeros((2, 0), np.int32))
             self._send(layout, 0)
             program = _Program(self._state, layout, self._inputs, self._results)
@@ -203,9 +200,11 @@ class ShortRuns:
     def _send(self, layout: _Layout, width: int) -> None:
         self._inputs.told(layout, width).copy_(self._told.told(layout, width), non_blocking=True)
 
-    def _size(self, count: int) -> int:
+    def _layout(self, count: int) -> _Layout:
+        """The least that holds so many sequences; it is made once."""
         place = bisect_left(self._sizes, count)
-        return self._sizes[place] if place < len(self._sizes) else count
+        size = self._sizes[place] if place < len(self._sizes) else count
+        return self._layouts.setdefault(size, _Layout(size, self.few))
 
     def answers(self, slots: torch.Tensor, lost: torch.Tensor) -> list[tuple[DraftTree, bool]]:
         """As `draft`, of `slots` int64 [n] that others have drafted for. `lost` int32 [n]. Waits."""
@@ -243,7 +242,7 @@ class ShortRuns:
         self._pack_rows(part, [one.extension for one in asked])
         some = writes.shape[1]
         part["places"][:some], part["words"][:some] = writes
-        part["places"][some:] = self._state.tables.places("choice", padding, 0, 1)[0]  # nobody's: always 0
+        part["places"][some:] = self._state.tables.places("choice", padding, 0, 1)[0]  # of padding: always 0
         part["words"][some:] = 0
 
     def _parts(self, layout: _Layout) -> dict[str, np.ndarray]:
