@@ -4,7 +4,8 @@ On two GPUs, each with a prefill and a decode worker, so that one of each kind r
 
     python -m tests.chaos --device cuda --layout split --gpus 0,1,0,1 --seconds 300 --streams 32
 
-With `--layout auto` the preferences of two workers change every second.
+With `--layout auto` the preferences of two workers change every second. `--each 4` on eight GPUs has four of
+each kind.
 
 Flags of `eyas serve` choose the model and more. On a GPU, answers that differ from the undisturbed ones are
 counted: near-ties fall either way.
@@ -44,8 +45,9 @@ def main() -> int:
     parser.add_argument("--aborts", type=int, default=500, help="requests given up (default: %(default)d)")
     parser.add_argument("--seed", type=int, default=1, help="repeats the faults of the run that had it")
     parser.add_argument("--out", type=Path, default=Path(".run/chaos.jsonl"), help="(default: %(default)s)")
+    parser.add_argument("--each", type=int, default=WORKERS, help="workers of a kind (default: %(default)d)")
     given, serve = parser.parse_known_args()
-    site = read_site(serve)
+    site = read_site(serve, given.each)
     logging.basicConfig(level=logging.ERROR)  # that workers are lost is no news here
     console = Console(width=None if sys.stdout.isatty() else 120)
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -59,9 +61,12 @@ def main() -> int:
     return int(bool(findings.problems))
 
 
-def read_site(flags: Sequence[str]) -> Site:
-    """The cluster of these flags of `eyas serve`; none: the usual one. Raises ConfigError."""
-    if not flags:
+def read_site(flags: Sequence[str], each: int = WORKERS) -> Site:
+    """The cluster of these flags of `eyas serve`, with as many workers `each` kind; none: the usual one.
+
+    Raises ConfigError.
+    """
+    if not flags and each == WORKERS:
         return ON_CPU
     parser = Parser(prog="make chaos")
     add_layout(parser)
@@ -70,8 +75,8 @@ def read_site(flags: Sequence[str]) -> Site:
     drafted = ("draft_workers",) if args.device == "cpu" and own_config(args).engine.draft else ()
     split = own_config(args).layout == "split"
     for name in ("prefill", "decode", *drafted) if split else ("workers",):
-        setattr(args, name, WORKERS)
-    return Site(own_config(args))
+        setattr(args, name, each)
+    return Site(own_config(args), each)
 
 
 async def _run(campaign: Campaign, seed: int) -> Findings:

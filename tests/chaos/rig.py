@@ -30,7 +30,7 @@ from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
 from tests.chaos.faults import Fault, Phase, each_worker, engines, schedule
 from tests.chaos.restless import Restless
 
-WORKERS = 2  # of each kind
+WORKERS = 2  # of each kind, as long as no other number is given
 # Small chunks and few pages: prompts take several steps, caches overflow, and so pages have to move. Few
 # places: with 32 streams the queues of two workers are nearly full, and one by itself has no place for all.
 ENGINE = EngineConfig(num_pages=320, chunk_tokens=32, max_running=6, max_waiting=12)
@@ -44,9 +44,10 @@ UNSPLIT = (Phase.IDLE, Phase.SUBMITTED, Phase.DECODING)  # phases of requests th
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """What kind of cluster it is, and what follows from that for a campaign."""
+    """What kind of cluster it is, and what follows from that for a campaign. `each`: workers of a kind."""
 
     config: ServeConfig
+    each: int = WORKERS
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -64,9 +65,9 @@ class Site:
     def faults(self, seed: int) -> Iterator[Fault]:
         """Without end: of all kinds in all phases, or for smaller clusters those that name each worker."""
         if self.kinds == tuple(Role):
-            return schedule(seed, WORKERS)
+            return schedule(seed, self.each)
         travel = self.config.layout in ("split", "auto")
-        return each_worker(seed, self.kinds, WORKERS, list(Phase) if travel else UNSPLIT)
+        return each_worker(seed, self.kinds, self.each, list(Phase) if travel else UNSPLIT)
 
 
 ON_CPU = Site(ServeConfig(GatewayConfig(), ENGINE, "split", WORKERS, WORKERS, WORKERS))
@@ -116,13 +117,14 @@ class Watched(ClusterGeneration):
 
 @dataclasses.dataclass
 class Rig:
-    """`saw` is told of every phase of every request of the inner gateway."""
+    """`each`: workers of a kind. `saw` is told of every phase of every request of the inner gateway."""
 
     processes: Processes
     gateway: Cluster
     client: AsyncClient  # of the outer gateway
     layout: RequestLayout  # of the inner gateway
     saw: Saw
+    each: int
 
     async def start(self, request: GenerationRequest) -> Watched:
         """Admitted by the inner gateway. The caller closes it."""
@@ -140,7 +142,7 @@ class Rig:
         """Whether all workers of a kind can serve, and the inner gateway knows it."""
         roles = (Role.PREFILL, Role.DECODE) if kind == EVERYTHING else (Role(kind),)
         able = [one for one in self.gateway.candidates() if all(one.can(role) for role in roles)]
-        if len(able) < WORKERS or Role.DECODE in roles and not all(one.connected for one in able):
+        if len(able) < self.each or Role.DECODE in roles and not all(one.connected for one in able):
             return False
         infos = await self.infos()
         return all(info is not None and info.serving for name, info in infos.items() if name.startswith(kind))
@@ -187,7 +189,7 @@ async def rig(lease_s: float, log: Callable[[str, str], None], site: Site = ON_C
                 while router.route(gateway.candidates()) is None:
                     await asyncio.sleep(0.05)
             async with _layout(site, gateway) as layout:
-                yield Rig(processes, gateway, client, layout, lambda phase, workers: None)
+                yield Rig(processes, gateway, client, layout, lambda phase, workers: None, site.each)
         finally:
             await gateway.aclose()
 

@@ -1,10 +1,11 @@
-"""Goodput of layouts on two GPUs at rates near the simulated knee, the same requests for every layout.
+"""Goodput of layouts on two GPUs or more at rates near the simulated knee, the same requests for each.
 
     python -m tests.gpu.pair_goodput --out DIR --layouts unified split auto [--workloads 256/512 ...]
 
 A case takes its window of 16 to 30 s and at most 10 s more, so all six workloads (13 cases) take a layout
 about seven minutes; with `--shares 0.92`, one rate each, three and a half. `tests.gpu.pair_report` makes the
-tables from the files of several commands. `--device cpu --small` tries it with the embedded model.
+tables from the files of several commands. For another model `tests.gpu.pair_workloads` tells the rates
+(`--at`). `--device cpu --small` tries it with the embedded model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import uvloop
 
@@ -23,7 +24,7 @@ from eyas.bench.records import RequestRecord
 from tests.gpu.pair_load import Sent, send, token_ids
 from tests.gpu.pair_rig import Served, Setting, Variant, add_setting, make_setting, rounded, served, step
 from tests.gpu.pair_runs import Run
-from tests.gpu.pair_workloads import SEED, WORKLOADS, Workload, jobs, small
+from tests.gpu.pair_workloads import SEED, Workload, add_load, jobs, small, workloads
 
 WARM_UP, WARM_UP_PROMPT, WARM_UP_ANSWER = 8, 300, 16
 WARM_UP_S = 60.0
@@ -53,22 +54,23 @@ def main() -> int:
     """The command line; 1 if some step failed."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add_setting(parser, ("unified", "split", "auto"))
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    add_load(parser)
     parser.add_argument(
         "--shares", nargs="+", type=float, help="of each knee, as rates (each workload's own)"
     )
+    parser.add_argument("--at", nargs="+", type=float, metavar="R", help="rates, in place of such shares")
     parser.add_argument("--seed", type=int, default=SEED, help="of all draws (%(default)d)")
     parser.add_argument("--small", action="store_true", help="short lengths, low rates")
     args, serve = parser.parse_known_args()
     setting = make_setting(args, serve, "goodput")
-    uvloop.run(_measure(setting, args.layouts, list(_cases(args)), args.small))
+    variants = [replace(variant, workers=args.workers) for variant in args.layouts]
+    uvloop.run(_measure(setting, variants, list(_cases(args)), args.small))
     return int(setting.journal.failed > 0)
 
 
 def _cases(args: argparse.Namespace) -> Iterator[Case]:
-    for name in args.workloads:
-        workload = small(WORKLOADS[name]) if args.small else WORKLOADS[name]
-        for rate in workload.near(args.shares) if args.shares else workload.rates:
+    for workload in map(small, workloads(args)) if args.small else workloads(args):
+        for rate in args.at or (workload.near(args.shares) if args.shares else workload.rates):
             yield Case(workload, rate, args.seed)
 
 
@@ -109,7 +111,9 @@ async def _case(setting: Setting, variant: Variant, case: Case, cluster: Served,
     gateway_cpu = (cluster.gateway_cpu_s() - before) / (time.monotonic() - began)
     fields = {
         "layout": variant.layout, "mixed": variant.mixed, "workload": workload.name, "rate": case.rate,
-        "seed": case.seed, "small": little, "gateway_cpu": round(gateway_cpu, 3), **_columns(sent),
+        "seed": case.seed, "small": little, "workers": variant.workers,
+        "targets": (workload.targets.ttft_s, workload.targets.tpot_s),
+        "gateway_cpu": round(gateway_cpu, 3), **_columns(sent),
         "policy": await _policy(cluster),
     }  # fmt: skip
     setting.journal.write("run", **fields)

@@ -1,6 +1,6 @@
 """The tables of the goodput campaign: what was measured beside what the simulator says of the same requests.
 
-    python -m tests.gpu.pair_report DIR/goodput.jsonl [MORE.jsonl ...]
+    python -m tests.gpu.pair_report DIR/goodput.jsonl [MORE.jsonl ...] [--rates FILE]
 
 It knows runs. Ratios between layouts are of requests that both were sent, with a bootstrap interval of 95 %.
 """
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 from eyas.bench.bootstrap import LEVEL, mean, ratio
 from eyas.simulator.cluster import ClusterLayout
+from eyas.simulator.hardware import Hardware, example, read_hardware
 from eyas.simulator.outcome import LoadOutcome
 from tests.gpu.pair_runs import Run, bears, read_runs
-from tests.gpu.pair_workloads import simulated
+from tests.gpu.pair_workloads import Cluster, simulated
 
 STATIC = ("unified", "split")
 ERROR = 0.1
@@ -31,11 +32,15 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", type=Path, nargs="+")
-    runs = sorted(read_runs(parser.parse_args().files), key=lambda run: run.case)
-    print("\n".join([*against_simulator(runs), "", *at_rates(runs), "", *knees(runs)]))
+    parser.add_argument("--rates", type=Path, metavar="FILE", help="what a worker does (an 8B model's)")
+    args = parser.parse_args()
+    hardware = read_hardware(args.rates) if args.rates else example()
+    runs = sorted(read_runs(args.files), key=lambda run: run.case)
+    tables = against_simulator(runs, hardware), [""], at_rates(runs), [""], knees(runs, hardware)
+    print("\n".join(chain.from_iterable(tables)))
 
 
-def against_simulator(runs: Sequence[Run]) -> Iterator[str]:
+def against_simulator(runs: Sequence[Run], hardware: Hardware) -> Iterator[str]:
     """A row per run. Near a knee a step that is 2 % longer halves a goodput, so the error is one of rates: of
     the rate at which the simulator has the part within the targets that was measured.
     """
@@ -45,17 +50,17 @@ def against_simulator(runs: Sequence[Run]) -> Iterator[str]:
         row = (
             f"| {run.workload.name} | {run.rate:g} | {run.name} | {run.attainment:.1%} | {run.goodput:.2f} |"
         )
-        if (told := _simulated(run)) is None:
+        if (told := _simulated(run, hardware)) is None:
             yield f"{row} - | - | - | - |"
             continue
-        yield f"{row} {told.attainment:.1%} | {told.goodput:.2f} | {_like(run, told)} |"
+        yield f"{row} {told.attainment:.1%} | {told.goodput:.2f} | {_like(run, told, hardware)} |"
 
 
-def _like(run: Run, told: LoadOutcome) -> str:
+def _like(run: Run, told: LoadOutcome, hardware: Hardware) -> str:
     """The rate at which the simulator has the run's attainment, over the run's own; near 0 and 1 many do."""
     if not SURE[0] < run.attainment < SURE[1]:
         return "- | -" if abs(told.attainment - run.attainment) < ERROR else "- | !"
-    kept = [(share, _simulated(run, share * run.rate)) for share in SCAN]
+    kept = [(share, _simulated(run, hardware, share * run.rate)) for share in SCAN]
     above = [share for share, found in kept if found and found.attainment >= run.attainment]
     below = [share for share, found in kept if found and found.attainment < run.attainment]
     if not above or not below:
@@ -79,7 +84,7 @@ def at_rates(runs: Sequence[Run]) -> Iterator[str]:
         yield f"| {name} | {rate:g} | {' | '.join(told)} | {between} | {over} |"
 
 
-def knees(runs: Sequence[Run]) -> Iterator[str]:
+def knees(runs: Sequence[Run], hardware: Hardware) -> Iterator[str]:
     """A row per workload and layout: the rate at which 90 % keep the targets, measured and simulated."""
     yield _head("tokens in / out", "layout", "bears, per second", "simulated", "error")
     for name, group in groupby(runs, key=lambda run: run.workload.name):
@@ -87,7 +92,7 @@ def knees(runs: Sequence[Run]) -> Iterator[str]:
         for layout in dict.fromkeys(run.layout for run in of_workload):
             best = [_best(same)[layout] for same in _by_rate(of_workload, layout)]
             rate, bound = bears([(run.rate, run.attainment) for run in best])
-            told = [(run.rate, found.attainment) for run in best if (found := _simulated(run))]
+            told = [(run.rate, found.attainment) for run in best if (found := _simulated(run, hardware))]
             other, other_bound = bears(told) if told else (0.0, "-")
             exact = told and not bound and not other_bound
             error = f"{rate / other - 1:+.1%}" if exact else "-"
@@ -112,12 +117,13 @@ def _best(runs: Iterable[Run]) -> dict[str, Run]:
     return best
 
 
-def _simulated(run: Run, rate: float | None = None) -> LoadOutcome | None:
+def _simulated(run: Run, hardware: Hardware, rate: float | None = None) -> LoadOutcome | None:
     """At the run's rate or another one. None for a layout that the simulator does not know."""
     if run.layout not in KNOWN:
         return None
     arrivals = run.workload.arrivals(rate or run.rate, run.seed)
-    return simulated(run.workload, arrivals, ClusterLayout(run.layout), run.mixed)
+    cluster = Cluster(ClusterLayout(run.layout), run.mixed, run.fields["workers"], hardware)
+    return simulated(run.workload, arrivals, cluster)
 
 
 def _over(one: Run | None, other: Run | None) -> str:

@@ -1,4 +1,4 @@
-"""Clusters on two GPUs, one after the other, and where what is seen of them is written.
+"""Clusters on two GPUs or more, one after the other, and where what is seen of them is written.
 
 Every line is on disk as soon as it is known, every step has an end, and a step that fails is told and passed
 over. It knows layouts by name and the flags that make them; what is measured is the scripts' own.
@@ -34,8 +34,8 @@ from eyas.worker.serve import GATEWAY, LocalCluster
 from gateway.placement import Targets
 
 LAYOUTS = {  # split21: prompts by two GPUs, tokens by one of them
-    "unified": ("--layout", "unified", "--workers", "2"),
-    "split": ("--layout", "split", "--prefill", "1", "--decode", "1"),
+    "unified": ("--layout", "unified", "--workers", "{workers}"),
+    "split": ("--layout", "split", "--prefill", "{half}", "--decode", "{half}"),
     "split21": (
         "--layout",
         "split",
@@ -60,20 +60,25 @@ LAYOUTS = {  # split21: prompts by two GPUs, tokens by one of them
         "--gpus",
         "0,0,1",
     ),
-    "auto": ("--layout", "auto", "--workers", "2"),
+    "auto": ("--layout", "auto", "--workers", "{workers}"),
     "tp2": ("--layout", "unified", "--tensor-parallel-size", "2"),
     "one": ("--layout", "unified"),
 }
+PAIR = 2  # workers, as long as no other number is given
 MODEL = Path("/tmp/eyas-llama-3.1-8b")  # a shape's folder: config and tokenizer, no weights
 STOP_S = 30.0  # what is left of a script's time when its last cluster must end
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A layout, and its rows of a step with prompts beside decode rows; None: the default."""
+    """A layout, its rows of a step with prompts beside decode rows (None: the default), and its workers.
+
+    Those of `split21` and the like are in their names.
+    """
 
     layout: str
     mixed: int | None = None
+    workers: int = PAIR
 
     @classmethod
     def parse(cls, text: str) -> Variant:
@@ -89,7 +94,8 @@ class Variant:
     def flags(self) -> tuple[str, ...]:
         """Of `eyas serve`."""
         rows = () if self.mixed is None else ("--mixed-step-tokens", str(self.mixed))
-        return (*LAYOUTS[self.layout], *rows)
+        own = (flag.format(workers=self.workers, half=self.workers // 2) for flag in LAYOUTS[self.layout])
+        return (*own, *rows)
 
     def __str__(self) -> str:
         return self.layout if self.mixed is None else f"{self.layout}@{self.mixed}"

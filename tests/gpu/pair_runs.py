@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from eyas.bench.saved import Floats
 from eyas.simulator.goodput import ATTAINMENT
 from eyas.simulator.workload import SimulatedRequest
+from gateway.placement import Targets
 from tests.gpu.pair_workloads import WORKLOADS, Workload, small
 
 
@@ -35,6 +36,7 @@ class Run:
         """From a line's object."""
         workload = WORKLOADS[fields["workload"]]
         workload = small(workload) if fields["small"] else workload
+        workload = replace(workload, targets=Targets(*fields["targets"]))
         return cls(fields["layout"], fields["mixed"], workload, fields["rate"], fields["seed"], fields)
 
     @property

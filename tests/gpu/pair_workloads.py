@@ -1,6 +1,6 @@
-"""The loads of the goodput campaign, and the rates at which layouts of two GPUs are compared.
+"""The loads of the goodput campaign, and the rates at which layouts of two GPUs, or more, are compared.
 
-    python -m tests.gpu.pair_workloads
+    python -m tests.gpu.pair_workloads [--workers 8] [--rates FILE --slo ttft=1s,tpot=40ms]
 
 prints the simulated knees of every layout, each at its best mixed-step size, from which the rates follow. The
 same draws are simulated and sent: a load is a list of simulated requests, and its blocks become token ids.
@@ -8,23 +8,26 @@ same draws are simulated and sent: a load is a list of simulated requests, and i
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from eyas.bench.jobs import Job
+from eyas.bench.slo import Slo
 from eyas.common.step_times import StepBudget
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
 from eyas.simulator.goodput import ATTAINMENT, Draw
-from eyas.simulator.hardware import Hardware, example
+from eyas.simulator.hardware import Hardware, example, read_hardware
 from eyas.simulator.outcome import LoadOutcome, outcome
 from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traffic, chats, poisson
 from gateway.placement import Targets
 from tests.gpu.pair_load import token_ids
+from tests.gpu.pair_rig import PAIR
 
 MIXED = (256, 512, 1024)
-GPUS = 2
 SEED = 1
 PRECISION = 1.02
 TARGETS = Targets(1.0, 0.008)
@@ -39,7 +42,7 @@ class Workload:
     """A load, its targets, and the rates per second at which it is sent for `seconds`.
 
     Requests of the first `warm_s` are not counted: batches fill, and `auto` finds its preferences. `knee`: of
-    the better static layout, simulated with the very requests of SEED's runs.
+    the better static layout of two workers, simulated with the very requests of SEED's runs.
     """
 
     name: str
@@ -58,6 +61,10 @@ class Workload:
     def near(self, shares: Sequence[float]) -> tuple[float, ...]:
         """These parts of the knee, in two digits, for people."""
         return tuple(float(f"{share * self.knee:.2g}") for share in shares)
+
+    def scaled(self, share: float) -> Workload:
+        """The same at rates so many times as high."""
+        return replace(self, knee=self.knee * share, more=tuple(share * rate for rate in self.more))
 
     def arrivals(self, rate: float, seed: int) -> list[SimulatedRequest]:
         """The requests of one run; no rate and no workload shares a prompt with another."""
@@ -126,36 +133,68 @@ def jobs(arrivals: Sequence[SimulatedRequest], vocabulary: int, *seed: int) -> l
     return found
 
 
-def simulated(
-    workload: Workload, arrivals: Sequence[SimulatedRequest], layout: ClusterLayout, mixed: int | None
-) -> LoadOutcome:
+@dataclass(frozen=True)
+class Cluster:
+    """Workers that are alike; half of them prefill in a split layout. `mixed`: of a step; None: theirs."""
+
+    layout: ClusterLayout
+    mixed: int | None = None
+    workers: int = PAIR
+    hardware: Hardware = field(default_factory=example)
+
+    def shape(self, targets: Targets) -> ClusterShape:
+        """As the simulator has it."""
+        hardware, prefill = self.hardware, self.workers // 2 if self.layout is ClusterLayout.SPLIT else 0
+        if self.mixed is not None:
+            hardware = replace(hardware, budget=StepBudget(hardware.budget.chunk_tokens, self.mixed))
+        return ClusterShape(hardware, self.workers, self.layout, targets, prefill)
+
+
+def simulated(workload: Workload, arrivals: Sequence[SimulatedRequest], cluster: Cluster) -> LoadOutcome:
     """What the simulator says of the very requests that are sent."""
-    return outcome(play(_shape(workload, layout, mixed), arrivals), workload.targets, workload.warm_s)
+    return outcome(play(cluster.shape(workload.targets), arrivals), workload.targets, workload.warm_s)
 
 
-def _shape(workload: Workload, layout: ClusterLayout, mixed: int | None) -> ClusterShape:
-    hardware: Hardware = example()
-    if mixed is not None:
-        hardware = replace(hardware, budget=StepBudget(hardware.budget.chunk_tokens, mixed))
-    return ClusterShape(hardware, GPUS, layout, workload.targets, int(layout is ClusterLayout.SPLIT))
-
-
-def window_knee(workload: Workload, layout: ClusterLayout, mixed: int) -> float:
+def window_knee(workload: Workload, cluster: Cluster) -> float:
     """The highest rate at which SEED's run keeps the targets, between a quarter of the knee and twice it."""
     good, bad = workload.knee / 4, workload.knee * 2
     while bad > good * PRECISION:
         rate = (good * bad) ** 0.5
-        found = simulated(workload, workload.arrivals(rate, SEED), layout, mixed)
+        found = simulated(workload, workload.arrivals(rate, SEED), cluster)
         good, bad = (rate, bad) if found.attainment >= ATTAINMENT else (good, rate)
     return good
 
 
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """The flags that say what a cluster is asked."""
+    add = parser.add_argument
+    add("--workers", type=int, default=PAIR, help="of a cluster (%(default)d)")
+    add("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    add("--slo", type=Slo.parse, metavar="ttft=T,tpot=T", help="bounds of a good request (ttft=1s,tpot=8ms)")
+
+
+def workloads(args: argparse.Namespace) -> list[Workload]:
+    """Of the flags of `add_load`: a knee grows with the workers."""
+    found = [WORKLOADS[name].scaled(args.workers / PAIR) for name in args.workloads]
+    if args.slo is None:
+        return found
+    targets = Targets(args.slo.bounds_s["ttft"], args.slo.bounds_s["tpot"])
+    return [replace(workload, targets=targets) for workload in found]
+
+
 def main() -> None:
-    """Prints knees."""
-    for workload in WORKLOADS.values():
+    """The command line: prints knees."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_load(parser)
+    parser.add_argument("--rates", type=Path, metavar="FILE", help="what a worker does (an 8B model's)")
+    args = parser.parse_args()
+    hardware = read_hardware(args.rates) if args.rates else example()
+    slower = hardware.times.step_s(1, 0.0) / example().times.step_s(1, 0.0)
+    for workload in (workload.scaled(1.0 / slower) for workload in workloads(args)):
         said = [workload.name.ljust(10)]
         for layout in ClusterLayout:
-            knees = {mixed: window_knee(workload, layout, mixed) for mixed in MIXED}
+            clusters = {mixed: Cluster(layout, mixed, args.workers, hardware) for mixed in MIXED}
+            knees = {mixed: window_knee(workload, cluster) for mixed, cluster in clusters.items()}
             best = max(knees, key=lambda mixed: knees[mixed])
             said.append(
                 f"{layout.value} " + " ".join(f"{knees[m]:.1f}@{m}" + "*" * (m == best) for m in MIXED)

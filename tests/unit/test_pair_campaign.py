@@ -15,6 +15,7 @@ from eyas.bench.jobs import Job
 from eyas.bench.records import RequestRecord
 from eyas.simulator.cluster import ClusterLayout
 from eyas.simulator.goodput import Effort, find_knee
+from eyas.simulator.hardware import example
 from eyas.simulator.workload import BLOCK_TOKENS, Chats, Traffic, chats, poisson
 from gateway.placement import Targets
 from tests.gpu.pair_gaps import ratio, read_gaps
@@ -22,9 +23,9 @@ from tests.gpu.pair_landing import Asked, landed
 from tests.gpu.pair_layouts import Question, best_split, row
 from tests.gpu.pair_load import send
 from tests.gpu.pair_report import at_rates, knees
-from tests.gpu.pair_rig import LAYOUTS, Variant
+from tests.gpu.pair_rig import Variant
 from tests.gpu.pair_runs import Run, bears
-from tests.gpu.pair_workloads import WORKLOADS, gamma, jobs, simulated
+from tests.gpu.pair_workloads import WORKLOADS, Cluster, gamma, jobs, simulated
 
 # --- loads ---------------------------------------------------------------------------------------------
 
@@ -91,6 +92,7 @@ def run(layout: str, rate: float, kept: float, mixed: int | None = None) -> Run:
     good = [i < kept * count for i in range(count)]
     fields: dict[str, Any] = {
         "layout": layout, "mixed": mixed, "workload": "8192/256", "rate": rate, "seed": 1, "small": False,
+        "workers": 2, "targets": (1.0, 0.008),
         "ttft_s": [0.1 if ok else 3.0 for ok in good], "waited_s": [0.0] * count, "tpot_s": [0.005] * count,
         "errors": [""] * count, "client_cpu": 0.1, "client_lag_ms": 0.1, "gateway_cpu": 0.1,
     }  # fmt: skip
@@ -139,21 +141,25 @@ def test_auto_is_compared_with_the_better_static_layout_at_its_best_size() -> No
     for goodput in better:
         assert f"| {goodput:.2f} " in row
     assert f"{runs[2].attainment / runs[1].attainment:.3f}" in row and "1.000 (1.00 to 1.00)" in row
-    assert any("| split | <3.00 |" in row or "| split | >3.00 |" in row for row in knees(runs))
+    assert any("| split | <3.00 |" in row or "| split | >3.00 |" in row for row in knees(runs, example()))
 
 
 def test_the_simulator_plays_the_requests_of_the_run() -> None:
     workload = WORKLOADS["8192/256"]
     arrivals = workload.arrivals(3.3, 1)
     split, unified = (
-        simulated(workload, arrivals, layout, None) for layout in (ClusterLayout.SPLIT, ClusterLayout.UNIFIED)
+        simulated(workload, arrivals, Cluster(layout))
+        for layout in (ClusterLayout.SPLIT, ClusterLayout.UNIFIED)
     )
     assert split.requests == sum(one.at_s >= workload.warm_s for one in arrivals)
     assert split.attainment > unified.attainment + 0.2
 
 
 def test_a_layout_is_named_with_its_mixed_step_size() -> None:
-    assert Variant.parse("unified@256").flags == (*LAYOUTS["unified"], "--mixed-step-tokens", "256")
+    flags = Variant.parse("unified@256").flags
+    assert flags == ("--layout", "unified", "--workers", "2", "--mixed-step-tokens", "256")
+    eight = replace(Variant.parse("split"), workers=8)
+    assert eight.flags == ("--layout", "split", "--prefill", "4", "--decode", "4")
     assert str(Variant.parse("split")) == "split" and str(Variant.parse("auto@512")) == "auto@512"
     for wrong in ("both", "split@", "split@x"):
         with pytest.raises(argparse.ArgumentTypeError, match="is not one of"):

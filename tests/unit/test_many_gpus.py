@@ -1,0 +1,39 @@
+"""The commands for four and eight GPUs: `eyas serve` takes their flags, and each has an end of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from eyas.commands import Parser
+from eyas.configuration import own_config
+from eyas.flags import add_engine
+from eyas.layout_flags import add_layout
+from tests.gpu.many_gpus import PARTS, SERVED, Command, Machine, commands, write_models
+
+
+@pytest.mark.parametrize(("gpus", "small"), [(8, False), (2, True)])
+def test_a_server_takes_the_flags_of_every_command(tmp_path: Path, gpus: int, small: bool) -> None:
+    machine = Machine(tmp_path, Path("client.py"), gpus, small)
+    write_models(machine)
+    found = commands(machine, list(PARTS))
+    assert len({one.name for one in found}) == len(found) == (11 if small else 13)
+    for one in found:
+        if one.module == SERVED:
+            parser = Parser(prog="eyas serve")
+            add_layout(parser)
+            add_engine(parser)
+            flags = one.arguments[one.arguments.index("--model") :]
+            args = parser.parse_args(["--device", "cuda", "--load-format", "dummy", *flags])
+            ranks = own_config(args).engine.device_ranks
+            assert ranks in (gpus, gpus // 2), one.name
+
+
+def test_a_command_that_takes_too_long_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
+    slow = Command("x", "slow", 0.5, "timeit", ("-n", "1", "-r", "1", "__import__('time').sleep(60)"))
+    quick = Command("x", "quick", 60.0, "timeit", ("-n", "1", "-r", "1", "print('here')"))
+    assert slow.run(tmp_path)["exit"] is None
+    assert quick.run(tmp_path)["exit"] == 0
+    assert "here" in (tmp_path / "quick.log").read_text(), sys.version
