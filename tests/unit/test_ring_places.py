@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ class RingPair(Pair):
         )
         self.offered = OfferedLines(shape, lambda: next(names), ours)
         self.answered = AnsweredLines(WIDTH, str(folder), theirs)
-        self.drafter = RemoteDrafter(SPEC, VOCAB, self.offered)
+        self.drafter = RemoteDrafter(replace(SPEC, ngram=True), VOCAB, self.offered)  # without a mailbox
         self.gpus = (ours.driver, theirs.driver)
 
     def landed(self, seq: Sequence, base: int, ringed: int) -> list[DraftCommit]:

@@ -31,7 +31,7 @@ class Patience:
         if any(one.work.tree is None and len(one.work.tokens) > 1 for one in landed):
             return
         self._step_s += (seconds - self._step_s) * (SMOOTHING if self._step_s else 1.0)
-        verified = [one for one in landed if one.work.tree is not None]
+        verified = [one for one in landed if one.drafts.offered]
         if verified:
             accepted = sum(one.drafts.accepted for one in verified) / len(verified)
             self._gain += (accepted - self._gain) * SMOOTHING
