@@ -226,20 +226,22 @@ def test_a_drafter_that_is_wrong_changes_no_token(
 
 
 def test_rounds_that_are_lost_open_their_sequence_anew(
-    config: EngineConfig, gpus: list[FakeDriver], patient: Patient, monkeypatch: pytest.MonkeyPatch
+    config: EngineConfig, gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The draft worker sees that another lap has begun."""
+    patient = Patient(wait_s=2.0)
+    monkeypatch.setattr(mailbox, "fetch", patient)
     monkeypatch.setattr("eyas.engine.speculation.mailing.kept_rows", lambda rows: 8)
     monkeypatch.setattr("eyas.engine.speculation.remote.BACKOFF_S", 0.0)
     post, calls = mailbox.post, itertools.count(1)
 
     def lossy(*parts: object) -> None:
-        if next(calls) % 9:
+        if next(calls) != 4:
             post(*parts)
 
     monkeypatch.setattr(mailbox, "post", lossy)
-    expected, _ = answers(replace(config, draft=None), asked(40))
-    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(40))
+    expected, _ = answers(replace(config, draft=None), asked(28))
+    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(28))
     assert tokens(found) == tokens(expected)
     assert any("not in its mailbox" in reason for reason in cluster.reasons)
     assert sent[GRPC] > 1 and sent[MAILBOX] > 1 and sum(patient.found) > 3
