@@ -77,10 +77,7 @@ class Tables:
             "depth": (torch.int32, nodes),  # how far node j lies below the root
             "speculative": (torch.int32, 1),  # how deep this sequence's drafts may be; 0: none is proposed
             "most_topk": (torch.int32, 1),  # children of a draft that are verified (0: all) ..
-            "most_nodes": (
-                torch.int32,
-                1,
-            ),  # .. and drafts in all, where they are trees of a head in the step
+            "most_nodes": (torch.int32, 1),  # .. and drafts in all, where a head or a mailbox gives trees
             "choice": (torch.int32, 1),
             "top_k": (torch.int32, 1),  # 0: off
             "temperature": (torch.float32, 1),

@@ -168,15 +168,14 @@ def _fetch(
         late = tl.load(lates + slot)
         looks = tl.where(late < _LATE_ROUNDS, tl.load(polls + slot), 1)
         proposal = address.to(tl.pointer_type(tl.int64)) + KEPT
-        count, token, parent = _arrived(proposal, tag, looks, NODES, BLOCK)
-        tl.store(lates + slot, tl.where(count >= 0, 0, tl.minimum(late + 1, _LATE_ROUNDS)))
         node = tl.arange(0, BLOCK)
+        count, token, parent = _arrived(proposal, tag, looks, node, NODES)
+        tl.store(lates + slot, tl.where(count >= 0, 0, tl.minimum(late + 1, _LATE_ROUNDS)))
         real = node < count
         wrong = (token < 0) | (token >= vocab) | (parent < -1) | (parent >= node)
         if not TREES:
             wrong = wrong | (parent != node - 1)
-        sane = tl.max((real & wrong).to(tl.int32), axis=0) == 0
-        own = real & sane
+        own = real & (tl.max((real & wrong).to(tl.int32), axis=0) == 0)
         most = tl.load(speculative + slot)
         there = node < drafts_stride
         if TREES:
@@ -185,10 +184,9 @@ def _fetch(
             parent = tl.where(own, parent, -1)
             tl.store(parents + slot * drafts_stride + node, parent, mask=there)
             tl.debug_barrier()  # waits until every thread has written its parents
+            all_parents = parents + slot * drafts_stride
             for word in tl.static_range(WORDS):
-                seen, below, above = _ancestors(
-                    parents + slot * drafts_stride, node, parent, word, DEEPEST, BLOCK
-                )
+                seen, below, above = _ancestors(all_parents, node, parent, word, DEEPEST)
                 entry = (word * (padding + 1) + slot) * nodes_stride + node + 1
                 tl.store(mask + entry, seen, mask=there)
             own = own & (above < 0) & (below <= most)
@@ -199,13 +197,12 @@ def _fetch(
 
 
 @triton.jit
-def _arrived(proposal, tag, looks, NODES: tl.constexpr, BLOCK: tl.constexpr):
+def _arrived(proposal, tag, looks, node, NODES: tl.constexpr):
     """Looks until a proposal with this tag is there: its number of nodes (-1: it did not come, or has more
     than there is room for), their tokens and their parents, int32.
     """
-    node = tl.arange(0, BLOCK)
-    tokens = tl.zeros([BLOCK], tl.int64)
-    parents = tl.zeros([BLOCK], tl.int64)
+    tokens = tl.zeros(node.shape, tl.int64)
+    parents = tl.zeros(node.shape, tl.int64)
     count = 0
     missing = 1
     looked = 0
@@ -224,12 +221,12 @@ def _arrived(proposal, tag, looks, NODES: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _ancestors(parents, node, parent, word, DEEPEST: tl.constexpr, BLOCK: tl.constexpr):
+def _ancestors(parents, node, parent, word, DEEPEST: tl.constexpr):
     """Of each node: the word of its mask, how far it lies below the root, and what stands above the last of
     its ancestors that were looked at (-1: that was the root's child).
     """
     seen = bit(node * 0, word) | bit(node + 1, word)
-    below = tl.full([BLOCK], 1, tl.int32)
+    below = tl.full(node.shape, 1, tl.int32)
     above = parent
     for _ in range(DEEPEST - 1):
         seen |= tl.where(above >= 0, bit(above + 1, word), 0)

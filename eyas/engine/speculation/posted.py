@@ -79,9 +79,17 @@ class PostedCommits:
         return self.any and time.monotonic() - self._came < BUSY_S
 
     def pass_on(self, *, patient: bool) -> None:
-        """The sequences get the commits that have come. `patient`: while it is busy, waits for them."""
-        deadline = time.monotonic() + (SPIN_S if patient and self.busy else 0.0)
+        """The sequences get the commits that have come. `patient`: while it is busy, waits for them.
+
+        What a step has told of some sequences it tells of the others in the same moment, so it looks again
+        until nothing more has come: they are drafted for together.
+        """
+        wait_s = SPIN_S if patient and self.busy else 0.0
+        deadline = time.monotonic() + wait_s
         while not self._look() and time.monotonic() < deadline:
+            pass
+        deadline = time.monotonic() + wait_s
+        while self._look() and time.monotonic() < deadline:
             pass
 
     def answer(self, key: Key, followed: DraftedSequence, proposal: Proposal) -> bool:
@@ -114,7 +122,7 @@ class PostedCommits:
             key, posted = there.keys[i], there.posted[i]
             if ahead[i] % mailbox.place.kept:
                 continue  # another sequence's, by chance
-            commit = _commit(mailbox, posted, int(there.positions[i])) if not ahead[i] else None
+            commit = read_commit(mailbox, posted, int(there.positions[i])) if not ahead[i] else None
             if commit is not None:
                 self._sequences.commit(key, commit)
                 came = True
@@ -143,7 +151,7 @@ class PostedCommits:
             self._came = time.monotonic()
 
 
-def _commit(mailbox: Mailbox, posted: DraftCommit, first: int) -> DraftCommit | None:
+def read_commit(mailbox: Mailbox, posted: DraftCommit, first: int) -> DraftCommit | None:
     """All rows from position `first` on, up to one that was the newest; None: a round is not all there."""
     positions = np.arange(first, first + mailbox.place.kept)
     words = mailbox.words[posted.place, positions % mailbox.place.kept]
