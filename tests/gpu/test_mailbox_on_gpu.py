@@ -29,7 +29,7 @@ from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.kernels import mailbox
 from eyas.engine.kernels.mailbox import Reach
 from eyas.engine.kernels.rounds import FACTS, Batch
-from eyas.engine.speculation.posted import read_commit
+from eyas.engine.speculation.posted import Awaited
 from kv_transfer.gpu.cuda import CudaDriver
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -59,20 +59,17 @@ def drafter(line: DraftLine, folder: str, every: int) -> None:
     there = answer(line, SHAPE.width, folder, RowMemory.new(line, gpu(THEIRS)))
     box = there.mailbox
     assert box is not None
-    told = [DraftCommit(place, 1 + place, 0, (), b"", 1, place=place) for place in range(PLACES)]
-    answered = 0
+    posted = [DraftCommit(place, 1 + place, 0, (), b"", 1, place=place) for place in range(PLACES)]
+    awaited, answered = Awaited.of(box, [(commit, 0) for commit in posted]), 0
     while not there.gone:
         there.take()
-        for place in range(PLACES):
-            commit = read_commit(box, told[place], told[place].base_len)
-            if commit is None:
-                continue
-            first, generation = commit.base_len, commit.generation
-            right = [token(generation, first + 1 + i) for i in range(len(commit.tokens))]
-            base = first + len(commit.tokens)
-            told[place] = msgspec.structs.replace(told[place], base_len=base)
-            answered += 1
-            if list(commit.tokens) == right and answered % every:
+        here, _ = awaited.look()
+        firsts = awaited.positions[here].tolist()
+        for place, first, tokens in zip(here, firsts, awaited.rounds(here), strict=True):
+            base, generation = first + len(tokens), 1 + place
+            right = tuple(token(generation, position) for position in range(first + 1, base + 1))
+            answered += bool(tokens)
+            if tokens and tokens == right and answered % every:
                 ids = tuple(draft(generation, base + 1 + i) for i in range(WIDTH - 1))
                 box.propose(place, Proposal(place, generation, base, ids, tuple(range(-1, WIDTH - 2))))
 

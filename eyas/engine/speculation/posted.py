@@ -1,6 +1,6 @@
 """Rounds that the devices of decode engines have posted into their mailboxes, and drafts that are left there.
 
-No bell rings for a mailbox: it is looked into, all sequences of a peer by one array. It knows where each
+No bell rings for a mailbox: it is looked into, at all of a peer's sequences at once. It knows where each
 one's next row will be, and makes of words the commits that a host would have sent. Whether a commit makes
 sense for its sequence is checked where all commits are.
 """
@@ -10,14 +10,13 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.engine.ipc.mailbox import HALF, NEWEST, Mailbox, Words, tags
+from eyas.engine.ipc.mailbox import HALF, NEWEST, Mailbox, tags
 from eyas.engine.ipc.messages import DraftCommit, Proposal
 from eyas.engine.speculation.draft_sequences import DraftedSequence, DraftSequences, Key
 
@@ -34,28 +33,39 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Next:
-    """What is looked for in one peer's mailbox, an entry per sequence: its next row."""
+class Awaited:
+    """What is looked for in one mailbox, an entry per sequence: its row of a position, and those after it."""
 
-    keys: list[Key]
-    posted: list[DraftCommit]
+    mailbox: Mailbox
     places: Ints
+    generations: Ints
     positions: Ints
-    columns: Ints
-    expected: Words
 
     @classmethod
-    def of(cls, sequences: SequenceOf[tuple[Key, DraftedSequence, DraftCommit]], kept: int) -> _Next:
-        posted = [commit for _, _, commit in sequences]
-        positions = np.array([one.first + one.end for _, one, _ in sequences], np.int64)
-        return cls(
-            [key for key, _, _ in sequences],
-            posted,
-            np.array([commit.place for commit in posted], np.int64),
-            positions,
-            positions % kept,
-            tags([commit.generation for commit in posted], positions),
-        )
+    def of(cls, mailbox: Mailbox, whose: list[tuple[DraftCommit, int]]) -> Awaited:
+        """`whose`: of each sequence the commit that said where its rows are, and the position of the next."""
+        parts = [(posted.place, posted.generation, position) for posted, position in whose]
+        return cls(mailbox, *np.array(parts, np.int64).reshape(-1, 3).T.copy())
+
+    def look(self) -> tuple[list[int], list[int]]:
+        """The entries whose next row is there, and those whose row has given way to one of a later lap."""
+        kept = self.mailbox.place.kept
+        words = self.mailbox.words[self.places, self.positions % kept]
+        ahead = ((words >> np.uint64(32)) - tags(self.generations, self.positions)) & np.uint64(HALF)
+        lost = (ahead < LAPS) & (ahead % np.uint64(kept) == 0) & (ahead != 0) & (words != 0)
+        return np.flatnonzero((ahead == 0) & (words != 0)).tolist(), np.flatnonzero(lost).tolist()
+
+    def rounds(self, entries: list[int]) -> list[tuple[int, ...]]:
+        """Of each of these entries the tokens of all whole rounds that are there; then the next is awaited."""
+        kept, some = self.mailbox.place.kept, np.array(entries, np.int64)
+        positions = self.positions[some, None] + np.arange(kept)
+        words = self.mailbox.words[self.places[some, None], positions % kept]
+        there = (words >> np.uint64(32)) == tags(self.generations[some, None], positions)
+        ends = np.logical_and.accumulate(there, axis=1) & ((words & np.uint64(NEWEST)) != 0)
+        counts = np.where(ends.any(axis=1), kept - ends[:, ::-1].argmax(axis=1), 0)
+        self.positions[some] += counts
+        tokens = (words & np.uint64(NEWEST - 1)).tolist()
+        return [tuple(row[:count]) for row, count in zip(tokens, counts.tolist(), strict=True)]
 
 
 class PostedCommits:
@@ -64,14 +74,15 @@ class PostedCommits:
     def __init__(self, sequences: DraftSequences, mailbox: Callable[[int], Mailbox | None]) -> None:
         self._sequences = sequences
         self._mailbox = mailbox
-        self._next: dict[int, _Next] = {}  # by peer
+        self._keys: dict[int, list[Key]] = {}  # by peer, in the order of what is ..
+        self._awaited: dict[int, Awaited] = {}
         self._changes = sequences.changes
         self._came = 0.0  # monotonic seconds, when the last round did
 
     @property
     def any(self) -> bool:
         """Is there anything to look for?"""
-        return bool(self._next) or self._changes != self._sequences.changes
+        return bool(self._awaited) or self._is_stale
 
     @property
     def busy(self) -> bool:
@@ -100,39 +111,48 @@ class PostedCommits:
         mailbox.propose(followed.posted.place, proposal)  # one that has no room there is dropped
         return True
 
+    @property
+    def _is_stale(self) -> bool:
+        others = (self._mailbox(peer) is not there.mailbox for peer, there in self._awaited.items())
+        return self._changes != self._sequences.changes or any(others)
+
     def _look(self) -> bool:
         """Has anything come?"""
-        if self._changes != self._sequences.changes:
+        if self._is_stale:
             self._gather()
-        came = False
-        for peer, there in self._next.items():
-            mailbox = self._mailbox(peer)
-            if mailbox is not None:
-                came |= self._look_into(mailbox, there)
-        if came:
+        came = [self._look_for(peer, awaited) for peer, awaited in self._awaited.items()]
+        if any(came):
             self._came = time.monotonic()
+        return any(came)
+
+    def _look_for(self, peer: int, awaited: Awaited) -> bool:
+        here, lost = awaited.look()
+        keys, came = self._keys[peer], False
+        for i in lost:
+            self._sequences.close(keys[i], "its rounds were not in its mailbox any more")
+        if not here:
+            return False
+        firsts = awaited.positions[here].tolist()
+        for i, first, tokens in zip(here, firsts, awaited.rounds(here), strict=True):
+            if tokens:
+                self._pass_on(keys[i], first, tokens)
+                came = True
         return came
 
-    def _look_into(self, mailbox: Mailbox, there: _Next) -> bool:
-        words = mailbox.words[there.places, there.columns]
-        ahead = ((words >> np.uint64(32)) - there.expected) & np.uint64(HALF)
-        near = np.flatnonzero((ahead < LAPS) & (words != 0))
-        came = False
-        for i in near.tolist():
-            key, posted = there.keys[i], there.posted[i]
-            if ahead[i] % mailbox.place.kept:
-                continue  # another sequence's, by chance
-            commit = read_commit(mailbox, posted, int(there.positions[i])) if not ahead[i] else None
-            if commit is not None:
-                self._sequences.commit(key, commit)
-                came = True
-            elif ahead[i]:
-                self._sequences.close(key, "its rounds were not in its mailbox any more")
-        return came
+    def _pass_on(self, key: Key, first: int, tokens: tuple[int, ...]) -> None:
+        """One commit; if it is taken, what is looked for next is known already."""
+        sequences = self._sequences
+        followed = sequences.followed[key]
+        assert followed.posted is not None
+        commit = msgspec.structs.replace(followed.posted, base_len=first, tokens=tokens)
+        known = self._changes == sequences.changes
+        sequences.commit(key, commit)
+        if known and followed.commits and followed.commits[-1] is commit:
+            self._changes = sequences.changes
 
     def _gather(self) -> None:
-        """Anew, since something has changed."""
-        by_peer: dict[int, list[tuple[Key, DraftedSequence, DraftCommit]]] = defaultdict(list)
+        """All that is to be looked for, since something has changed."""
+        found: dict[int, list[tuple[Key, DraftCommit, int]]] = defaultdict(list)
         for key, followed in list(self._sequences.followed.items()):
             if (posted := followed.posted) is None:
                 continue
@@ -140,26 +160,11 @@ class PostedCommits:
             if mailbox is None or posted.place >= mailbox.places:
                 self._sequences.close(key, "it has no place in a mailbox that is known here")
             else:
-                by_peer[key[0]].append((key, followed, posted))
-        self._next = {
-            peer: _Next.of(some, mailbox.place.kept)
-            for peer, some in by_peer.items()
+                found[key[0]].append((key, posted, followed.first + followed.end))
+        self._keys = {peer: [key for key, _, _ in some] for peer, some in found.items()}
+        self._awaited = {
+            peer: Awaited.of(mailbox, [(posted, position) for _, posted, position in some])
+            for peer, some in found.items()
             if (mailbox := self._mailbox(peer)) is not None
         }
-        if self._changes != self._sequences.changes:
-            self._changes = self._sequences.changes
-            self._came = time.monotonic()
-
-
-def read_commit(mailbox: Mailbox, posted: DraftCommit, first: int) -> DraftCommit | None:
-    """All rows from position `first` on, up to one that was the newest; None: a round is not all there."""
-    positions = np.arange(first, first + mailbox.place.kept)
-    words = mailbox.words[posted.place, positions % mailbox.place.kept]
-    there = (words >> np.uint64(32)) == tags([posted.generation], positions)
-    run = len(there) if there.all() else int(there.argmin())
-    halves = words[:run] & np.uint64(HALF)
-    newest = np.flatnonzero(halves & np.uint64(NEWEST))
-    if not len(newest):
-        return None
-    tokens = (halves[: newest[-1] + 1] & np.uint64(NEWEST - 1)).tolist()
-    return msgspec.structs.replace(posted, base_len=first, tokens=tuple(tokens))
+        self._changes, self._came = self._sequences.changes, time.monotonic()
