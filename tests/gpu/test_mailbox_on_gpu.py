@@ -60,7 +60,7 @@ def drafter(line: DraftLine, folder: str, every: int) -> None:
     box = there.mailbox
     assert box is not None
     posted = [DraftCommit(place, 1 + place, 0, (), b"", 1, place=place) for place in range(PLACES)]
-    awaited, answered = Awaited.of(box, [(commit, 0) for commit in posted]), 0
+    awaited, answered = Awaited(box, [(commit, 0) for commit in posted]), 0
     while not there.gone:
         there.take()
         here, _ = awaited.look()

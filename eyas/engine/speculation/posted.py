@@ -10,11 +10,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from eyas.engine.ipc.mailbox import HALF, NEWEST, Mailbox, tags
 from eyas.engine.ipc.messages import DraftCommit, Proposal
@@ -29,42 +27,52 @@ LAPS = 1 << 20
 away, but by chance.
 """
 
-Ints = NDArray[np.int64]
+_TAG, _HALF, _NEWEST = np.uint64(32), np.uint64(HALF), np.uint64(NEWEST)
+_TOKEN, _LAPS = np.uint64(NEWEST - 1), np.uint64(LAPS)
 
 
-@dataclass(frozen=True)
 class Awaited:
-    """What is looked for in one mailbox, an entry per sequence: its row of a position, and those after it."""
+    """What is looked for in one mailbox, an entry per sequence: its row of a position, and those after it.
 
-    mailbox: Mailbox
-    places: Ints
-    generations: Ints
-    positions: Ints
+    `whose`: of each sequence the commit that said where its rows are, and the position of the next.
+    """
 
-    @classmethod
-    def of(cls, mailbox: Mailbox, whose: list[tuple[DraftCommit, int]]) -> Awaited:
-        """`whose`: of each sequence the commit that said where its rows are, and the position of the next."""
+    def __init__(self, mailbox: Mailbox, whose: list[tuple[DraftCommit, int]]) -> None:
+        self.mailbox = mailbox
         parts = [(posted.place, posted.generation, position) for posted, position in whose]
-        return cls(mailbox, *np.array(parts, np.int64).reshape(-1, 3).T.copy())
+        self._places, self._generations, self.positions = np.array(parts, np.int64).reshape(-1, 3).T.copy()
+        self._words = mailbox.words.reshape(-1)  # the same memory
+        self._aim()
+
+    def _aim(self) -> None:
+        """What `look` needs, which is all that it does while nothing comes."""
+        place = self.mailbox.place
+        self._at = self._places * place.words + self.positions % place.kept
+        self._expected = tags(self._generations, self.positions)
 
     def look(self) -> tuple[list[int], list[int]]:
         """The entries whose next row is there, and those whose row has given way to one of a later lap."""
-        kept = self.mailbox.place.kept
-        words = self.mailbox.words[self.places, self.positions % kept]
-        ahead = ((words >> np.uint64(32)) - tags(self.generations, self.positions)) & np.uint64(HALF)
-        lost = (ahead < LAPS) & (ahead % np.uint64(kept) == 0) & (ahead != 0) & (words != 0)
-        return np.flatnonzero((ahead == 0) & (words != 0)).tolist(), np.flatnonzero(lost).tolist()
+        words = self._words[self._at]
+        ahead = ((words >> _TAG) - self._expected) & _HALF
+        near = np.flatnonzero(ahead < _LAPS)
+        if not len(near):
+            return [], []
+        near = near[words[near] != 0]
+        there = ahead[near] == 0
+        later = ~there & (ahead[near] % np.uint64(self.mailbox.place.kept) == 0)
+        return near[there].tolist(), near[later].tolist()
 
     def rounds(self, entries: list[int]) -> list[tuple[int, ...]]:
-        """Of each of these entries the tokens of all whole rounds that are there; then the next is awaited."""
+        """Of each of these entries the tokens of all whole rounds that are there; it awaits the next then."""
         kept, some = self.mailbox.place.kept, np.array(entries, np.int64)
         positions = self.positions[some, None] + np.arange(kept)
-        words = self.mailbox.words[self.places[some, None], positions % kept]
-        there = (words >> np.uint64(32)) == tags(self.generations[some, None], positions)
-        ends = np.logical_and.accumulate(there, axis=1) & ((words & np.uint64(NEWEST)) != 0)
+        words = self.mailbox.words[self._places[some, None], positions % kept]
+        there = (words >> _TAG) == tags(self._generations[some, None], positions)
+        ends = np.logical_and.accumulate(there, axis=1) & ((words & _NEWEST) != 0)
         counts = np.where(ends.any(axis=1), kept - ends[:, ::-1].argmax(axis=1), 0)
         self.positions[some] += counts
-        tokens = (words & np.uint64(NEWEST - 1)).tolist()
+        self._aim()
+        tokens = (words & _TOKEN).tolist()
         return [tuple(row[:count]) for row, count in zip(tokens, counts.tolist(), strict=True)]
 
 
@@ -163,7 +171,7 @@ class PostedCommits:
                 found[key[0]].append((key, posted, followed.first + followed.end))
         self._keys = {peer: [key for key, _, _ in some] for peer, some in found.items()}
         self._awaited = {
-            peer: Awaited.of(mailbox, [(posted, position) for _, posted, position in some])
+            peer: Awaited(mailbox, [(posted, position) for _, posted, position in some])
             for peer, some in found.items()
             if (mailbox := self._mailbox(peer)) is not None
         }
