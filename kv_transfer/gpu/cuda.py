@@ -15,6 +15,7 @@ from kv_transfer.gpu.driver import Block, DriverError, Memory
 
 PINNED, DEVICE, FILE_DESCRIPTOR = 1, 1, 1  # CUmemAllocationType, CUmemLocationType, CUmemAllocationHandleType
 READ_WRITE = 3
+IN_ALL_CONTEXTS, FOR_KERNELS = 1, 2  # CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP
 RECOMMENDED = 1
 RDMA_WITH_VMM = 110  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
 IN_STREAM_ORDER = 1  # CUmemcpySrcAccessOrder
@@ -162,6 +163,24 @@ class CudaDriver:
             self._call("cuMemAddressFree", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
             if memory.handle:
                 self._call("cuMemRelease", ctypes.c_uint64(memory.handle))
+
+    def register(self, address: int, size: int) -> int:
+        """Locks memory of the host, and gives the address by which kernels of this GPU use it."""
+        here, found = ctypes.c_void_p(address), ctypes.c_uint64()
+        flags = ctypes.c_uint(IN_ALL_CONTEXTS | FOR_KERNELS)
+        with self._here():
+            self._call("cuMemHostRegister_v2", here, ctypes.c_size_t(size), flags)
+            try:
+                self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), here, ctypes.c_uint(0))
+            except DriverError:
+                self._call("cuMemHostUnregister", here)
+                raise
+        return found.value
+
+    def unregister(self, address: int) -> None:
+        """Undoes `register`."""
+        with self._here():
+            self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def copy(self, blocks: Sequence[Block]) -> None:
         """Copies by the copy engines, which leave the GPU's processors to compute."""

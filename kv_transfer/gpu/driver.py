@@ -63,6 +63,14 @@ class Driver(Protocol):
         """Gives memory back, own or mapped. Nothing may use it any more."""
         ...
 
+    def register(self, address: int, size: int) -> int:
+        """Lets kernels use memory of the host, whole pages of this process: the address by which they do."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Undoes `register` of the memory at `address`. No kernel may use it any more."""
+        ...
+
     def copy(self, blocks: Sequence[Block]) -> None:
         """Copies between memories of GPUs, in any order; returns when all bytes are there."""
         ...

@@ -8,9 +8,9 @@ round. At hit rate h a commit is answered at once with probability h, with ids t
 rows are computed after that answer, in place of what would have been drafted ahead; else it is answered when
 it has been drafted for. What a real head hits, and what its unrepaired features cost, is not measured here.
 The same two workers run at all hit rates. Every line is on disk as soon as it is known and names the paths
-that its commits took (cuda_ipc: features from GPU to GPU; shm: by the line; grpc: by the fronts, as each
-sequence's first does); `--report` reads them again. `--device cpu` tries the script out, where no features
-go from GPU to GPU.
+that its commits took (mailbox: past the decode worker's host; cuda_ipc: features from GPU to GPU; shm: by the
+line; grpc: by the fronts, as each sequence's first does); `--report` reads them again. `--device cpu` tries
+the script out, where nothing goes from GPU to GPU.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ DECODE, DRAFT, METRICS = 47330, 47331, 47332  # ports
 START_S, ANSWER_S = 300.0, 120.0
 CLOSED_S = 0.1  # in which gRPC's tasks of a session that was closed come to their ends
 PAGE_S = 1.0  # the metrics are renewed every half second
-RING, LINE, GRPC, COLOCATED = "ring", "line", "grpc", "colocated"
-TRANSFER = {RING: "cuda_ipc", LINE: "shm", GRPC: "grpc"}
-"""What `--transfer` each way takes: features from GPU to GPU beside the line, by the line, by the fronts."""
+MAILBOX, RING, LINE, GRPC, COLOCATED = "mailbox", "ring", "line", "grpc", "colocated"
+TRANSFER = {MAILBOX: "cuda_ipc", RING: "cuda_ipc", LINE: "shm", GRPC: "grpc"}
+"""What `--transfer` each way takes: all from GPU to GPU; features alone, beside the line; by the line; by the
+fronts.
+"""
 Engine = Callable[[EngineConfig, str], None]
 Hits: TypeAlias = "Synchronized[float]"
 
@@ -96,6 +98,16 @@ def forced(hits: Hits, config: EngineConfig, endpoint: str) -> None:
         engine_main.main(config, endpoint)
 
 
+def hosted(config: EngineConfig, endpoint: str) -> None:
+    """The engine process of a decode worker none of whose sequences has a mailbox."""
+    speculation = "eyas.engine.speculation"
+    with (
+        mock.patch(f"{speculation}.remote.mails", lambda seq, spec: False),
+        mock.patch(f"{speculation}.device.may_mail", lambda spec: False),
+    ):
+        engine_main.main(config, endpoint)
+
+
 @dataclass(frozen=True)
 class Setting:
     """What all measurements of a run share. `options`: of every engine."""
@@ -122,7 +134,10 @@ class Setting:
         known = f"static:127.0.0.1:{DRAFT}"
         return [
             (WorkerConfig(draft, port=DRAFT), partial(forced, hits)),
-            (WorkerConfig(decode, port=DECODE, metrics_port=METRICS, registry=known), engine_main.main),
+            (
+                WorkerConfig(decode, port=DECODE, metrics_port=METRICS, registry=known),
+                hosted if way == RING else engine_main.main,
+            ),
         ]
 
 
@@ -178,8 +193,8 @@ async def until_drafting(session: DecodeSession) -> None:
     """Answers small batches until the worker is there, and its rounds have drafts."""
     for number in range(1000):
         async with asyncio.timeout(START_S):
-            found = await answered(session, f"warm {number}", 1, 32)
-        if found["drafted"] > 0.9:
+            found = await answered(session, f"warm {number}", 1, 96)
+        if found["drafted"] > 0.8:  # an answer's first rounds go by before its drafter knows it
             return
     raise TimeoutError("no drafts came")
 

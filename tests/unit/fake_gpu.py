@@ -32,6 +32,7 @@ class FakeDriver:
         self._sees = sees
         self._mapped: dict[int, mmap.mmap] = {}
         self._descriptors: dict[int, int] = {}
+        self.registered: dict[int, int] = {}  # bytes of the host's memory by address
 
     @property
     def mappings(self) -> int:
@@ -70,6 +71,14 @@ class FakeDriver:
         self._mapped.pop(memory.address).close()
         if memory.handle:
             os.close(self._descriptors.pop(memory.address))
+
+    def register(self, address: int, size: int) -> int:
+        assert address % mmap.PAGESIZE == 0 and size % mmap.PAGESIZE == 0
+        self.registered[address] = size
+        return address
+
+    def unregister(self, address: int) -> None:
+        del self.registered[address]
 
     def copy(self, blocks: Sequence[Block]) -> None:
         for block in blocks:

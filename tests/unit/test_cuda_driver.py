@@ -29,6 +29,7 @@ class FakeCuda:
         self.contexts = [TORCH]
         self.called: list[str] = []
         self.fails: int | None = None
+        self.seen = 1 << 40  # where kernels see memory of the host; 0: they do not
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         def call(*arguments: object) -> int:
@@ -50,6 +51,9 @@ class FakeCuda:
             self.contexts[-1] = arguments[0].value
         elif name == "cuMemGetAllocationGranularity":
             _at(arguments[0], ctypes.c_size_t).value = 2 << 20
+        elif name == "cuMemHostGetDevicePointer_v2":
+            _at(arguments[0], ctypes.c_uint64).value = self.seen
+            return 0 if self.seen else 1
         elif name in LAUNCHES and self.fails is not None:
             self.fails -= 1
             return 1 if self.fails < 0 else 0
@@ -80,6 +84,8 @@ BLOCKS = [Block(1, 2, 3)] * (STREAMS * BATCH + 1) + [Block(1, 2, 3, rows=4, sour
         lambda driver: driver.unmap(Memory(1, 2, 3)),
         lambda driver: driver.copy(BLOCKS),
         lambda driver: driver.read(1, 2),
+        lambda driver: driver.register(4096, 8192),
+        lambda driver: driver.unregister(4096),
     ],
 )
 def test_a_thread_stays_on_the_gpu_that_it_was_on(library: FakeCuda, use: Callable) -> None:
@@ -104,3 +110,15 @@ def test_a_copy_that_fails_half_way_has_stopped_too(library: FakeCuda, good: int
     last = max(i for i, name in enumerate(library.called) if name in LAUNCHES)
     assert library.called[last:].count("cuEventSynchronize") == STREAMS
     assert library.contexts == [TORCH]
+
+
+def test_memory_of_the_host_has_the_address_by_which_kernels_see_it(library: FakeCuda) -> None:
+    assert CudaDriver(0).register(4096, 8192) == 1 << 40
+    assert library.called.count("cuMemHostRegister_v2") == 1 and "cuMemHostUnregister" not in library.called
+
+
+def test_memory_of_the_host_that_no_kernel_sees_is_locked_no_more(library: FakeCuda) -> None:
+    library.seen = 0
+    with pytest.raises(DriverError, match="cuMemHostGetDevicePointer"):
+        CudaDriver(0).register(4096, 8192)
+    assert library.called.count("cuMemHostUnregister") == 1 and library.contexts == [TORCH]

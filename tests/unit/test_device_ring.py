@@ -67,7 +67,13 @@ class Pair(Loopback):
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
-    """Every engine has a GPU of its own. Also: an interpreted step seems to take no time."""
+    """Every engine has a GPU of its own, and no mailbox. Also: an interpreted step seems to take no time."""
+    monkeypatch.setattr("eyas.engine.speculation.remote.mails", lambda seq, spec: False)
+    return own_gpus(monkeypatch)
+
+
+def own_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
+    """Of every engine that is made from now on."""
     made: list[FakeDriver] = []
 
     def by_name(loaded: EngineSpec) -> bool:

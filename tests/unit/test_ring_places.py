@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ PLACES = 2
 class RingPair(Pair):
     """Both have a GPU. `commit` as after a round whose features the device has put where `ringed` says."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, mails: bool = False) -> None:
         ours, theirs = (Gpu(FakeDriver(name), "float32", lambda: None) for name in (b"gpu-a", b"gpu-b"))
         line = DraftLine({}, 0, RECORDS, SPEC.deepest + 1, WIDTH, SPEC.draft_tokens)
         names = (folder / f"eyas-{i}" for i in itertools.count())
@@ -38,7 +39,8 @@ class RingPair(Pair):
         )
         self.offered = OfferedLines(shape, lambda: next(names), ours)
         self.answered = AnsweredLines(WIDTH, str(folder), theirs)
-        self.drafter = RemoteDrafter(SPEC, VOCAB, self.offered)
+        spec = SPEC if mails else replace(SPEC, ngram=True)  # which wants the host to choose
+        self.drafter = RemoteDrafter(spec, VOCAB, self.offered)
         self.gpus = (ours.driver, theirs.driver)
 
     def landed(self, seq: Sequence, base: int, ringed: int) -> list[DraftCommit]:

@@ -67,11 +67,12 @@ def test_the_memory_outlives_the_draft_worker_for_its_decode_engine(
 
 
 def test_kernels_that_were_launched_end_before_the_memory_goes(tmp_path: Path) -> None:
-    order: list[str] = []
-    waiting = Gpu(FakeDriver(), "bfloat16", lambda: order.append(f"{waiting.driver.mappings} mapped"))
+    driver, held = FakeDriver(), []
+    waiting = Gpu(driver, "bfloat16", lambda: held.append((len(driver.registered), driver.mappings)))
     here, there = agreed(tmp_path, waiting, gpu(b"gpu-b"))
     here.close()
-    assert order == ["1 mapped"] and waiting.driver.mappings == 0
+    assert held == [(1, 1), (0, 1)], "the mailbox, then the ring"
+    assert (driver.registered, driver.mappings) == ({}, 0)
     there.close()
 
 

@@ -55,7 +55,7 @@ def a_loop(runner: Runner) -> StepLoop:
     work = SimpleNamespace(seq=seq, round=True, tokens=(1,), sample=True, followed=True)
     pool = SimpleNamespace(launched=lambda: None, landed=lambda: None)
     scheduler = SimpleNamespace(schedule=lambda: [work], preempted=[], pool=pool)
-    drafting = SimpleNamespace(stepped=lambda landed, seconds: None, awaits=lambda: False)
+    drafting = SimpleNamespace(stepped=lambda landed, seconds: None, awaits=lambda: False, wait_s=0.0)
     committer = SimpleNamespace(drafting=drafting, commit=lambda landed: None)
     return StepLoop(scheduler, runner, committer)  # type: ignore[arg-type]
 

@@ -96,7 +96,7 @@ def test_a_step_lasts_from_the_one_before_it(monkeypatch: pytest.MonkeyPatch) ->
     composed = [SimpleNamespace(seq=seq, round=True, tokens=(1,), sample=True, followed=True)]
     pool = SimpleNamespace(launched=lambda: None, landed=lambda: None, copying=False)
     scheduler = SimpleNamespace(schedule=lambda: composed, preempted=[], pool=pool)
-    drafting = SimpleNamespace(stepped=lambda landed, seconds: None, awaits=lambda: False)
+    drafting = SimpleNamespace(stepped=lambda landed, seconds: None, awaits=lambda: False, wait_s=0.0)
     committer = SimpleNamespace(drafting=drafting, commit=lambda landed: None)
     paces = SimpleNamespace(landed=lambda works, seconds: told.append(seconds))
     loop = StepLoop(scheduler, Runner(), committer, paces=paces)  # type: ignore[arg-type]

@@ -94,11 +94,15 @@ class Generation:
 class RingPlace(NamedTuple):
     """Where a drafter's GPU takes the features of a sequence: the place's number and its address, for as long
     as the drafter knows the sequence by `generation`.
+
+    `mailbox`: the address of its place in the drafter's mailbox; 0: the host tells of rounds, and is told of
+    drafts.
     """
 
     number: int
     address: int
     generation: int
+    mailbox: int = 0
 
 
 @dataclass(eq=False)
@@ -137,6 +141,11 @@ class Sequence:
         0 while a step that gives its next token is in flight.
         """
         return len(self) - self.kv_len
+
+    @property
+    def mailed(self) -> bool:
+        """Does the device tell a drafter far away of its rounds, and take its drafts, by itself?"""
+        return self.ring is not None and self.ring.mailbox != 0
 
     @property
     def in_prompt(self) -> bool:

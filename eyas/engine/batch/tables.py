@@ -65,7 +65,10 @@ class Tables:
             "seed": (torch.int64, 1),
             "mask": (torch.int64, nodes),  # bit r of node j: node r is visible from node j (0: the root)
             "ring": (torch.int64, 1),  # the address of its rows in a draft worker's GPU; 0: nowhere
-            "ring_generation": (torch.int32, 1),  # as which it is known there
+            "mailbox": (torch.int64, 1),  # the address of its place in a draft worker's mailbox; 0: nowhere
+            "ring_generation": (torch.int32, 1),  # as which it is known at both
+            "polls": (torch.int32, 1),  # how often its round looks there for drafts, before it has none ..
+            "late": (torch.int32, 1),  # .. and for how many rounds in a row it found none
             "pages": (torch.int32, sizes.max_pages),
             "length": (torch.int32, 1),  # rows with valid KV, which is the root token's position
             "root": (torch.int32, 1),  # the newest committed token; its row is not computed yet
@@ -74,10 +77,7 @@ class Tables:
             "depth": (torch.int32, nodes),  # how far node j lies below the root
             "speculative": (torch.int32, 1),  # how deep this sequence's drafts may be; 0: none is proposed
             "most_topk": (torch.int32, 1),  # children of a draft that are verified (0: all) ..
-            "most_nodes": (
-                torch.int32,
-                1,
-            ),  # .. and drafts in all, where they are trees of a head in the step
+            "most_nodes": (torch.int32, 1),  # .. and drafts in all, where a head or a mailbox gives trees
             "choice": (torch.int32, 1),
             "top_k": (torch.int32, 1),  # 0: off
             "temperature": (torch.float32, 1),
@@ -120,7 +120,10 @@ class Tables:
     seed: torch.Tensor
     mask: torch.Tensor
     ring: torch.Tensor
+    mailbox: torch.Tensor
     ring_generation: torch.Tensor
+    polls: torch.Tensor
+    late: torch.Tensor
     pages: torch.Tensor
     length: torch.Tensor
     root: torch.Tensor
@@ -212,9 +215,11 @@ class TableWrites:
                 self.put("mask", slot, _halves(part), start=2 * (word * self._tables.mask[0].numel() + node))
 
     def ring(self, slot: int, place: RingPlace | None) -> None:
-        """Where the features of its certain rows go from now on; None: nowhere."""
+        """Where its certain rows go from now on, and its drafts come from; None: nowhere."""
         self.put("ring", slot, _halves(0 if place is None else place.address))
+        self.put("mailbox", slot, _halves(0 if place is None else place.mailbox))
         self.put("ring_generation", slot, (0 if place is None else place.generation,))
+        self.put("late", slot, (0,))
 
     def occupy_special(self, slot: int, params: SamplingParams, endings: Iterable[int]) -> None:
         """The lists that processors read. `endings`: ids that would end the output."""

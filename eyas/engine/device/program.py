@@ -16,7 +16,7 @@ from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, mask_words
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
-from eyas.engine.kernels import landing, paths, row_ring, sample
+from eyas.engine.kernels import landing, mailbox, paths, row_ring, sample
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceModel
@@ -153,7 +153,10 @@ class StepProgram:
         return x
 
     def _decode_rows(self, slots: str, first: int, width: int) -> DecodeRows:
-        """Prepares the rows of the sequences in a part of the step's array, from row `first` on."""
+        """Prepares the rows of the sequences in a part of the step's array, from row `first` on.
+
+        Drafts that come to the device by themselves are fetched for it.
+        """
         batch, part = self._batch(slots), self._part
         starts = batch.slots.new_empty(batch.size)
         shape = mask_words(width), batch.size, width
@@ -162,6 +165,10 @@ class StepProgram:
         rows = round_kernels.RoundRows(
             part["tokens"][own], part["positions"][own], part["kv_rows"][own], starts
         )
+        tap = self._state.tap
+        if tap is not None and tap.mails and width > 1:
+            reach = mailbox.Reach(self._state.model.config.vocab_size, tap.path_rows - 1, tap.trees)
+            mailbox.fetch(batch, tap.place, reach)
         round_kernels.prepare(batch, rows, mask)
         return DecodeRows(batch.slots, starts, width, mask if self._state.trees and width > 1 else None)
 
@@ -192,10 +199,12 @@ class StepProgram:
         if tap.windows is not None:
             windows = tap.windows.rows  # whose type need not be that of the target's pool
             rows = features.to(windows.dtype)
-            rounds = row_ring.Written(self._part["slots"], tap.kept, windows, self._table)
+            rounds = row_ring.Written(self._part["slots"], tap.place.kept, windows, self._table)
             row_ring.put(state.tables, rounds, rows[: accepted.shape[0]])
-            singles = row_ring.Written(self._part["single_slots"], tap.kept, windows)
+            singles = row_ring.Written(self._part["single_slots"], tap.place.kept, windows)
             row_ring.put(state.tables, singles, rows[accepted.shape[0] :])
+        if tap.mails and shape.batch:  # features first: who hears of a row looks for its own
+            mailbox.post(state.tables, self._part["slots"], self._table, tap.place)
         return features
 
     def choose(self) -> torch.Tensor:

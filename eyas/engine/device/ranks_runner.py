@@ -58,6 +58,7 @@ class RanksRunner:
     """`seats`: of each rank. `ahead`: may a step be launched while another is in flight?"""
 
     drafts = False
+    draft_wait_s = 0.0
 
     def __init__(
         self,

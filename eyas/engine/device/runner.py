@@ -38,6 +38,7 @@ from eyas.engine.device.step import (
     tiles_for,
 )
 from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.kernels.mailbox import polls_in
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
 LATE_AT_ONCE = 64
@@ -48,9 +49,9 @@ LATE_AT_ONCE = 64
 class _Known:
     """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
 
-    `drafted`: something is proposed for it inside the step. `verified`: so are drafts from elsewhere, in the
-    step that is being launched. `ring`: where its features go. `waiting`: rows that plain rounds have left to
-    the head.
+    `drafted`: something is proposed for it inside the step. `verified`: there may be drafts from elsewhere in
+    the step that is being launched. `ring`: where its features go. `polls`: how often it looks for drafts in
+    a mailbox. `waiting`: rows that plain rounds have left to the head.
     """
 
     occupancy: int
@@ -58,6 +59,7 @@ class _Known:
     drafted: bool
     ring: RingPlace | None = None
     verified: bool = False
+    polls: int = 0
     waiting: int = 0
     pages: int = 0
     grows: bool = False
@@ -79,6 +81,7 @@ class DeviceRunner:
         self.drafts = executor.state.drafter is not None
         self._lookup = executor.state.lookup
         self.ahead = ahead
+        self.draft_wait_s = 0.0
         self._elsewhere = executor.state.tap is not None
         self._executor = executor
         self._buckets = buckets
@@ -195,9 +198,10 @@ class DeviceRunner:
         """What this step can verify of the drafts that came from elsewhere.
 
         They hang below the newest token that is known. If a step is in flight, it is a plain one, and gives
-        one more: if that is the first draft, as it may well be, the others follow it.
+        one more: if that is the first draft, as it may well be, the others follow it. The device fetches
+        drafts from a mailbox by itself.
         """
-        tree = work.tree
+        tree = None if work.seq.mailed else work.tree
         if tree and work.seq.in_flight:
             tree = tree.trim(tree.tokens[:1])
         if not tree or not (self._executor.state.trees or tree.is_chain):
@@ -262,10 +266,13 @@ class DeviceRunner:
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
         told.grows = told.grows or work.sample
-        told.verified = bool(tree)
+        told.verified = bool(tree) or seq.mailed
         if told.ring is not seq.ring:
             writes.ring(seq.slot, seq.ring)
             told.ring = seq.ring
+        if seq.mailed and told.polls != (polls := polls_in(self.draft_wait_s)):
+            writes.put("polls", seq.slot, (polls,))
+            told.polls = polls
         if tree is not None:
             writes.draft(seq.slot, tree, branching=self._executor.state.trees)
         if told.pages < len(seq.pages):
@@ -280,7 +287,7 @@ class DeviceRunner:
         limits = seq.generation.request.draft_limits
         deepest = limits.deepest or MOST_STEPS
         writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
-        if self.drafts and self._executor.state.trees:
+        if self._executor.state.trees:
             writes.put("most_topk", seq.slot, (limits.topk,))
             writes.put("most_nodes", seq.slot, (max(limits.draft_tokens - 1, 0),))
         if params.reads_history or params.min_tokens:

@@ -1,5 +1,5 @@
 """A line between a decode engine and a draft worker's engine on the same host: two rings and a bell, and
-on GPUs a ring of rows beside them.
+on GPUs a ring of rows and a mailbox beside them.
 
 The decode engine offers it (`OfferedLine`) and says so by way of the fronts; the draft worker answers
 (`answer`): it connects, and hands over the memory that both then map. The memory has no name, so it is gone
@@ -15,6 +15,7 @@ import logging
 import mmap
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Generic, TypeVar
@@ -22,6 +23,7 @@ from typing import Generic, TypeVar
 from eyas.common.config import MOST_NODES, MOST_STEPS
 from eyas.common.errors import ConfigError
 from eyas.engine.ipc.draft_records import CommitRecords, ProposalRecords, Records
+from eyas.engine.ipc.mailbox import PAGE, Mailbox, MailPlace
 from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
 from eyas.engine.ipc.ring import STORES_IN_ORDER, RingReader, RingShape, RingWriter
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
@@ -30,7 +32,7 @@ from kv_transfer.host_file import HostFile
 from kv_transfer.host_socket import is_ours, listen_at
 
 MOST_RECORDS = 8192  # each way
-MOST_BYTES = 1 << 30  # of both rings
+MOST_BYTES = 1 << 30  # of all that both map
 CONNECT_S = 1.0  # to a socket that listens already
 _RUNG = 4096  # bytes of the bell, read at once
 _ANSWER = Struct("<Q")  # bytes of the ring of rows; 0: there is none
@@ -45,7 +47,8 @@ class Line(Generic[Out, In]):
     """One engine's end: it posts `Out` and takes `In`. Used by the engine's thread only.
 
     `gone`: the other end has let go, or its process has ended; what it had published is still taken. `rows`:
-    where features are, if the devices move them by themselves.
+    where features are, if the devices move them by themselves. `mailbox`: where rounds and drafts are, if the
+    device of the decode engine takes them there.
     """
 
     def __init__(
@@ -54,11 +57,13 @@ class Line(Generic[Out, In]):
         out: tuple[RingWriter, Records[Out]],
         into: tuple[RingReader, Records[In]],
         rows: RowMemory | None,
+        mailbox: Mailbox | None,
     ) -> None:
         self._bell = bell
         self._writer, self._written = out
         self._reader, self._read = into
         self.rows = rows
+        self.mailbox = mailbox
         self.gone = False
         bell.setblocking(False)
 
@@ -109,6 +114,8 @@ class Line(Generic[Out, In]):
         self._bell.close()
         self._writer.close()
         self._reader.close()
+        if self.mailbox is not None:
+            self.mailbox.close()
         if self.rows is not None:
             self.rows.close()
 
@@ -149,19 +156,30 @@ class OfferedLine:
         try:
             if len(data) != _ANSWER.size or not descriptors:
                 raise ConfigError("the draft worker has hung up")
-            memory = _mapped(descriptors[0], self._line)
-            rows = self._rows(descriptors[1:], *_ANSWER.unpack(data))
+            (size,) = _ANSWER.unpack(data)
+            parts = _Parts.of(self._line, mailbox=size > 0)
+            memory = _mapped(descriptors[0], parts.nbytes)
+            rows = self._rows(descriptors[1:], size)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        commits, proposals, split = _rings(self._line)
         view = memoryview(memory)
         return Line(
             self._socket,
-            (RingWriter(view[:split], commits), CommitRecords(self._line)),
-            (RingReader(view[split:], proposals), ProposalRecords(self._line)),
+            (RingWriter(view[: parts.split], parts.commits), CommitRecords(self._line)),
+            (RingReader(view[parts.split :], parts.proposals), ProposalRecords(self._line)),
             rows,
+            self._mailbox(view[parts.mailbox :]) if rows is not None else None,
         )
+
+    def _mailbox(self, memory: memoryview) -> Mailbox | None:
+        """For this engine's GPU, if that can use memory of the host."""
+        line = self._line
+        try:
+            return Mailbox(memory, MailPlace(line.kept, line.nodes), line.places, self._gpu)
+        except DriverError as error:
+            _log.warning("rounds and drafts go by the host: %s", error)
+            return None
 
     def _rows(self, descriptors: list[int], size: int) -> RowMemory | None:
         """The draft worker's ring of rows, if it made one that can be reached from here."""
@@ -196,10 +214,10 @@ def answer(
 
     Raises ConfigError, saying why, if the two are not on one host, or do not agree.
     """
-    _check(line, width)
+    parts = _Parts.of(line, mailbox=rows is not None)
+    _check(line, width, parts)
     path = HostFile.find(line.export, pool_dir).path
-    commits, proposals, split = _rings(line)
-    memory, descriptor = _allocated(split + proposals.nbytes)
+    memory, descriptor = _allocated(parts.nbytes)
     shared = [descriptor]
     bell = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -221,13 +239,16 @@ def answer(
     view = memoryview(memory)
     return Line(
         bell,
-        (RingWriter(view[split:], proposals), ProposalRecords(line)),
-        (RingReader(view[:split], commits), CommitRecords(line)),
+        (RingWriter(view[parts.split :], parts.proposals), ProposalRecords(line)),
+        (RingReader(view[: parts.split], parts.commits), CommitRecords(line)),
         rows,
+        Mailbox(view[parts.mailbox :], MailPlace(line.kept, line.nodes), line.places)
+        if rows is not None
+        else None,
     )
 
 
-def _check(line: DraftLine, width: int) -> None:
+def _check(line: DraftLine, width: int, parts: _Parts) -> None:
     """Raises ConfigError for a line that a peer may not ask for."""
     if line.width != width:
         raise ConfigError(f"its features have {line.width} values, the draft head's {width}")
@@ -235,16 +256,35 @@ def _check(line: DraftLine, width: int) -> None:
     for name, most in bounds.items():
         if not 1 <= getattr(line, name) <= most:
             raise ConfigError(f"{name}: {getattr(line, name)} is not between 1 and {most}")
-    _, proposals, split = _rings(line)
-    if split + proposals.nbytes > MOST_BYTES:
+    if parts.nbytes > MOST_BYTES:
         raise ConfigError(f"it would take more than {MOST_BYTES / 2**30:g} GiB")
 
 
-def _rings(line: DraftLine) -> tuple[RingShape, RingShape, int]:
-    """Of the commits and of the proposals, and where the second begins."""
-    commits = RingShape(line.records, CommitRecords(line).size)
-    proposals = RingShape(line.records, ProposalRecords(line).size)
-    return commits, proposals, commits.nbytes
+@dataclass(frozen=True)
+class _Parts:
+    """Of a line's memory, `nbytes` in all: the ring of commits, from byte `split` on that of proposals, from
+    `mailbox` on that, if there is one.
+    """
+
+    commits: RingShape
+    proposals: RingShape
+    mailbox: int
+    nbytes: int
+
+    @property
+    def split(self) -> int:
+        return self.commits.nbytes
+
+    @classmethod
+    def of(cls, line: DraftLine, *, mailbox: bool) -> _Parts:
+        commits = RingShape(line.records, CommitRecords(line).size)
+        proposals = RingShape(line.records, ProposalRecords(line).size)
+        rings = commits.nbytes + proposals.nbytes
+        if not mailbox:
+            return cls(commits, proposals, rings, rings)
+        first = -(-rings // PAGE) * PAGE
+        size = MailPlace(line.kept, line.nodes).nbytes(line.places)
+        return cls(commits, proposals, first, first + size)
 
 
 def _allocated(size: int) -> tuple[mmap.mmap, int]:
@@ -258,9 +298,7 @@ def _allocated(size: int) -> tuple[mmap.mmap, int]:
         raise ConfigError(f"{size} bytes of shared memory cannot be had: {error.strerror}") from None
 
 
-def _mapped(descriptor: int, line: DraftLine) -> mmap.mmap:
-    _, proposals, split = _rings(line)
-    size = split + proposals.nbytes
+def _mapped(descriptor: int, size: int) -> mmap.mmap:
     if os.fstat(descriptor).st_size != size:
         raise ConfigError("the draft worker's memory is not as large as was agreed")
     return mmap.mmap(descriptor, size)

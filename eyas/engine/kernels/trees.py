@@ -201,7 +201,7 @@ def _store_visible(
 ):
     """A node sees what its parent sees, and its own row."""
     for word in tl.static_range(WORDS):
-        seen = _bit(level * TOPK + rank, word)
+        seen = bit(level * TOPK + rank, word)
         if not AT_ROOT:
             above = ((level - 1) * WORDS + word) * tl.num_programs(0) + tl.program_id(0)
             seen |= tl.load(visible + above * TOPK + parent_slot, mask=new, other=0)
@@ -210,7 +210,7 @@ def _store_visible(
 
 
 @triton.jit
-def _bit(row, word):
+def bit(row, word):
     """The word of a mask that shows `row` alone."""
     return tl.where(row // 64 == word, tl.full(row.shape, 1, tl.int64) << (row % 64), 0)
 
@@ -311,10 +311,10 @@ def _select(
     there = (slot != padding) & (node < drafts_stride)
     topk = _limit(most_topk + slot, TOPK)
     for word in tl.static_range(WORDS):
-        seen = _bit(node * 0, word) | _bit(node + 1, word)
+        seen = bit(node * 0, word) | bit(node + 1, word)
         above, below, thin = up, tl.where(real, 1, 0), all_kept % TOPK < topk  # its place among siblings
         for _ in range(STEPS - 1):
-            seen |= tl.where(above >= 0, _bit(_place(above, all_kept) + 1, word), 0)
+            seen |= tl.where(above >= 0, bit(_place(above, all_kept) + 1, word), 0)
             below += tl.where(above >= 0, 1, 0)
             thin = thin & ((above < 0) | (above % TOPK < topk))
             above = tl.load(candidate_parents + sequence * CANDIDATES + above, mask=above >= 0, other=-1)

@@ -10,10 +10,10 @@ import torch
 from eyas.common.gpus import number_of
 from eyas.engine.ipc.messages import DraftLine
 from eyas.engine.ipc.row_memory import Gpu
-from eyas.engine.ipc.row_ring import kept_rows
 from eyas.engine.kv.pool import new_pool_path
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.lines import OfferedLines
+from eyas.engine.speculation.mailing import mail_place
 from kv_transfer.backends.table import AUTO
 from kv_transfer.gpu.cuda import CudaDriver
 
@@ -33,18 +33,18 @@ def offered_lines(loaded: EngineSpec) -> OfferedLines:
     """To draft workers of this host, unless pages and drafts are to go another way."""
     config, spec = loaded.config, loaded.config.speculation
     assert loaded.head is not None
-    gpu = gpu_of(loaded)
+    gpu, place = gpu_of(loaded), mail_place(spec)
     shape = DraftLine(
         export={},
         epoch=0,
         records=max(ROUNDS_IN_LINE * config.max_running, LEAST_IN_LINE),
         rows=spec.deepest + 1,
         width=loaded.head.decoder.hidden_size,
-        nodes=max(spec.steps, spec.draft_tokens),
+        nodes=place.nodes,
         gpu=gpu.driver.uuid if gpu is not None else b"",
         dtype=gpu.dtype if gpu is not None else "",
         places=config.max_running,
-        kept=kept_rows(spec.deepest + 1),
+        kept=place.kept,
     )
     wanted = config.transfer in BY_MEMORY
     new_path = partial(new_pool_path, "line", Path(config.pool_dir))

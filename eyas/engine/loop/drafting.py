@@ -80,7 +80,8 @@ class Drafting:
         if not propose:
             return  # a drafter far away hears of a prompt by its handle, or of the window at its end
         if seq.drafting:
-            self._commits.append(Commit(seq, start, tokens, features, self._want(seq), one.ringed))
+            late, want = not one.drafts.offered, self._want(seq)
+            self._commits.append(Commit(seq, start, tokens, features, want, one.ringed, late))
         else:
             self._open_from_window(seq)
 

@@ -27,11 +27,16 @@ class Patience:
         return min(self._gain, MOST_STEPS) * self._step_s
 
     def stepped(self, landed: Sequence[Landed], seconds: float) -> None:
-        """Learn from a step without prompt chunks."""
+        """Learn from a step without prompt chunks.
+
+        One that waited in vain on the device says nothing of a step's time, or waiting would breed waiting.
+        """
         if any(one.work.tree is None and len(one.work.tokens) > 1 for one in landed):
             return
+        if self._step_s and any(one.work.seq.mailed and not one.drafts.offered for one in landed):
+            return
         self._step_s += (seconds - self._step_s) * (SMOOTHING if self._step_s else 1.0)
-        verified = [one for one in landed if one.work.tree is not None]
+        verified = [one for one in landed if one.drafts.offered]
         if verified:
             accepted = sum(one.drafts.accepted for one in verified) / len(verified)
             self._gain += (accepted - self._gain) * SMOOTHING

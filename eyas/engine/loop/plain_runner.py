@@ -54,6 +54,7 @@ class PlainRunner:
 
     drafts = False
     ahead = False
+    draft_wait_s = 0.0
 
     def __init__(
         self,

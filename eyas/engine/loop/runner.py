@@ -54,7 +54,13 @@ class Flight(Protocol):
 
 
 class Runner(Protocol):
-    """Computes steps, in the order of their launches."""
+    """Computes steps, in the order of their launches.
+
+    `draft_wait_s`: how long the steps that are launched next may wait for drafts that come to them by
+    themselves; whoever launches sets it.
+    """
+
+    draft_wait_s: float
 
     @property
     def drafts(self) -> bool:

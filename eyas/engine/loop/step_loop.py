@@ -81,6 +81,7 @@ class StepLoop:
 
     def _launch(self, works: list[Work]) -> Flight:
         now = time.monotonic()
+        self.runner.draft_wait_s = self.committer.drafting.wait_s
         flight = self.runner.launch(works)
         self.scheduler.pool.launched()
         for work in works:

@@ -14,7 +14,6 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables
-from eyas.engine.ipc.row_ring import kept_rows
 from eyas.engine.kernels import chains, couple, paths, trees
 from eyas.engine.kernels import rounds as round_kernels
 from eyas.engine.kernels.rows import gather_rows
@@ -23,6 +22,7 @@ from eyas.engine.models.base import DeviceDraft, Drafted, FeatureTap
 from eyas.engine.speculation.depth import ladder, shallower
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 from eyas.engine.speculation.feature_windows import DeviceWindows
+from eyas.engine.speculation.mailing import mail_place, may_mail
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class DeviceDrafter:
 class DeviceTap:
     """Features for a drafter elsewhere; nothing is proposed inside the step. `width`: rows of a round.
 
-    `windows`: where they stay, if they may go from GPU to GPU; None: all come to the host. `kept`: rows per
-    sequence of the rings in draft workers' GPUs.
+    `windows`: where they stay, if they may go from GPU to GPU; None: all come to the host. `place`: a
+    sequence's in the rings in draft workers' GPUs, and in their mailboxes. `mails`: have any sequences one?
     """
 
     def __init__(
@@ -173,9 +173,10 @@ class DeviceTap:
     ) -> None:
         self._tap = tap
         self.windows = windows
+        self.mails = windows is not None and may_mail(spec)
         self.taps = tap.layers
         self.path_rows = min(spec.deepest + 1, width)
-        self.kept = kept_rows(spec.deepest + 1)
+        self.place = mail_place(spec)
         self.trees = spec.topk > 1
 
     def features(self, tapped: torch.Tensor) -> torch.Tensor:

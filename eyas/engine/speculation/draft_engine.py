@@ -1,7 +1,7 @@
 """The engine of a draft worker: it answers the commits of many decode engines with proposals, in batches.
 
-One loop, like the target engine's: receive, answer, send. Commits come by the front or by a direct line, and
-so do their answers go. What was drafted ahead of a commit is sent before
+One loop, like the target engine's: receive, answer, send. Commits come by the front, by a direct line or by
+a mailbox, and so do their answers go. What was drafted ahead of a commit is sent before
 anything is computed; for the others it extends and proposes in batches. While it has nothing to answer it
 drafts ahead, one forward between two looks at its messages. Nothing here can change a token: whatever is
 missing, full or late leads to `DraftClosed` or to no answer.
@@ -49,10 +49,12 @@ from eyas.engine.speculation.draft_sequences import (
 from eyas.engine.speculation.early import EarlyCommits
 from eyas.engine.speculation.foresight import Foresight
 from eyas.engine.speculation.lines import AnsweredLines
+from eyas.engine.speculation.posted import PostedCommits
 from kv_transfer.copier import Copier
 
 IDLE_S = 0.1
 COPYING_S = 0.001
+MAILBOX_S = 0.001  # between two looks into mailboxes that have been quiet for a while: no bell rings for them
 LOAD_S = 0.5
 STOP_S = 5.0
 
@@ -90,6 +92,7 @@ class DraftEngine:
         self._foresight = Foresight(parts.ahead, self._sequences)
         self._early = EarlyCommits(self._sequences)
         self._lines = AnsweredLines(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
+        self._posted = PostedCommits(self._sequences, self._lines.mailbox)
         self._proposals: dict[int, list[Proposal]] = defaultdict(list)  # not sent yet, by peer
         self._stopping = False
         self._progress = 0
@@ -115,6 +118,7 @@ class DraftEngine:
         self._link.send([self._parts.ready])
         try:
             while not self._stopping:
+                self._posted.pass_on(patient=not self._foresight.busy)
                 for command in self._link.recv(self._nap(), self._lines.descriptors):
                     self._handlers[type(command)](command)
                     self._heard += 1
@@ -131,8 +135,10 @@ class DraftEngine:
 
     def _nap(self) -> float:
         """How long to wait for commands."""
-        if self._foresight.busy:
+        if self._foresight.busy or self._posted.busy:
             return 0.0
+        if self._posted.any:
+            return MAILBOX_S
         return COPYING_S if self._parts.pulls.active else IDLE_S
 
     def _up(self, up: DraftUp) -> None:
@@ -215,7 +221,8 @@ class DraftEngine:
         peer, seq = key
         base = followed.first + followed.end
         proposal = Proposal(seq, followed.open.generation, base, tuple(tree.tokens), tuple(tree.parents))
-        self._proposals[peer].append(proposal)
+        if not self._posted.answer(key, followed, proposal):
+            self._proposals[peer].append(proposal)
 
     def _shut_down(self, _: Drain | Shutdown) -> None:
         self._stopping = True

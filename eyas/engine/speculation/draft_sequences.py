@@ -53,7 +53,8 @@ class DraftedSequence:
 
     `rows`: written, and made of true features; counted from `first`, like every row here. `commits`: rows to
     be written and answered. `repairs`: those before them, answered already by what had been drafted ahead.
-    `spare`: pages behind `pages`, for as long as `ahead` lasts.
+    `spare`: pages behind `pages`, for as long as `ahead` lasts. `posted`: the commit of no rows which said
+    that those after it are in a mailbox, and drafts are to go there.
     """
 
     open: DraftOpen
@@ -67,6 +68,7 @@ class DraftedSequence:
     ahead: Ahead | None = None
     spare: list[int] = field(default_factory=list)
     rounds: Rounds = field(default_factory=Rounds)
+    posted: DraftCommit | None = None
 
     @property
     def lowest(self) -> int:
@@ -160,6 +162,7 @@ class DraftSequences:
     def __init__(self, ready: Ready, pool: PagePool, pulls: Pulls, runner: BatchRunner) -> None:
         self.followed: dict[Key, DraftedSequence] = {}
         self.opened: dict[int, int] = {}  # by peer: the newest generation, of whatever sequence
+        self.changes = 0  # of what is in mailboxes: which sequences, and which of their rows come next
         self._closed: list[tuple[int, DraftClosed]] = []
         self._prompts: dict[Hashable, Prompt] = {}  # by `_name`
         self._ready = ready
@@ -251,13 +254,17 @@ class DraftSequences:
             self.close(key, "features came by the host after some that did not")
         elif not self._makes_sense(commit):
             self.close(key, "a commit must have known ids, a feature for each, and sane options")
-        else:
+        elif commit.tokens:
             followed.commits.append(commit)
+            self.changes += followed.posted is not None
+        else:
+            followed.posted = commit
+            self.changes += 1
 
     def _makes_sense(self, commit: DraftCommit) -> bool:
         ready, near = self._ready, len(commit.tokens) if commit.place < 0 else 0
         return (
-            len(commit.tokens) > 0
+            (len(commit.tokens) > 0 or commit.place >= 0)
             and len(commit.features) == 4 * ready.draft_width * near
             and all(0 <= token < ready.vocab_size for token in commit.tokens)
             and commit.base_len + len(commit.tokens) < ready.context_length
@@ -369,6 +376,7 @@ class DraftSequences:
         followed = self.followed.pop(key, None)
         if followed is None:
             return
+        self.changes += followed.posted is not None
         self.end_ahead(followed)
         self._pool.drop(followed.pages)
         handle = followed.open.handle

@@ -18,6 +18,7 @@ import msgspec
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.sequence import RingPlace
 from eyas.engine.ipc.draft_line import Line, OfferedLine, answer
+from eyas.engine.ipc.mailbox import Mailbox
 from eyas.engine.ipc.messages import (
     DraftClosed,
     DraftCommit,
@@ -28,8 +29,10 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 
-SHM, GRPC, CUDA_IPC = "shm", "grpc", "cuda_ipc"
-"""The paths of drafts: by a line in shared memory; by the fronts; by a line, and features from GPU to GPU."""
+SHM, GRPC, CUDA_IPC, MAILBOX = "shm", "grpc", "cuda_ipc", "mailbox"
+"""The paths of drafts: by a line in shared memory; by the fronts; by a line, and features from GPU to GPU; by
+a mailbox, past the decode engine's host.
+"""
 
 _log = logging.getLogger("eyas.engine")
 
@@ -59,13 +62,17 @@ class OfferedLines:
         """Is there a line to this worker?"""
         return worker in self._lines
 
-    def take_place(self, worker: str, generation: int) -> RingPlace | None:
-        """Where a sequence's features may go from GPU to GPU; None: nowhere."""
+    def take_place(self, worker: str, generation: int, *, mailed: bool) -> RingPlace | None:
+        """Where a sequence's features may go from GPU to GPU; None: nowhere. `mailed`: with a mailbox, if
+        there is one.
+        """
         line = self._lines.get(worker)
         number = -1 if line is None or line.rows is None else line.rows.take_place()
         if line is None or line.rows is None or number < 0:
             return None
-        return RingPlace(number, line.rows.address(number), generation)
+        box = line.mailbox if mailed else None
+        address = line.rows.address(number)
+        return RingPlace(number, address, generation, 0 if box is None else box.address(number))
 
     def give_back(self, worker: str, place: RingPlace) -> None:
         """The sequence that had it is followed no more."""
@@ -183,6 +190,11 @@ class AnsweredLines:
         line = self._lines.get(peer)
         return None if line is None else line.rows
 
+    def mailbox(self, peer: int) -> Mailbox | None:
+        """Where the rounds and drafts of a peer's sequences are, if its device takes them there."""
+        line = self._lines.get(peer)
+        return None if line is None else line.mailbox
+
     def end(self, peer: int) -> None:
         """Lets go of the line to a peer, if it has one."""
         line = self._lines.pop(peer, None)
@@ -220,4 +232,11 @@ class AnsweredLines:
 
 def _beside(line: Line[Any, Any]) -> str:
     """For the log."""
-    return "" if line.rows is None else ", features from GPU to GPU"
+    return "".join(
+        text
+        for text, there in (
+            (", features from GPU to GPU", line.rows is not None),
+            (", rounds and drafts by a mailbox", line.mailbox is not None),
+        )
+        if there
+    )

@@ -21,6 +21,7 @@ from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import RingPlace, Sequence
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import KeptRows
+from eyas.engine.ipc.mailbox import LATE_ROUNDS
 from eyas.engine.ipc.messages import (
     DraftClose,
     DraftClosed,
@@ -32,10 +33,10 @@ from eyas.engine.ipc.messages import (
     Proposal,
 )
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
-from eyas.engine.speculation.lines import CUDA_IPC, GRPC, SHM, OfferedLines
+from eyas.engine.speculation.lines import CUDA_IPC, GRPC, MAILBOX, SHM, OfferedLines
+from eyas.engine.speculation.mailing import mails
 
 BACKOFF_S = 0.5  # a worker that dropped a sequence gets no new one during this time
-LATE_ROUNDS = 8  # the engine stops waiting for a sequence after this many late rounds in a row
 
 
 @dataclass
@@ -51,6 +52,11 @@ class _Followed:
     place: RingPlace | None = None  # of its features, if they go from GPU to GPU
     late: int = 0  # late rounds in a row
     begun: bool = False  # its first commit has been posted, which goes with its open: by the front
+
+    @property
+    def mailed(self) -> bool:
+        """Does the device wait for its drafts, and no host?"""
+        return self.place is not None and self.place.mailbox != 0
 
 
 @dataclass
@@ -108,7 +114,8 @@ class RemoteDrafter(Drafter):
         # The choices of a request share one pull of its handle, so they share a worker.
         worker = min(up, key=lambda w: (w not in siblings, load[w]))
         self._generations += 1
-        seq.ring = self._lines.take_place(worker, self._generations)
+        mailed = mails(seq, self._spec)
+        seq.ring = self._lines.take_place(worker, self._generations, mailed=mailed)
         self._followed[seq.uid] = _Followed(seq, worker, self._generations, handle, place=seq.ring)
         params = seq.generation.request.params
         message = DraftOpen(
@@ -129,22 +136,38 @@ class RemoteDrafter(Drafter):
             followed = self._followed.get(commit.seq.uid)
             if followed is None:
                 continue
+            if followed.mailed and commit.ringed == followed.generation:
+                self._sent[MAILBOX] += 1
+                self._late_rounds += commit.late
+                continue
             if followed.asked > followed.answered:
                 followed.late += 1
                 self._late_rounds += 1
             followed.asked = commit.base + len(commit.tokens) if commit.want else followed.answered
             direct = followed.begun and self._lines.has(followed.worker)
             message = self._message(commit, followed, direct)
-            followed.begun = True
             if not direct:
                 self._outbox[followed.worker].commits.append(message)
                 self._sent[GRPC] += 1
+                if followed.mailed and not followed.begun and self._announce(followed, message):
+                    rung.add(followed.worker)
+                followed.begun = True
             elif self._lines.post(followed.worker, message):
                 rung.add(followed.worker)
                 self._sent[SHM if message.place < 0 else CUDA_IPC] += 1
             else:
                 self._give_up(followed)
         self._lines.ring(rung)
+
+    def _announce(self, followed: _Followed, first: DraftCommit) -> bool:
+        """Says by the line where the rows after the `first` commit come from: a commit of none at all."""
+        assert followed.place is not None
+        base, place = first.base_len + len(first.tokens), followed.place.number
+        told = msgspec.structs.replace(first, base_len=base, tokens=(), features=b"", place=place)
+        if not self._lines.post(followed.worker, told):
+            self._give_up(followed)
+            return False
+        return True
 
     def _give_up(self, followed: _Followed) -> None:
         """The line is full: the worker is behind. The sequence is opened anew when it may have caught up."""
@@ -188,7 +211,7 @@ class RemoteDrafter(Drafter):
             if followed.answered == followed.asked:
                 followed.late = 0
             tree = self._tree(p)
-            if tree is not None:
+            if tree is not None and not followed.mailed:
                 self._drafts.append(Draft(followed.seq, p.base_len, tree))
         dropped = [followed for closed in down.closed for followed in self._drop(closed, down.worker)]
         unpulled = {f.handle.id: (f.handle, f.seq.generation.attempt) for f in dropped if f.handle}
@@ -242,10 +265,11 @@ class RemoteDrafter(Drafter):
         return drafts
 
     def owed(self) -> bool:
-        return any(f.asked > f.answered and f.late < LATE_ROUNDS for f in self._followed.values())
+        waited = (f for f in self._followed.values() if f.late < LATE_ROUNDS and not f.mailed)
+        return any(f.asked > f.answered for f in waited)
 
     def in_time(self) -> bool:
-        return any(f.late < LATE_ROUNDS for f in self._followed.values())
+        return any(f.late < LATE_ROUNDS and not f.mailed for f in self._followed.values())
 
     def close(self, seq: Sequence) -> None:
         followed = self._followed.pop(seq.uid, None)

@@ -1,0 +1,178 @@
+"""Rounds that the devices of decode engines have posted into their mailboxes, and drafts that are left there.
+
+No bell rings for a mailbox: it is looked into, at all of a peer's sequences at once. It knows where each
+one's next row will be, and makes of words the commits that a host would have sent. Whether a commit makes
+sense for its sequence is checked where all commits are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from eyas.engine.ipc.mailbox import HALF, NEWEST, Mailbox, tags
+from eyas.engine.ipc.messages import DraftCommit, Proposal
+from eyas.engine.speculation.draft_sequences import DraftedSequence, DraftSequences, Key
+
+BUSY_S = 0.05
+"""For so long after the last word the next one is looked for without a pause: rounds take less."""
+SPIN_S = 0.0002
+"""So long at once; then the fronts and the lines have their turn."""
+LAPS = 1 << 20
+"""Positions by which a word can be ahead of the one that was looked for. Tags of other sequences are further
+away, but by chance.
+"""
+
+_TAG, _HALF, _NEWEST = np.uint64(32), np.uint64(HALF), np.uint64(NEWEST)
+_TOKEN, _LAPS = np.uint64(NEWEST - 1), np.uint64(LAPS)
+
+
+class Awaited:
+    """What is looked for in one mailbox, an entry per sequence: its row of a position, and those after it.
+
+    `whose`: of each sequence the commit that said where its rows are, and the position of the next.
+    """
+
+    def __init__(self, mailbox: Mailbox, whose: list[tuple[DraftCommit, int]]) -> None:
+        self.mailbox = mailbox
+        parts = [(posted.place, posted.generation, position) for posted, position in whose]
+        self._places, self._generations, self.positions = np.array(parts, np.int64).reshape(-1, 3).T.copy()
+        self._words = mailbox.words.reshape(-1)  # the same memory
+        self._aim()
+
+    def _aim(self) -> None:
+        """What `look` needs, which is all that it does while nothing comes."""
+        place = self.mailbox.place
+        self._at = self._places * place.words + self.positions % place.kept
+        self._expected = tags(self._generations, self.positions)
+
+    def look(self) -> tuple[list[int], list[int]]:
+        """The entries whose next row is there, and those whose row has given way to one of a later lap."""
+        words = self._words[self._at]
+        ahead = ((words >> _TAG) - self._expected) & _HALF
+        near = np.flatnonzero(ahead < _LAPS)
+        if not len(near):
+            return [], []
+        near = near[words[near] != 0]
+        there = ahead[near] == 0
+        later = ~there & (ahead[near] % np.uint64(self.mailbox.place.kept) == 0)
+        return near[there].tolist(), near[later].tolist()
+
+    def rounds(self, entries: list[int]) -> list[tuple[int, ...]]:
+        """Of each of these entries the tokens of all whole rounds that are there; it awaits the next then."""
+        kept, some = self.mailbox.place.kept, np.array(entries, np.int64)
+        positions = self.positions[some, None] + np.arange(kept)
+        words = self.mailbox.words[self._places[some, None], positions % kept]
+        there = (words >> _TAG) == tags(self._generations[some, None], positions)
+        ends = np.logical_and.accumulate(there, axis=1) & ((words & _NEWEST) != 0)
+        counts = np.where(ends.any(axis=1), kept - ends[:, ::-1].argmax(axis=1), 0)
+        self.positions[some] += counts
+        self._aim()
+        tokens = (words & _TOKEN).tolist()
+        return [tuple(row[:count]) for row, count in zip(tokens, counts.tolist(), strict=True)]
+
+
+class PostedCommits:
+    """`mailbox`: of a peer, if it has one. Who is followed there is known to `sequences`."""
+
+    def __init__(self, sequences: DraftSequences, mailbox: Callable[[int], Mailbox | None]) -> None:
+        self._sequences = sequences
+        self._mailbox = mailbox
+        self._keys: dict[int, list[Key]] = {}  # by peer, in the order of what is ..
+        self._awaited: dict[int, Awaited] = {}
+        self._changes = sequences.changes
+        self._came = 0.0  # monotonic seconds, when the last round did
+
+    @property
+    def any(self) -> bool:
+        """Is there anything to look for?"""
+        return bool(self._awaited) or self._is_stale
+
+    @property
+    def busy(self) -> bool:
+        """Is it likely to come soon?"""
+        return self.any and time.monotonic() - self._came < BUSY_S
+
+    def pass_on(self, *, patient: bool) -> None:
+        """The sequences get the commits that have come. `patient`: while it is busy, waits for them.
+
+        What a step has told of some sequences it tells of the others in the same moment, so it looks again
+        until nothing more has come: they are drafted for together.
+        """
+        wait_s = SPIN_S if patient and self.busy else 0.0
+        deadline = time.monotonic() + wait_s
+        while not self._look() and time.monotonic() < deadline:
+            pass
+        deadline = time.monotonic() + wait_s
+        while self._look() and time.monotonic() < deadline:
+            pass
+
+    def answer(self, key: Key, followed: DraftedSequence, proposal: Proposal) -> bool:
+        """Leaves a proposal in the sequence's mailbox. False: it has none."""
+        mailbox = None if followed.posted is None else self._mailbox(key[0])
+        if mailbox is None or followed.posted is None:
+            return False
+        mailbox.propose(followed.posted.place, proposal)  # one that has no room there is dropped
+        return True
+
+    @property
+    def _is_stale(self) -> bool:
+        others = (self._mailbox(peer) is not there.mailbox for peer, there in self._awaited.items())
+        return self._changes != self._sequences.changes or any(others)
+
+    def _look(self) -> bool:
+        """Has anything come?"""
+        if self._is_stale:
+            self._gather()
+        came = [self._look_for(peer, awaited) for peer, awaited in self._awaited.items()]
+        if any(came):
+            self._came = time.monotonic()
+        return any(came)
+
+    def _look_for(self, peer: int, awaited: Awaited) -> bool:
+        here, lost = awaited.look()
+        keys, came = self._keys[peer], False
+        for i in lost:
+            self._sequences.close(keys[i], "its rounds were not in its mailbox any more")
+        if not here:
+            return False
+        firsts = awaited.positions[here].tolist()
+        for i, first, tokens in zip(here, firsts, awaited.rounds(here), strict=True):
+            if tokens:
+                self._pass_on(keys[i], first, tokens)
+                came = True
+        return came
+
+    def _pass_on(self, key: Key, first: int, tokens: tuple[int, ...]) -> None:
+        """One commit; if it is taken, what is looked for next is known already."""
+        sequences = self._sequences
+        followed = sequences.followed[key]
+        assert followed.posted is not None
+        commit = msgspec.structs.replace(followed.posted, base_len=first, tokens=tokens)
+        known = self._changes == sequences.changes
+        sequences.commit(key, commit)
+        if known and followed.commits and followed.commits[-1] is commit:
+            self._changes = sequences.changes
+
+    def _gather(self) -> None:
+        """All that is to be looked for, since something has changed."""
+        found: dict[int, list[tuple[Key, DraftCommit, int]]] = defaultdict(list)
+        for key, followed in list(self._sequences.followed.items()):
+            if (posted := followed.posted) is None:
+                continue
+            mailbox = self._mailbox(key[0])
+            if mailbox is None or posted.place >= mailbox.places:
+                self._sequences.close(key, "it has no place in a mailbox that is known here")
+            else:
+                found[key[0]].append((key, posted, followed.first + followed.end))
+        self._keys = {peer: [key for key, _, _ in some] for peer, some in found.items()}
+        self._awaited = {
+            peer: Awaited(mailbox, [(posted, position) for _, posted, position in some])
+            for peer, some in found.items()
+            if (mailbox := self._mailbox(peer)) is not None
+        }
+        self._changes, self._came = self._sequences.changes, time.monotonic()

@@ -1,0 +1,194 @@
+"""A mailbox between a decode engine's device and a draft worker's process: rounds one way, drafts the other,
+while the host of the decode engine sleeps.
+
+With one GPU both processes share it. What only hardware shows: that kernels reach memory of the host that the
+driver has registered, that a round which looks often enough has its drafts, that none has others than those
+of its own root, and that a dead draft worker's memory can still be looked at.
+`tests/unit/test_kernels_mailbox.py` has the rules themselves.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from eyas.engine.batch.tables import Tables, TableSizes
+from eyas.engine.ipc.draft_line import Line, OfferedLine, answer
+from eyas.engine.ipc.mailbox import LATE_ROUNDS
+from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
+from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.kernels import mailbox
+from eyas.engine.kernels.mailbox import Reach
+from eyas.engine.kernels.rounds import FACTS, Batch
+from eyas.engine.speculation.posted import Awaited
+from kv_transfer.gpu.cuda import CudaDriver
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+PLACES, WIDTH, VOCAB, ROUNDS = 32, 4, 1000, 400
+THEIRS = torch.cuda.device_count() - 1 if torch.cuda.is_available() else 0
+SHAPE = DraftLine({}, 7, 64, WIDTH, 64, WIDTH - 1, dtype="bfloat16", places=PLACES, kept=32)
+
+
+def gpu(ordinal: int) -> Gpu:
+    return Gpu(CudaDriver(ordinal), SHAPE.dtype, partial(torch.cuda.synchronize, ordinal))
+
+
+def token(generation: int, position: int) -> int:
+    """The token at a position of a sequence's text."""
+    return (generation * 37 + position * 11) % VOCAB
+
+
+def draft(generation: int, position: int) -> int:
+    """What is drafted there: it cannot be taken for the token."""
+    return (generation * 53 + position * 17 + 5) % VOCAB
+
+
+def drafter(line: DraftLine, folder: str, every: int) -> None:
+    """The draft worker's process: it answers each round once it is all there, but every so many not."""
+    torch.cuda.set_device(THEIRS)
+    there = answer(line, SHAPE.width, folder, RowMemory.new(line, gpu(THEIRS)))
+    box = there.mailbox
+    assert box is not None
+    posted = [DraftCommit(place, 1 + place, 0, (), b"", 1, place=place) for place in range(PLACES)]
+    awaited, answered = Awaited(box, [(commit, 0) for commit in posted]), 0
+    while not there.gone:
+        there.take()
+        here, _ = awaited.look()
+        firsts = awaited.positions[here].tolist()
+        for place, first, tokens in zip(here, firsts, awaited.rounds(here), strict=True):
+            base, generation = first + len(tokens), 1 + place
+            right = tuple(token(generation, position) for position in range(first + 1, base + 1))
+            answered += bool(tokens)
+            if tokens and tokens == right and answered % every:
+                ids = tuple(draft(generation, base + 1 + i) for i in range(WIDTH - 1))
+                box.propose(place, Proposal(place, generation, base, ids, tuple(range(-1, WIDTH - 2))))
+
+
+@contextmanager
+def pair(folder: Path, every: int) -> Iterator[tuple[Line[DraftCommit, Proposal], SpawnProcess]]:
+    """The decode engine's end of a line with a mailbox, on GPU 0, and the draft worker's process."""
+    torch.cuda.set_device(0)
+    ours = gpu(0)
+    shape = msgspec.structs.replace(SHAPE, gpu=ours.driver.uuid)
+    offered = OfferedLine(folder / "line", shape, ours)
+    told = msgspec.structs.replace(shape, export=offered.export)
+    process = multiprocessing.get_context("spawn").Process(target=drafter, args=(told, str(folder), every))
+    process.start()
+    try:
+        deadline, line = time.monotonic() + 120, None
+        while line is None:
+            line = offered.accept()
+            assert time.monotonic() < deadline and process.is_alive()
+        assert line.mailbox is not None, "the driver does not register memory of the host"
+        yield line, process
+        line.close()
+    finally:
+        process.kill()
+        process.join()
+
+
+class Decode:
+    """Sequences in the slots and places of their numbers; a round makes 1 to WIDTH rows of each certain."""
+
+    def __init__(self, line: Line[DraftCommit, Proposal], polls: int) -> None:
+        assert line.mailbox is not None
+        self._place = line.mailbox.place
+        self.tables = Tables(TableSizes(PLACES + 1, 4, WIDTH), "cuda:0")
+        self._slots = torch.arange(PLACES, dtype=torch.int32, device="cuda:0")
+        addresses = [line.mailbox.address(place) for place in range(PLACES)]
+        self.tables.mailbox[:PLACES] = torch.tensor(addresses, device="cuda:0")
+        self.tables.ring_generation[:PLACES] = self._slots + 1
+        self.tables.polls.fill_(polls)
+        self.tables.speculative.fill_(WIDTH)
+        draws = torch.Generator().manual_seed(1)
+        self._counts = torch.randint(1, WIDTH + 1, (ROUNDS, PLACES), generator=draws, dtype=torch.int32)
+        self.bases = self._counts.cumsum(0).to("cuda:0", torch.int32)  # lengths after each round
+        self._results = self._told().to("cuda:0")
+        self.drafts = torch.zeros(ROUNDS, PLACES, WIDTH - 1, dtype=torch.int32, device="cuda:0")
+
+    def _told(self) -> torch.Tensor:
+        """Of each round what its verdict leaves."""
+        results = torch.full((ROUNDS, PLACES, FACTS + WIDTH), -1, dtype=torch.int32)
+        results[:, :, 0] = self._counts
+        firsts = self._counts.cumsum(0) - self._counts
+        for i in range(WIDTH):
+            ids = (torch.arange(1, PLACES + 1) * 37 + (firsts + 1 + i) * 11) % VOCAB
+            results[:, :, FACTS + i] = torch.where(i < self._counts, ids, -1)
+        return results
+
+    def launch(self) -> None:
+        """All rounds: none is landed before the next."""
+        batch = Batch(self.tables, self._slots, 16)
+        for number in range(ROUNDS):
+            self.tables.length[:PLACES] = self.bases[number]
+            mailbox.post(self.tables, self._slots, self._results[number], self._place)
+            mailbox.fetch(batch, self._place, Reach(VOCAB, WIDTH - 1, False))
+            self.drafts[number] = self.tables.drafts[:PLACES]
+
+    def judged(self) -> tuple[int, int]:
+        """Rounds with other drafts than their own, and rounds without any."""
+        ahead = self.bases[:, :, None] + torch.arange(1, WIDTH, device="cuda:0")
+        right = (torch.arange(1, PLACES + 1, device="cuda:0")[:, None] * 53 + ahead * 17 + 5) % VOCAB
+        none = (self.drafts == -1).all(2)
+        wrong = ((self.drafts != right).any(2) & ~none).sum()
+        return int(wrong), int(none.sum())
+
+
+def test_every_round_that_waits_has_its_drafts(tmp_path: Path) -> None:
+    with pair(tmp_path, every=1 << 60) as (line, _):
+        decode = Decode(line, polls=1 << 18)
+        decode.launch()
+        torch.cuda.synchronize(0)
+        assert decode.judged() == (0, 0)
+
+
+def test_a_round_that_does_not_wait_has_its_own_drafts_or_none(tmp_path: Path) -> None:
+    """The rounds run ahead of the drafter, over laps of their rings: some are never answered."""
+    with pair(tmp_path, every=7) as (line, _):
+        decode = Decode(line, polls=8)
+        decode.launch()
+        torch.cuda.synchronize(0)
+        wrong, none = decode.judged()
+        print(f"{ROUNDS * PLACES} rounds: {none} without drafts, {wrong} with others'")
+        assert wrong == 0 and none > 0
+
+
+def test_a_dead_drafter_costs_a_few_rounds_their_looks_and_no_more(tmp_path: Path) -> None:
+    with pair(tmp_path, every=1 << 60) as (line, process):
+        process.kill()
+        process.join()
+        decode = Decode(line, polls=1 << 12)
+        began = time.perf_counter()
+        decode.launch()
+        torch.cuda.synchronize(0)
+        seconds = time.perf_counter() - began
+        wrong, none = decode.judged()
+        print(f"{ROUNDS} rounds without a drafter in {1e3 * seconds:.0f} ms")
+        assert (wrong, none) == (0, ROUNDS * PLACES)
+        assert bool((decode.tables.late[:PLACES] == LATE_ROUNDS).all())
+        assert seconds < 2.0, "eight rounds look 4,096 times, the others once"
+        assert line.take() == [] and line.gone
+    assert torch.ones(3, device="cuda:0").sum() == 3
+
+
+def test_a_way_there_and_back_is_short(tmp_path: Path) -> None:
+    """Prints what a round waits, at the least: the drafter answers at once."""
+    with pair(tmp_path, every=1 << 60) as (line, _):
+        decode = Decode(line, polls=1 << 18)
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        decode.launch()
+        ended.record()
+        torch.cuda.synchronize(0)
+        print(f"{1e3 * begun.elapsed_time(ended) / ROUNDS:.0f} us per round of {PLACES} sequences")
+        assert decode.judged() == (0, 0)

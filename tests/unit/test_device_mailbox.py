@@ -1,0 +1,293 @@
+"""Decode and draft engines with a mailbox between them: steps are launched before their drafts are there, the
+drafts are those that the host's way gives, and no token is another, whatever is found in the mailbox.
+
+Kernels are interpreted, and the devices' memory is that of fake GPUs. An interpreted step has run when it is
+launched, so a round's looks at its mailbox are put off here until the drafter had its time (`patient`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import pytest
+import torch
+
+from eyas.common.config import EngineConfig
+from eyas.common.types import GenerationRequest
+from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.tables import Tables
+from eyas.engine.device.flight import DeviceFlight
+from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.ipc.mailbox import Mailbox, MailPlace
+from eyas.engine.ipc.messages import Proposal
+from eyas.engine.ipc.row_ring import tag
+from eyas.engine.kernels import mailbox
+from eyas.engine.kernels.mailbox import Reach
+from eyas.engine.kernels.rounds import Batch
+from eyas.engine.speculation.draft_engine import DraftEngine
+from eyas.engine.speculation.draft_sequences import DraftedSequence, Key
+from eyas.engine.speculation.lines import CUDA_IPC, GRPC, MAILBOX, SHM
+from eyas.engine.speculation.mailing import mails
+from eyas.engine.speculation.posted import PostedCommits
+from tests.unit.fake_gpu import FakeDriver
+from tests.unit.loopback import Result, wait_all
+from tests.unit.test_device_engine import DRAFTS, answers, config, requests, tokens
+from tests.unit.test_device_remote import apart
+from tests.unit.test_device_ring import CHAIN, SERVED_S, Pair, asked, by_gpu, own_gpus, served
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow, pytest.mark.timeout(600)]
+
+__all__ = ["config"]  # a fixture
+PATIENT_S = 60.0
+
+
+@dataclass
+class Patient:
+    """`fetch`, once the drafts of rounds that the device itself has told of are there, or `wait_s` is over.
+
+    `found`: of the rounds with a mailbox, whether they were there.
+    """
+
+    wait_s: float = PATIENT_S
+    found: list[bool] = field(default_factory=list)
+    _fetch: Callable[[Batch, MailPlace, Reach], None] = mailbox.fetch
+
+    def __call__(self, batch: Batch, place: MailPlace, reach: Reach) -> None:
+        tables, deadline = batch.tables, time.monotonic() + self.wait_s
+        for slot in batch.slots.tolist():
+            address, length = int(tables.mailbox[slot]), int(tables.length[slot])
+            if slot == tables.padding_slot or not address:
+                continue
+            generation = int(tables.ring_generation[slot])
+            told = self._is_there(address, (length - 1) % place.kept, generation, length - 1)
+            while not (there := self._is_there(address, place.header, generation, length)):
+                if not told or time.monotonic() > deadline:
+                    break
+                time.sleep(0.002)
+            self.found.append(there)
+        self._fetch(batch, place, reach)
+
+    @staticmethod
+    def _is_there(address: int, word: int, generation: int, position: int) -> bool:
+        found = ctypes.c_uint64.from_address(address + 8 * word).value
+        return found >> 32 == tag(generation, position) & 0xFFFFFFFF
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
+    """Every engine has a GPU of its own. No look at a mailbox is repeated: see above."""
+    monkeypatch.setattr(mailbox, "MOST_POLLS", 2)
+    return own_gpus(monkeypatch)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> Patient:
+    waits = Patient()
+    monkeypatch.setattr(mailbox, "fetch", waits)
+    return waits
+
+
+@pytest.fixture
+def proposed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[int, ...]]]:
+    """What is left in mailboxes: below which position, which tokens."""
+    left: list[tuple[int, tuple[int, ...]]] = []
+    propose = Mailbox.propose
+
+    def seen(box: Mailbox, number: int, proposal: Proposal) -> bool:
+        left.append((proposal.base_len, proposal.tokens))
+        return propose(box, number, proposal)
+
+    monkeypatch.setattr(Mailbox, "propose", seen)
+    return left
+
+
+def rounds(results: list[Result], count: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """By request and place in the output: how many drafts were verified there, and accepted.
+
+    Of `count` tokens: the host wants no drafts beyond the last one, the device does not know it.
+    """
+    return {
+        (number, entry.index): (min(entry.offered, count - entry.index - 1), entry.accepted)
+        for number, result in enumerate(results)
+        for entry in result.entries
+        if entry.offered
+    }
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of every round with a mailbox: how many steps of its sequence were in flight when it was launched."""
+    found: list[int] = []
+    launch = DeviceRunner.launch
+
+    def seen(runner: DeviceRunner, works: list[Work]) -> DeviceFlight:
+        found.extend(work.seq.in_flight for work in works if work.seq.mailed)
+        return launch(runner, works)
+
+    monkeypatch.setattr(DeviceRunner, "launch", seen)
+    return found
+
+
+@pytest.mark.parametrize("drafts", ["chain", "tree"])
+def test_drafts_are_those_of_the_way_by_the_host(
+    config: EngineConfig,
+    gpus: list[FakeDriver],
+    patient: Patient,
+    proposed: list[tuple[int, tuple[int, ...]]],
+    ahead: list[int],
+    drafts: str,
+) -> None:
+    spec = DRAFTS[drafts]
+    assert spec is not None
+    chosen = replace(config, speculation=spec)
+    expected, by_host, line = served(replace(chosen, transfer="shm"), asked(10))
+    found, sent, cluster = served(by_gpu(chosen), asked(10))
+    assert tokens(found) == tokens(expected)
+    assert by_host[SHM] > 1 and MAILBOX not in by_host
+    assert sent[GRPC] == 1 and sent[MAILBOX] > 1 and CUDA_IPC not in sent and not cluster.reasons
+    assert sent.get(SHM, 0) <= 1, "only of a step that was launched before the sequence opened"
+    theirs = dict(line.drafts)
+    same = [theirs[base] == ids for base, ids in proposed if base in theirs]
+    assert len(same) > 2 and all(same)
+    ours, plain = rounds(found, 10), rounds(expected, 10)
+    both = ours.keys() & plain.keys()
+    assert len(both) > 1 and {at: ours[at] for at in both} == {at: plain[at] for at in both}
+    assert sum(patient.found) >= len(patient.found) - 1
+    assert ahead and all(ahead[1:]), "no step waits for the tokens of the one before"
+    assert [(driver.mappings, driver.registered) for driver in gpus] == [(0, {}), (0, {})]
+
+
+@pytest.mark.parametrize("drafts", ["chain", "tree"])
+def test_tokens_are_those_of_plain_decoding(
+    config: EngineConfig, gpus: list[FakeDriver], patient: Patient, drafts: str
+) -> None:
+    """Chunks, a nucleus, penalties, two choices of a prompt."""
+    expected, _ = answers(replace(config, draft=None), requests())
+    found, sent, _ = served(by_gpu(replace(config, speculation=DRAFTS[drafts])), requests())
+    assert tokens(found) == tokens(expected)
+    assert sent[MAILBOX] > 5 and CUDA_IPC not in sent
+    assert sum(entry.accepted for result in found for entry in result.entries) > 0
+
+
+def test_words_go_round_in_their_ring(
+    config: EngineConfig, gpus: list[FakeDriver], patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three laps of eight rows."""
+    monkeypatch.setattr("eyas.engine.speculation.mailing.kept_rows", lambda rows: 8)
+    expected, _ = answers(replace(config, draft=None), asked(24))
+    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(24))
+    assert tokens(found) == tokens(expected)
+    assert sent[GRPC] == 1 and not cluster.reasons and sum(patient.found) > 5
+
+
+def test_a_drafter_that_is_always_late_changes_no_token(config: EngineConfig, gpus: list[FakeDriver]) -> None:
+    """An interpreted drafter is: no round waits for it."""
+    expected, _ = answers(replace(config, draft=None), asked(14))
+    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(14))
+    assert tokens(found) == tokens(expected) and sent[MAILBOX] > 5
+    decode = cluster.workers["decode"].engine
+    assert decode._drafting.late_rounds > 5
+    assert int(decode._parts.runner._executor.tables.late.max()) == 8
+
+
+Change = Callable[[Proposal], Proposal]
+WRONG: dict[str, Change] = {
+    "other tokens": lambda one: _with(one, tokens=tuple((token + 1) % 16 for token in one.tokens)),
+    "unknown tokens": lambda one: _with(one, tokens=tuple(token + 16 for token in one.tokens)),
+    "parents behind their children": lambda one: _with(one, parents=tuple(range(len(one.parents)))),
+    "another generation": lambda one: _with(one, generation=one.generation + 1),
+    "another base": lambda one: _with(one, base_len=one.base_len - 1),
+}
+
+
+def _with(proposal: Proposal, **changes: object) -> Proposal:
+    return msgspec.structs.replace(proposal, **changes)
+
+
+@pytest.mark.parametrize("change", [pytest.param(one, id=name) for name, one in WRONG.items()])
+def test_a_drafter_that_is_wrong_changes_no_token(
+    config: EngineConfig, gpus: list[FakeDriver], change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = answers(replace(config, draft=None), asked(8))
+    propose, wrong = Mailbox.propose, []
+
+    def spoiled(box: Mailbox, number: int, proposal: Proposal) -> bool:
+        wrong.append(change(proposal))
+        return propose(box, number, wrong[-1])
+
+    monkeypatch.setattr(Mailbox, "propose", spoiled)
+    monkeypatch.setattr(mailbox, "fetch", Patient(wait_s=3.0))
+    found, _, _ = served(by_gpu(replace(config, speculation=CHAIN)), asked(8))
+    assert tokens(found) == tokens(expected) and len(wrong) > 3
+    assert sum(entry.accepted for entry in found[0].entries) <= 1
+
+
+def test_rounds_that_are_lost_open_their_sequence_anew(
+    config: EngineConfig, gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft worker sees that another lap has begun."""
+    patient = Patient(wait_s=2.0)
+    monkeypatch.setattr(mailbox, "fetch", patient)
+    monkeypatch.setattr("eyas.engine.speculation.mailing.kept_rows", lambda rows: 8)
+    monkeypatch.setattr("eyas.engine.speculation.remote.BACKOFF_S", 0.0)
+    post, calls = mailbox.post, itertools.count(1)
+
+    def lossy(tables: Tables, slots: torch.Tensor, *rest: object) -> None:
+        """The fourth round of a sequence that has a mailbox is not told."""
+        if not tables.mailbox[slots.long()].any() or next(calls) != 4:
+            post(tables, slots, *rest)
+
+    monkeypatch.setattr(mailbox, "post", lossy)
+    expected, _ = answers(replace(config, draft=None), asked(26))
+    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(26))
+    assert tokens(found) == tokens(expected)
+    assert any("not in its mailbox" in reason for reason in cluster.reasons)
+    assert sent[GRPC] > 1 and sent[MAILBOX] > 1 and sum(patient.found) > 3
+
+
+def test_a_drafter_that_dies_leaves_no_address(
+    config: EngineConfig, gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some proposals its line breaks: the next step has plain rounds, and nothing is mapped."""
+    expected, _ = answers(replace(config, draft=None), asked(12))
+    monkeypatch.setattr(mailbox, "fetch", Patient(wait_s=20.0))
+    answer, left = PostedCommits.answer, itertools.count(1)
+
+    def dying(posted: PostedCommits, key: Key, followed: DraftedSequence, proposal: Proposal) -> bool:
+        if next(left) == 4:
+            raise SystemExit
+        return answer(posted, key, followed, proposal)
+
+    monkeypatch.setattr(PostedCommits, "answer", dying)
+    monkeypatch.setattr(DraftEngine, "_close", lambda engine: engine._lines.close())
+    cluster = Pair(*apart(by_gpu(replace(config, speculation=CHAIN)), device_drafter=True))
+    try:
+        found = [cluster.submit(request, split=False) for request in asked(12)]
+        wait_all(found, SERVED_S)
+        assert not cluster.workers["draft"].thread.is_alive()
+        tables = cluster.workers["decode"].engine._parts.runner._executor.tables
+        assert int(tables.mailbox.abs().sum()) == 0
+    finally:
+        cluster.close()
+    assert tokens(found) == tokens(expected)
+    assert [driver.registered for driver in gpus] == [{}, {}] and gpus[0].mappings == 0
+
+
+def test_what_a_grammar_holds_goes_by_the_host_beside_it(
+    config: EngineConfig, gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does an engine whose depth is adaptive, or that looks drafts up."""
+    monkeypatch.setattr(
+        "eyas.engine.speculation.remote.mails", lambda seq, spec: len(seq.prompt) == 3 and mails(seq, spec)
+    )
+    one = asked(6)[0]
+    two = [one, GenerationRequest("two", (1, 2), one.params)]
+    expected, _ = answers(replace(config, draft=None), two)
+    found, sent, _ = served(by_gpu(replace(config, speculation=CHAIN)), two)
+    assert tokens(found) == tokens(expected)
+    assert sent[MAILBOX] > 0 and sent[CUDA_IPC] > 0

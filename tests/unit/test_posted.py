@@ -1,0 +1,198 @@
+"""Rounds that a device has posted, at a draft worker: what becomes a commit, what waits, what is closed."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from fake_gpu import FakeDriver
+from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
+
+from eyas.engine.ipc.mailbox import NEWEST, Mailbox, MailPlace, tags
+from eyas.engine.ipc.messages import DraftClose, DraftClosed, DraftLine, Proposal
+from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.ipc.row_ring import tag
+from eyas.engine.speculation import posted
+from eyas.engine.speculation.draft_runner import Proposed
+
+PLACES, KEPT = 3, 8
+LINE = DraftLine({}, 1, 5, 4, WIDTH, 6, gpu=b"gpu-a", dtype="float32", places=PLACES, kept=KEPT)
+
+
+class MailDrive(Drive):
+    """Its peer has a ring and a mailbox. `seen`: the extensions that were drafted for."""
+
+    def __init__(self) -> None:
+        super().__init__(pages=64)
+        self.memory = RowMemory.new(LINE, Gpu(FakeDriver(), "float32", lambda: None))
+        place = MailPlace(KEPT, LINE.nodes)
+        self.box = Mailbox(memoryview(bytearray(place.nbytes(PLACES))), place, PLACES)
+        self.engine._lines.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
+        self.boxes = {PEER: self.box}
+        self.engine._posted._mailbox = self.boxes.get
+        self.seen: list = []
+        draft = self.runner.draft
+
+        def seeing(asked, spec):
+            self.seen += [one.extension for one in asked]
+            return [Proposed(tree, None) for tree, _, _ in draft(asked, spec)]
+
+        self.runner.draft = seeing  # type: ignore[method-assign]
+
+    def follow(self, seq: int = 1, place: int = 2, base: int = 3, **changes) -> None:
+        """A sequence with one row, whose next ones are in a mailbox."""
+        told = _commit(base + 1, seq=seq, place=place, features=b"", **changes)
+        self.up(_open(seq, base=base), _commit(base, 10, seq=seq), told)
+
+    def post(self, place: int, generation: int, first: int, *tokens: int, newest: bool = True) -> None:
+        """A round's words; without the newest one's mark if it is not all there."""
+        for i, token in enumerate(tokens):
+            mark = NEWEST if newest and i == len(tokens) - 1 else 0
+            above = tags([generation], np.array([first + i]))[0] << np.uint64(32)
+            self.box.words[place, (first + i) % KEPT] = above | np.uint64(token | mark)
+
+    def hear(self) -> list[DraftClosed]:
+        """A loop: nothing is proposed by a record."""
+        proposals, closed = self.up()
+        assert not proposals
+        return closed
+
+    def left(self, place: int) -> tuple[int, list[int]]:
+        """The tag and the tokens of the proposal at a place."""
+        words, at = self.box.words[place].tolist(), self.box.place.header
+        nodes = words[at] & 0xFFFFFFFF
+        assert {word >> 32 for word in words[at : at + nodes + 1]} == {words[at] >> 32}
+        return words[at] >> 32, [word & 0xFFFFFFFF for word in words[at + 1 : at + 1 + nodes]]
+
+
+def test_a_round_becomes_a_commit_and_its_drafts_are_left_there() -> None:
+    drive = MailDrive()
+    drive.follow()
+    drive.post(2, 1, 4, 11, 12)
+    assert not drive.hear()
+    new = drive.seen[-1]
+    assert new.tokens == [11, 12]
+    assert new.ringed == [(drive.memory.address(2, p), tag(1, p)) for p in (4, 5)]
+    assert drive.left(2) == (tag(1, 6) & 0xFFFFFFFF, [12, 13])
+    count = len(drive.seen)
+    assert not drive.hear() and len(drive.seen) == count, "a round is heard once"
+
+
+def test_the_first_drafts_are_left_there_too() -> None:
+    """The host does not ask for any."""
+    drive = MailDrive()
+    drive.follow(base=3)
+    assert drive.left(2) == (tag(1, 4) & 0xFFFFFFFF, [10, 11])
+
+
+def test_rounds_that_came_meanwhile_are_one_commit_around_the_rings_end() -> None:
+    drive = MailDrive()
+    drive.follow()
+    for first, tokens in ((4, (1, 2)), (6, (3,)), (7, (4, 5, 6))):
+        drive.post(2, 1, first, *tokens)
+    assert not drive.hear()
+    assert drive.seen[-1].tokens == [1, 2, 3, 4, 5, 6]
+    drive.post(2, 1, 10, 7)
+    assert not drive.hear() and drive.seen[-1].tokens == [7]
+
+
+def test_a_round_that_is_not_all_there_waits() -> None:
+    drive = MailDrive()
+    drive.follow()
+    drive.post(2, 1, 4, 1)
+    drive.post(2, 1, 5, 2, newest=False)
+    drive.hear()
+    assert drive.seen[-1].tokens == [1]
+    drive.post(2, 1, 7, 4)
+    count = len(drive.seen)
+    assert not drive.hear() and len(drive.seen) == count, "row 6 is missing, and so is the mark of row 5"
+    drive.post(2, 1, 6, 3, newest=False)
+    assert not drive.hear() and drive.seen[-1].tokens == [2, 3, 4]
+
+
+def test_words_of_others_and_of_the_past_are_not_believed() -> None:
+    drive = MailDrive()
+    drive.post(2, 1, 4 - KEPT + KEPT * 2, 9)  # what a later lap would leave: taken back below
+    drive.box.words[:] = 0
+    drive.follow()
+    count = len(drive.seen)
+    for generation, position in ((2, 4), (9, 4), (1, 4 - KEPT)):
+        drive.post(2, generation, position, 5)
+        assert not drive.hear() and len(drive.seen) == count
+
+
+def test_rows_that_a_later_lap_has_taken_close_the_sequence_and_not_its_neighbour() -> None:
+    drive = MailDrive()
+    drive.follow(1, place=0)
+    drive.follow(2, place=1)
+    drive.post(0, 1, 4 + KEPT, 5)
+    drive.post(1, 2, 4, 6)
+    closed = drive.hear()
+    assert [(one.seq, "not in its mailbox" in one.reason) for one in closed] == [(1, True)]
+    assert drive.seen[-1].tokens == [6] and drive.left(1)[0] == tag(2, 5) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("place", [PLACES, 2**31 - 1])
+def test_a_place_that_does_not_exist_closes_the_sequence(place: int) -> None:
+    drive = MailDrive()
+    drive.follow(place=place)
+    assert not drive.engine._sequences.followed and drive.pool.used == 0
+
+
+def test_a_peer_without_a_mailbox_has_no_places() -> None:
+    drive = MailDrive()
+    drive.boxes.clear()
+    drive.follow()
+    assert not drive.engine._sequences.followed and drive.pool.used == 0
+
+
+def test_a_token_that_is_none_closes_the_sequence() -> None:
+    drive = MailDrive()
+    drive.follow()
+    drive.post(2, 1, 4, 2**30)
+    assert len(drive.hear()) == 1 and drive.pool.used == 0
+
+
+def test_a_round_by_the_line_comes_before_those_of_the_mailbox() -> None:
+    """Its step had been launched before the sequence had a place."""
+    drive = MailDrive()
+    drive.follow()
+    drive.post(2, 1, 6, 3)
+    count = len(drive.seen)
+    assert not drive.hear() and len(drive.seen) == count
+    proposals, closed = drive.up(_commit(4, 1, 2))
+    assert not proposals and not closed
+    assert [new.tokens for new in drive.seen[count:]] == [[1, 2], [3]]
+
+
+def test_a_sequence_that_is_followed_no_more_is_not_looked_for() -> None:
+    drive = MailDrive()
+    drive.follow()
+    drive.up(DraftClose(1, 1))
+    drive.post(2, 1, 4, 5)
+    assert not drive.hear() and not drive.engine._posted.any and drive.pool.used == 0
+
+
+def test_it_looks_often_while_rounds_come_and_seldom_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = MailDrive()
+    assert drive.engine._nap() == 0.1
+    drive.follow()
+    assert drive.engine._nap() == 0.0 and drive.engine._posted.busy
+    monkeypatch.setattr(posted, "BUSY_S", 0.0)
+    assert drive.engine._nap() == 0.001 and not drive.engine._posted.busy
+
+
+def test_waiting_for_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posted, "SPIN_S", 0.02)
+    drive = MailDrive()
+    drive.follow()
+    began = time.monotonic()
+    drive.engine._posted.pass_on(patient=True)
+    assert 0.02 <= time.monotonic() - began < 1.0
+    drive.boxes.clear()
+    assert not drive.engine._posted.answer((PEER, 1), drive.engine._sequences.followed[PEER, 1], _proposal())
+
+
+def _proposal() -> Proposal:
+    return Proposal(1, 1, 5, (1,), (-1,))
