@@ -203,8 +203,6 @@ class StepProgram:
             row_ring.put(state.tables, rounds, rows[: accepted.shape[0]])
             singles = row_ring.Written(self._part["single_slots"], tap.place.kept, windows)
             row_ring.put(state.tables, singles, rows[accepted.shape[0] :])
-        if tap.mails and shape.batch:  # features first: who hears of a row looks for its own
-            mailbox.post(state.tables, self._part["slots"], self._table, tap.place)
         return features
 
     def choose(self) -> torch.Tensor:
@@ -228,6 +226,8 @@ class StepProgram:
         verdicts = None
         if shape.batch:
             verdicts = self._verdict(chosen)
+            if state.tap is not None and state.tap.mails:  # at once: the features follow within microseconds
+                mailbox.post(state.tables, self._part["slots"], self._table, state.tap.place)
         if shape.singles:
             own = chosen[shape.batch * shape.width : shape.round_rows]
             alone = round_kernels.Verdicts(self._single_table, torch.empty_like(own).view(-1, 1))
