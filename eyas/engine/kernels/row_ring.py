@@ -1,8 +1,8 @@
 """Feature rows between GPUs: a step's device writes them into a draft worker's ring, whose device takes them.
 
 It knows addresses, tags and words of 4 bytes; `eyas.engine.ipc.row_ring` says what they mean. The writer does
-not ask whether a row has been read: a reader that comes too late finds other tags, and says so; one that comes
-a little early looks again. The writer keeps the rows on its own device too
+not ask whether a row has been read. A reader that comes too late finds other tags, and says so; one that is a
+little early looks again. The writer keeps the rows on its own device too
 (`eyas.engine.speculation.feature_windows`).
 """
 
