@@ -23,7 +23,6 @@ import torch
 
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.ipc.draft_line import Line, OfferedLine, answer
-from eyas.engine.ipc.mailbox import LATE_ROUNDS
 from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.kernels import mailbox
@@ -175,8 +174,8 @@ def test_a_dead_drafter_costs_a_few_rounds_their_looks_and_no_more(tmp_path: Pat
         wrong, none = decode.judged()
         print(f"{ROUNDS} rounds without a drafter in {1e3 * seconds:.0f} ms")
         assert (wrong, none) == (0, ROUNDS * PLACES)
-        assert bool((decode.tables.late[:PLACES] == LATE_ROUNDS).all())
-        assert seconds < 2.0, "eight rounds look 4,096 times, the others once"
+        assert bool((decode.tables.late[:PLACES] == ROUNDS).all())
+        assert seconds < 2.0, "fourteen rounds look 4,096 times, the others once"
         assert line.take() == [] and line.gone
     assert torch.ones(3, device="cuda:0").sum() == 3
 

@@ -192,7 +192,7 @@ def test_a_drafter_that_is_always_late_changes_no_token(config: EngineConfig, gp
     assert tokens(found) == tokens(expected) and sent[MAILBOX] > 5
     decode = cluster.workers["decode"].engine
     assert decode._drafting.late_rounds > 5
-    assert int(decode._parts.runner._executor.tables.late.max()) == 8
+    assert int(decode._parts.runner._executor.tables.late.max()) >= 8
 
 
 Change = Callable[[Proposal], Proposal]

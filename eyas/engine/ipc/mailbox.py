@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 from eyas.engine.ipc.messages import Proposal
 from eyas.engine.ipc.ring import BLOCK
 from eyas.engine.ipc.row_memory import Gpu
-from eyas.engine.ipc.row_ring import GOLDEN, WORD_BYTES
+from eyas.engine.ipc.row_ring import GOLDEN, WORD_BYTES, tag
 
 PAGE = 4096
 """Bytes: the memory begins and ends at a page, since drivers lock whole ones."""
 LATE_ROUNDS = 8
-"""After so many late rounds in a row a sequence's drafts are not waited for, until some come in time."""
+"""After so many late rounds in a row a sequence's drafts are not waited for, until some come in time. A
+device waits again after 16, 32, 64 of them: where it does not wait, hardly any can be in time.
+"""
 HALF = 0xFFFFFFFF
 NEWEST = 1 << 31
 """In the lower half of a row's word, whose other bits are a token."""
@@ -76,6 +78,7 @@ class Mailbox:
         self.place = place
         self.places = places
         size = place.nbytes(places)
+        self._stores = memory[:size].cast("Q")  # each is one
         whole = np.frombuffer(memory[:size], np.uint64)
         self._here = whole.ctypes.data
         self._gpu = gpu
@@ -95,12 +98,13 @@ class Mailbox:
         nodes = len(proposal.tokens)
         if not 0 <= number < self.places or nodes > self.place.nodes:
             return False
-        (tag,) = tags([proposal.generation], np.array([proposal.base_len])) << np.uint64(32)
-        words, first = self.words[number], self.place.header + 1
-        words[first : first + nodes] = _halves(proposal.tokens) | tag
-        first += self.place.nodes
-        words[first : first + nodes] = _halves(proposal.parents) | tag
-        words[self.place.header] = np.uint64(nodes) | tag
+        above = (tag(proposal.generation, proposal.base_len) & HALF) << 32
+        header, stores = number * self.place.words + self.place.header, self._stores
+        for i, token in enumerate(proposal.tokens, start=header + 1):
+            stores[i] = above | token & HALF
+        for i, parent in enumerate(proposal.parents, start=header + 1 + self.place.nodes):
+            stores[i] = above | parent & HALF
+        stores[header] = above | nodes
         return True
 
     def close(self) -> None:
@@ -108,10 +112,6 @@ class Mailbox:
         if self._gpu is not None:
             self._gpu.wait()
             self._gpu.driver.unregister(self._here)
+        self._stores.release()
         self.words = np.zeros((0, self.place.words), np.uint64)
         self.places = 0
-
-
-def _halves(values: Sequence[int]) -> Words:
-    """Each as 32 bits."""
-    return np.array(values, np.int64).astype(np.uint64) & np.uint64(HALF)

@@ -26,7 +26,7 @@ from eyas.engine.kernels.trees import bit
 POLL_S = 1.2e-6
 """Seconds of one look: a GPU reads memory of the host."""
 MOST_POLLS = 1 << 15
-"""No round waits longer, some 40 ms: a draft worker that has hung costs no more, `LATE_ROUNDS` times."""
+"""No round waits longer, some 40 ms: a draft worker that has hung costs no more, a few times."""
 
 _GOLDEN = tl.constexpr(GOLDEN - (1 << 32))  # as an int32
 _NEWEST = tl.constexpr(NEWEST - (1 << 32))  # as an int32
@@ -99,9 +99,9 @@ def _post(
 def fetch(batch: Batch, place: MailPlace, reach: Reach) -> None:
     """The drafts of each sequence with a mailbox become those of the round that is about to be prepared.
 
-    That is the proposal below its root. A slot looks `polls` times until all of it is there, once if its last
-    LATE_ROUNDS rounds were `late`. Nodes beyond the sequence's own limits are no drafts (-1); a proposal that
-    makes no sense has none.
+    That is the proposal below its root. A slot looks `polls` times until all of it is there. It looks once if
+    its last LATE_ROUNDS rounds, or more, were `late`, but for a power of two of them. Nodes beyond the
+    sequence's own limits are no drafts (-1); a proposal that makes no sense has none.
     """
     tables = batch.tables
     drafts = tables.drafts.shape[1]
@@ -166,11 +166,12 @@ def _fetch(
     if (slot != padding) & (address != 0):
         tag = tl.load(generations + slot) * _GOLDEN + tl.load(length + slot) + 1
         late = tl.load(lates + slot)
-        looks = tl.where(late < _LATE_ROUNDS, tl.load(polls + slot), 1)
+        waits = (late < _LATE_ROUNDS) | ((late & (late - 1)) == 0)
+        looks = tl.where(waits, tl.load(polls + slot), 1)
         proposal = address.to(tl.pointer_type(tl.int64)) + KEPT
         node = tl.arange(0, BLOCK)
         count, token, parent = _arrived(proposal, tag, looks, node, NODES)
-        tl.store(lates + slot, tl.where(count >= 0, 0, tl.minimum(late + 1, _LATE_ROUNDS)))
+        tl.store(lates + slot, tl.where(count >= 0, 0, late + 1))
         real = node < count
         wrong = (token < 0) | (token >= vocab) | (parent < -1) | (parent >= node)
         if not TREES:

@@ -140,7 +140,7 @@ class RemoteDrafter(Drafter):
                 self._sent[MAILBOX] += 1
                 self._late_rounds += commit.late
                 continue
-            if followed.asked > followed.answered:
+            if followed.asked > followed.answered and not followed.mailed:
                 followed.late += 1
                 self._late_rounds += 1
             followed.asked = commit.base + len(commit.tokens) if commit.want else followed.answered
