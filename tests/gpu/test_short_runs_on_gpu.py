@@ -77,13 +77,13 @@ class Rounds:
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chains", "trees"])
 def test_graphs_draft_as_single_launches(spec: SpeculationConfig) -> None:
     runner = draft_worker(EngineSpec.of(settings(spec))).runner
-    assert isinstance(runner, DeviceDraftRunner) and len(runner.short._graphs) > 3
+    assert isinstance(runner, DeviceDraftRunner) and len(runner.short.programs.graphs) > 3
     found, pools = [], []
     for _ in range(2):
         runner.pool.tensor.zero_()
         found.append(Rounds(runner).run(spec))
         pools.append(runner.pool.tensor.cpu())
-        runner.short._graphs.clear()
+        runner.short.programs.graphs.clear()
     runner.pool.close()
     assert found[0] == found[1] and len({tokens for batch in found[0] for tokens in batch}) > 20
     assert torch.equal(*pools)
