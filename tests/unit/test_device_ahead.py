@@ -1,0 +1,112 @@
+"""Drafting ahead on a device, kernels interpreted, against the plain twin: the same hits and proposals in whole
+draft engines, and the same draft KV as without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from engine_rig import HandCopier, hand_pulls
+
+from eyas.common.config import EngineConfig
+from eyas.common.params import SamplingParams
+from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.loading import draft_build
+from eyas.engine.loading.draft_build import draft_worker
+from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.speculation import ahead as plain_ahead
+from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
+from eyas.engine.speculation.draft_sequences import DraftedSequence
+from tests.unit.test_device_draft_runner import CHAIN, SIZES, on_device, plain
+from tests.unit.test_foresight import Story, Worker
+
+pytestmark = pytest.mark.usefixtures("one_thread", "outcomes")
+__all__ = ["plain"]  # a fixture
+
+STEPS, OUTCOMES = CHAIN.steps, 5
+GREEDY = SamplingParams(temperature=0.0)
+SEEDED = SamplingParams(temperature=1.0, seed=11)
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides have as many."""
+    monkeypatch.setattr(draft_build, "OUTCOMES", OUTCOMES)
+    monkeypatch.setattr(plain_ahead, "OUTCOMES", OUTCOMES)
+
+
+class Drafting(Worker):
+    """A draft engine as a start builds it. `ahead`: whether it drafts ahead."""
+
+    def __init__(self, config: EngineConfig, *, ahead: bool) -> None:
+        made = draft_worker(EngineSpec.of(config))
+        self.runner, self.foreseer = made.runner, made.ahead
+        self.pool = PagePool(made.runner.pool.shape.pages)
+        outbox, copier = Outbox(), HandCopier()
+        ready = SimpleNamespace(
+            context_length=config.context_length,
+            vocab_size=SIZES["vocab"],
+            draft_width=SIZES["hidden"],
+            rates=None,
+        )
+        pulls = hand_pulls(copier, made.runner.pool.page_size, outbox)
+        parts = DraftParts(config, made.runner, made.ahead, self.pool, pulls, copier, outbox, ready)  # type: ignore[arg-type]
+        self.engine = DraftEngine(parts, self)  # type: ignore[arg-type]
+        self.engine._foresight._turns = SimpleNamespace(ahead=ahead, round=lambda *_: None)
+        self.proposals: dict[int, list[int]] = {}
+        self.closed: list[int] = []
+
+    def followed(self, seq: int) -> DraftedSequence:
+        return self.engine._sequences.followed[1, seq]
+
+    def certain(self, seq: int) -> torch.Tensor:
+        """The draft KV of a sequence's written rows, from its first one on."""
+        followed = self.followed(seq)
+        return self.rows(seq)[:, :, followed.lowest - followed.first :]
+
+
+@pytest.fixture
+def engines(plain: EngineConfig) -> Iterator[list[Drafting]]:
+    """A plain one and a device's that draft ahead, and a device's that never does."""
+    device = on_device(plain)
+    found = [
+        Drafting(plain, ahead=True),
+        Drafting(replace(device, worker="ahead"), ahead=True),
+        Drafting(replace(device, worker="never"), ahead=False),
+    ]
+    yield found
+    for one in found:
+        one.engine._foresight.end()
+        one.runner.pool.close()
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_proposals_and_draft_kv_are_the_plain_twins(engines: list[Drafting], params: SamplingParams) -> None:
+    """Hits and misses of three sequences; what a hit has not written is repaired by the run that follows."""
+    ours, theirs, never = engines
+    story = Story(*engines, params=params)
+    story.vocab = SIZES["vocab"]
+    for seq, base in ((1, 0), (2, 37), (3, 7)):
+        story.begin(seq, base)
+    missed = 0
+    for number in range(18):
+        seq, before = 1 + number % 3, ours.hits
+        if number % 5 != 4:  # else the next commits come before anything is drafted
+            ours.idle(STEPS + 1)
+            theirs.idle(2)
+        story.round(seq)
+        assert theirs.proposals == ours.proposals and theirs.hits == ours.hits
+        if ours.hits == before:
+            missed += 1
+            assert never.proposals == ours.proposals
+    theirs.idle(2)
+    ours.idle(STEPS + 1)
+    assert ours.hits > 5 and missed > 3 and never.hits == 0
+    for seq in (1, 2, 3):
+        kv, expected = theirs.certain(seq), never.certain(seq)
+        assert kv.shape == expected.shape and torch.allclose(kv, expected, atol=1e-5)
