@@ -1,5 +1,5 @@
-"""Drafting ahead on a device, kernels interpreted, against the plain twin: the same hits and proposals in whole
-draft engines, and the same draft KV as without it.
+"""Drafting ahead on a device, kernels interpreted, against the plain twin: the same hits and proposals in
+whole draft engines, and the same draft KV as without it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,28 @@ import pytest
 import torch
 from engine_rig import HandCopier, hand_pulls
 
-from eyas.common.config import EngineConfig
+from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest, Role
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.loading import draft_build
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loop.patience import Patience
 from eyas.engine.speculation import ahead as plain_ahead
+from eyas.engine.speculation import foresight
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_sequences import DraftedSequence
-from tests.unit.test_device_draft_runner import CHAIN, SIZES, on_device, plain
+from tests.unit.loopback import Loopback
+from tests.unit.test_device_engine import PATIENCE_S, SIZES, answers, config, on_device, tokens
+from tests.unit.test_device_remote import apart, served
 from tests.unit.test_foresight import Story, Worker
 
 pytestmark = pytest.mark.usefixtures("one_thread", "outcomes")
-__all__ = ["plain"]  # a fixture
+__all__ = ["config"]  # a fixture
 
+CHAIN = SpeculationConfig(steps=3, topk=1, draft_tokens=4)
 STEPS, OUTCOMES = CHAIN.steps, 5
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=1.0, seed=11)
@@ -71,9 +77,10 @@ class Drafting(Worker):
 
 
 @pytest.fixture
-def engines(plain: EngineConfig) -> Iterator[list[Drafting]]:
+def engines(config: EngineConfig) -> Iterator[list[Drafting]]:
     """A plain one and a device's that draft ahead, and a device's that never does."""
-    device = on_device(plain)
+    plain = replace(config, roles=(Role.DRAFT,), speculation=CHAIN, num_pages=64)
+    device = replace(on_device(plain), cuda_graph_bs=(2, 3))
     found = [
         Drafting(plain, ahead=True),
         Drafting(replace(device, worker="ahead"), ahead=True),
@@ -110,3 +117,23 @@ def test_proposals_and_draft_kv_are_the_plain_twins(engines: list[Drafting], par
     for seq in (1, 2, 3):
         kv, expected = theirs.certain(seq), never.certain(seq)
         assert kv.shape == expected.shape and torch.allclose(kv, expected, atol=1e-5)
+
+
+def test_tokens_are_those_of_plain_decoding(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device decodes, another drafts ahead for it: greedy and seeded requests, side by side."""
+    monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)  # as in `test_device_remote`
+    always = SimpleNamespace(ahead=True, round=lambda *_: None)
+    monkeypatch.setattr(foresight, "Turns", lambda: always)
+    asked = {
+        "greedy": SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True),
+        "seeded": SamplingParams(temperature=0.8, seed=5, max_tokens=16, ignore_eos=True),
+    }
+    wanted = [GenerationRequest(name, (5, 9, 11), params) for name, params in asked.items()]
+    expected, _ = answers(replace(config, draft=None), wanted)
+    spec = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+    cluster = Loopback(*apart(replace(config, speculation=spec), device_drafter=True))
+    drafter = cluster.workers["draft"].engine
+    found = served(cluster, wanted)
+    assert tokens(found) == tokens(expected)
+    counts = drafter._foresight.counts
+    assert counts.hits > 2 and counts.drafted > 0 and drafter._parts.pool.used == 0

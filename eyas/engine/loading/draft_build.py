@@ -22,6 +22,7 @@ from eyas.engine.kernels import skinny
 from eyas.engine.loading.device_build import table_sizes
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.startup import Start
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import FusedEnds
 from eyas.engine.models.fused_step import LayerContext
@@ -52,7 +53,7 @@ class DraftWorker:
     slowest_step_s: float = 0.0
 
 
-def draft_worker(loaded: EngineSpec) -> DraftWorker:
+def draft_worker(loaded: EngineSpec, start: Start | None = None) -> DraftWorker:
     """Raises ConfigError if the head, or any page, does not fit."""
     if loaded.config.attention_backend == "torch":
         with loaded.weights(KvKind.TARGET) as weights:
@@ -62,7 +63,7 @@ def draft_worker(loaded: EngineSpec) -> DraftWorker:
     if loaded.config.tensor_parallel_size > 1:
         flag = "tensor-parallel-size"
         raise ConfigError(f"--{flag}: a draft worker has one GPU", param=flag)
-    return _device_worker(loaded)
+    return _device_worker(loaded, start or Start())
 
 
 def _foresees(loaded: EngineSpec) -> bool:
@@ -95,19 +96,23 @@ def plain_runner(loaded: EngineSpec, ends: EmbeddingAndHead) -> DraftRunner:
     return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)
 
 
-def _device_worker(loaded: EngineSpec) -> DraftWorker:
+def _device_worker(loaded: EngineSpec, start: Start) -> DraftWorker:
     """The same tables, kernels and head as in a target engine's steps, and nothing of the target but ends."""
-    loaded, state = draft_state(loaded)
+    with start.phases("weights"):
+        loaded, state = draft_state(loaded)
     config, sizes = loaded.config, batch_sizes(loaded.config)
     runner = DeviceDraftRunner(state, sizes, chunk_tile_rows(loaded.decoder(KvKind.DRAFT)))
     foreseer, slowest = None, 0.0
     if state.proposer.kept is not None:
         foreseer = DeviceForeseer(OutcomeRuns(state, sizes), runner.seating)
     if config.device != "cpu":  # an interpreted device has nothing to compile, to load or to capture
-        runner.short.capture()
-        if foreseer is not None:
-            foreseer.runs.capture()
-        slowest = warm_up(runner, state.width, config.speculation)
+        with start.phases("kernels"):
+            start.wait_for_kernels()
+        with start.phases("capture"):
+            runner.short.capture()
+            if foreseer is not None:
+                foreseer.runs.capture()
+            slowest = warm_up(runner, state.width, config.speculation)
     return DraftWorker(loaded, runner, foreseer, slowest)
 
 
