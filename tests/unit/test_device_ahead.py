@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "outcomes")
 __all__ = ["config"]  # a fixture
 
 CHAIN = SpeculationConfig(steps=3, topk=1, draft_tokens=4)
-STEPS, OUTCOMES = CHAIN.steps, 5
+STEPS, OUTCOMES = CHAIN.steps, 3
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=1.0, seed=11)
 
@@ -80,7 +80,7 @@ class Drafting(Worker):
 def engines(config: EngineConfig) -> Iterator[list[Drafting]]:
     """A plain one and a device's that draft ahead, and a device's that never does."""
     plain = replace(config, roles=(Role.DRAFT,), speculation=CHAIN, num_pages=64)
-    device = replace(on_device(plain), cuda_graph_bs=(2, 3))
+    device = replace(on_device(plain), cuda_graph_bs=(2,))
     found = [
         Drafting(plain, ahead=True),
         Drafting(replace(device, worker="ahead"), ahead=True),
@@ -92,18 +92,20 @@ def engines(config: EngineConfig) -> Iterator[list[Drafting]]:
         one.runner.pool.close()
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "params", [GREEDY, pytest.param(SEEDED, marks=pytest.mark.slow)], ids=["greedy", "seeded"]
+)
 def test_proposals_and_draft_kv_are_the_plain_twins(engines: list[Drafting], params: SamplingParams) -> None:
-    """Hits and misses of three sequences; what a hit has not written is repaired by the run that follows."""
+    """Hits and misses of two sequences; what a hit has not written is repaired by the run that follows."""
     ours, theirs, never = engines
     story = Story(*engines, params=params)
     story.vocab = SIZES["vocab"]
-    for seq, base in ((1, 0), (2, 37), (3, 7)):
+    for seq, base in ((1, 0), (2, 37)):
         story.begin(seq, base)
     missed = 0
-    for number in range(18):
-        seq, before = 1 + number % 3, ours.hits
-        if number % 5 != 4:  # else the next commits come before anything is drafted
+    for number in range(12):
+        seq, before = 1 + number % 2, ours.hits
+        if number % 6 != 5:  # else the next commits come before anything is drafted
             ours.idle(STEPS + 1)
             theirs.idle(2)
         story.round(seq)
@@ -113,12 +115,13 @@ def test_proposals_and_draft_kv_are_the_plain_twins(engines: list[Drafting], par
             assert never.proposals == ours.proposals
     theirs.idle(2)
     ours.idle(STEPS + 1)
-    assert ours.hits > 5 and missed > 3 and never.hits == 0
-    for seq in (1, 2, 3):
+    assert ours.hits > 3 and missed > 3 and never.hits == 0
+    for seq in (1, 2):
         kv, expected = theirs.certain(seq), never.certain(seq)
         assert kv.shape == expected.shape and torch.allclose(kv, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_plain_decoding(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device decodes, another drafts ahead for it: greedy and seeded requests, side by side."""
     monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)  # as in `test_device_remote`
