@@ -20,7 +20,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.ahead import Verified
 from eyas.engine.speculation.device_ahead import DeviceForeseen, DeviceForeseer
 from eyas.engine.speculation.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_runner import Asked, Drafts, Extension, RingRow
+from eyas.engine.speculation.draft_runner import AnyChain, Asked, Extension, RingRow
 from tests.gpu.test_engine_on_gpu import on_gpu
 
 pytestmark = [
@@ -111,7 +111,7 @@ class Rounds:
         return [RingRow(row.data_ptr(), tag) for row, tag in zip(ring, tags, strict=True)]
 
 
-def begun(foreseer: DeviceForeseer, asked: Asked, chain: Drafts, *, again: bool) -> DeviceForeseen:
+def begun(foreseer: DeviceForeseer, asked: Asked, chain: AnyChain, *, again: bool) -> DeviceForeseen:
     """A round, of which every number of accepted drafts is likely."""
     assert foreseer.rows(chain, 0)
     return foreseer.begin(Verified(asked, chain, again), 0.6)

@@ -30,7 +30,7 @@ from eyas.engine.models.heads import load_device_draft, load_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.speculation.ahead import Foreseer, PlainForeseer, rows_ahead
-from eyas.engine.speculation.device import DeviceProposer
+from eyas.engine.speculation.device import DeviceProposer, Followed
 from eyas.engine.speculation.device_ahead import DeviceForeseer
 from eyas.engine.speculation.device_runner import MOST_PASSES, DeviceDraftRunner
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension, RingRow
@@ -142,7 +142,7 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
         loaded = loaded.with_pages(_pages(loaded))
     firsts = torch.zeros(tables.sizes.slots, dtype=torch.int32, device=config.device)
     pool = loaded.pool(KvKind.DRAFT)
-    proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, firsts=firsts, kept=kept)
+    proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, followed=Followed(firsts, kept))
     return loaded, DraftState(proposer, tables, firsts, decoder.hidden_size)
 
 

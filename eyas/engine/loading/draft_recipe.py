@@ -25,7 +25,7 @@ from eyas.engine.loading.recipe import Unread, wide_rows
 from eyas.engine.speculation.device_runner import MOST_PASSES
 from eyas.engine.speculation.outcome_runs import MOST_ROUNDS, OutcomeProgram, outcome_layout
 from eyas.engine.speculation.short_runs import DraftState, ShortProgram, short_layout
-from eyas.engine.speculation.told_rows import Layout, Memory
+from eyas.engine.speculation.told_rows import ToldLayout, ToldMemory
 
 NARROWEST = 16
 """Rows of the smallest product: those of others are twice as many each time."""
@@ -49,10 +49,10 @@ def launches(config: EngineConfig) -> None:
         _run(state, rows, cdiv(rows, chunk_tile_rows(decoder)))
 
 
-def _memory(state: DraftState, layout: Layout, words: int) -> tuple[Memory, torch.Tensor]:
+def _memory(state: DraftState, layout: ToldLayout, words: int) -> tuple[ToldMemory, torch.Tensor]:
     """What a program reads, and where it puts `words` of each sequence's result."""
     results = torch.empty(layout.batch, words, dtype=torch.int32, device=state.device)
-    return Memory.of(layout, state.width, state.device), results
+    return ToldMemory.of(layout, state.width, state.device), results
 
 
 def _long(state: DraftState, decoder: ModelConfig, most: int) -> Iterator[int]:

@@ -18,7 +18,7 @@ import torch
 from eyas.engine.batch.spans import Span
 from eyas.engine.models.base import Drafted
 from eyas.engine.sampling.row import Row
-from eyas.engine.speculation.draft_runner import Asked, Chain, DraftRunner, Drafts
+from eyas.engine.speculation.draft_runner import AnyChain, Asked, Chain, DraftRunner
 
 OUTCOMES = 8
 """The number of outcomes of a round for which a chain is drafted."""
@@ -58,7 +58,7 @@ class Verified:
     """
 
     asked: Asked
-    chain: Drafts
+    chain: AnyChain
     again: bool = False
     lent: int = 0
 
@@ -90,7 +90,7 @@ class Foreseen(Protocol):
     def accepted(self, tokens: SequenceOf[int]) -> int:
         """How many drafts of the chain were accepted if `tokens` are those since the round's root."""
 
-    def answer(self, tokens: SequenceOf[int], steps: int) -> Drafts | None:
+    def answer(self, tokens: SequenceOf[int], steps: int) -> AnyChain | None:
         """The proposal of `steps` drafts below `tokens`, those since the round's root; None: not drafted."""
 
     def end(self) -> None:
@@ -100,7 +100,7 @@ class Foreseen(Protocol):
 class Foreseer(Protocol):
     """Who drafts ahead, for many rounds at once."""
 
-    def rows(self, chain: Drafts, root: int) -> int:
+    def rows(self, chain: AnyChain, root: int) -> int:
         """How many rows behind the certain ones it writes for a chain below position `root`; 0: it cannot."""
 
     def begin(self, verified: Verified, acceptance: float) -> Foreseen:
@@ -284,7 +284,7 @@ class PlainForeseer:
     def __init__(self, runner: DraftRunner) -> None:
         self._runner = runner
 
-    def rows(self, chain: Drafts, root: int) -> int:
+    def rows(self, chain: AnyChain, root: int) -> int:
         """As of `Foreseer`; positions have no end."""
         return rows_ahead(len(chain.tokens), OUTCOMES)
 

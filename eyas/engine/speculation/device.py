@@ -184,11 +184,20 @@ class DeviceTap:
         return self._tap.features(tapped)
 
 
+@dataclass(frozen=True)
+class Followed:
+    """What is known per slot of sequences that other engines decode. `firsts` int32 [slots]: the first row
+    that is one, and may be seen. `kept`: of proposals, where their verdicts may be drafted ahead of.
+    """
+
+    firsts: torch.Tensor
+    kept: KeptChains | None = None
+
+
 class DeviceProposer:
     """The head's half that drafts, over a pool and the tables of the worker that has the sequences.
 
-    `firsts` int32 [slots]: each slot's first row that is one, and may be seen; None: all of them are. `kept`:
-    what is kept of proposals, where their verdicts may be drafted ahead of.
+    `followed`: of those that it drafts for without decoding them; None: all rows may be seen.
     """
 
     def __init__(
@@ -199,16 +208,15 @@ class DeviceProposer:
         spec: SpeculationConfig,
         *,
         pdl: bool,
-        firsts: torch.Tensor | None = None,
-        kept: KeptChains | None = None,
+        followed: Followed | None = None,
     ) -> None:
         self.head = head
         self.pool = pool
         self._tables = tables
         self.spec = spec
         self._pdl = pdl
-        self._firsts = firsts
-        self.kept = kept
+        self._firsts = None if followed is None else followed.firsts
+        self.kept = None if followed is None else followed.kept
 
     @property
     def path_rows(self) -> int:

@@ -15,7 +15,7 @@ import torch
 
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.speculation.ahead import Foreseen, Verified, accepted_of, fan_out, rows_ahead
-from eyas.engine.speculation.draft_runner import Drafts, chain_of
+from eyas.engine.speculation.draft_runner import AnyChain, chain_of
 from eyas.engine.speculation.outcome_runs import OutcomeRuns, Ran, Running
 from eyas.engine.speculation.seats import Seat, Seating
 
@@ -107,7 +107,7 @@ class DeviceForeseer:
         self._seating = seating
         self._flying: list[DeviceForeseen] = []
 
-    def rows(self, chain: Drafts, root: int) -> int:
+    def rows(self, chain: AnyChain, root: int) -> int:
         """As of `Foreseer`."""
         assert isinstance(chain, StoredChain)
         kept, sits = self.runs.kept, self._seating.seats.held(chain.owner) is chain.seat

@@ -82,8 +82,8 @@ class DraftRequest:
     offset: int = 0
 
 
-class Drafts(Protocol):
-    """Drafts in a row, that may be drafted ahead of."""
+class AnyChain(Protocol):
+    """Drafts in a row, of whatever kind, that may be drafted ahead of."""
 
     @property
     def tokens(self) -> SequenceOf[int]:
@@ -119,7 +119,7 @@ class Proposed(NamedTuple):
     """
 
     tree: DraftTree
-    chain: Drafts | None
+    chain: AnyChain | None
     whole: bool = True
 
 

@@ -16,7 +16,7 @@ from eyas.engine.ipc.messages import DraftsAhead
 from eyas.engine.ipc.row_memory import RowMemory
 from eyas.engine.speculation.ahead import Foreseen, Foreseer, Verified
 from eyas.engine.speculation.draft_commits import DraftRefused
-from eyas.engine.speculation.draft_runner import Drafts
+from eyas.engine.speculation.draft_runner import AnyChain
 from eyas.engine.speculation.draft_sequences import DraftedSequence, DraftSequences, Key
 from eyas.engine.speculation.turns import Turns
 
@@ -67,7 +67,7 @@ class Foresight:
         """Is there something left to draft, or to look for?"""
         return any(not one.dropped for one in self._under_way)
 
-    def answer(self, followed: DraftedSequence, now: float) -> Drafts | None:
+    def answer(self, followed: DraftedSequence, now: float) -> AnyChain | None:
         """The proposal for what it has committed, if that was foreseen. Whatever else was drafted is dropped.
 
         `now`: monotonic seconds.
@@ -85,7 +85,7 @@ class Foresight:
         self._misses += chain is None
         return chain
 
-    def begin(self, key: Key, followed: DraftedSequence, chain: Drafts) -> None:
+    def begin(self, key: Key, followed: DraftedSequence, chain: AnyChain) -> None:
         """`chain` was proposed below the newest answered commit: its verdict may be drafted ahead of."""
         if self._foreseer is None or not self._turns.ahead:
             return

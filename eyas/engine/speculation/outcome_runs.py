@@ -25,7 +25,7 @@ from eyas.engine.speculation.draft_runner import Asked
 from eyas.engine.speculation.kept_chains import KeptChains
 from eyas.engine.speculation.short_runs import DraftState
 from eyas.engine.speculation.sized_programs import SizedPrograms
-from eyas.engine.speculation.told_rows import Layout, Memory, Telling, ToldRows
+from eyas.engine.speculation.told_rows import Telling, ToldLayout, ToldMemory, ToldRows
 from kv_transfer.layout import pages_for
 
 OUTCOMES = 16
@@ -60,19 +60,21 @@ class Ran(NamedTuple):
     tokens: list[list[int]]
 
 
-def outcome_layout(batch: int, kept: KeptChains, page_size: int) -> Layout:
+def outcome_layout(batch: int, kept: KeptChains, page_size: int) -> ToldLayout:
     """Of `batch` rounds: certain rows of one verdict, then the chain; and pages that are lent for a run."""
     certain, steps, count = kept.steps + 1, kept.steps, kept.outcomes
     more = {"kept": batch * (certain + steps), "drafts": batch * steps}
     more |= dict.fromkeys(("accepted", "ranks"), batch * count)
     pages = pages_for(certain + steps + steps * count, page_size) + 1
-    return Layout(batch, certain + steps, batch * pages, more)
+    return ToldLayout(batch, certain + steps, batch * pages, more)
 
 
 class OutcomeProgram:
     """The launches for one layout. `results` int32 [batch or more, ..]: as `OutcomeRuns` reads them."""
 
-    def __init__(self, state: DraftState, layout: Layout, there: Memory, results: torch.Tensor) -> None:
+    def __init__(
+        self, state: DraftState, layout: ToldLayout, there: ToldMemory, results: torch.Tensor
+    ) -> None:
         assert state.proposer.kept is not None
         self._state, self._kept, self._layout = state, state.proposer.kept, layout
         self._told = ToldRows(layout, there, state.width, state.proposer.pool.shape.dtype)
@@ -195,7 +197,7 @@ class OutcomeRuns:
         telling.writes(layout, tables, writes)
         telling.send(layout, runs)
 
-    def _tell_outcomes(self, layout: Layout, rounds: SequenceOf[Running]) -> None:
+    def _tell_outcomes(self, layout: ToldLayout, rounds: SequenceOf[Running]) -> None:
         part, kept = self._telling.parts(layout), self.kept
         places: list[int] = []
         drafts: list[int] = []

@@ -20,7 +20,7 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.speculation.device import DeviceProposer
 from eyas.engine.speculation.draft_runner import Asked
 from eyas.engine.speculation.sized_programs import SizedPrograms
-from eyas.engine.speculation.told_rows import Layout, Memory, Telling, ToldRows
+from eyas.engine.speculation.told_rows import Telling, ToldLayout, ToldMemory, ToldRows
 
 WRITES = 4
 """Changes to the tables that a batch has room for, per sequence: new pages. More go there before it."""
@@ -28,7 +28,7 @@ WRITES = 4
 
 @dataclass(frozen=True)
 class DraftState:
-    """What the batches of a draft worker share on its device. `firsts` int32 [slots]: as the proposer has it.
+    """What the batches of a draft worker share on its device. `firsts`: as of `Followed`.
     `width`: of the head's features.
     """
 
@@ -48,15 +48,17 @@ class DraftState:
         return self.proposer.pool.page_size
 
 
-def short_layout(batch: int, few: int) -> Layout:
+def short_layout(batch: int, few: int) -> ToldLayout:
     """Of `batch` sequences with up to `few` rows each."""
-    return Layout(batch, few, WRITES * batch)
+    return ToldLayout(batch, few, WRITES * batch)
 
 
 class ShortProgram:
     """The launches for one layout. `results` int32 [batch or more, ..]: as `ShortRuns` reads them."""
 
-    def __init__(self, state: DraftState, layout: Layout, there: Memory, results: torch.Tensor) -> None:
+    def __init__(
+        self, state: DraftState, layout: ToldLayout, there: ToldMemory, results: torch.Tensor
+    ) -> None:
         self._state, self._few = state, layout.few
         self._told = ToldRows(layout, there, state.width, state.proposer.pool.shape.dtype)
         self._results = results[: layout.batch]

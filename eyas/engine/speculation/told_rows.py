@@ -20,7 +20,7 @@ from eyas.engine.speculation.draft_runner import Asked, Extension
 
 
 @dataclass(frozen=True)
-class Layout:
+class ToldLayout:
     """Of a batch of `batch` sequences with up to `few` rows each, in words of 4 bytes. `writes`: changes to
     the tables that it has room for. `more`: words of further parts.
     """
@@ -48,7 +48,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Memory:
+class ToldMemory:
     """What batches are told, in one block: `words` int32 from `begin` on, features before it. So a batch's
     part is one piece, with its features or without, and no float of one is a whole number of another.
     """
@@ -57,23 +57,23 @@ class Memory:
     begin: int
 
     @classmethod
-    def of(cls, largest: Layout, width: int, device: str, *, pinned: bool = False) -> Memory:
+    def of(cls, largest: ToldLayout, width: int, device: str, *, pinned: bool = False) -> ToldMemory:
         """Zeros for layouts up to the `largest`. `width`: of a feature."""
         begin = -(-largest.rows * width // 4) * 4
         size = begin + largest.sections["all"][1]
         return cls(torch.zeros(size, dtype=torch.int32, device=device, pin_memory=pinned), begin)
 
-    def parts(self, layout: Layout) -> dict[str, torch.Tensor]:
+    def parts(self, layout: ToldLayout) -> dict[str, torch.Tensor]:
         """The parts of a batch's words."""
         own = self.words[self.begin :]
         return {name: own[first : first + count] for name, (first, count) in layout.sections.items()}
 
-    def near(self, layout: Layout, width: int) -> torch.Tensor:
+    def near(self, layout: ToldLayout, width: int) -> torch.Tensor:
         """Float32 [rows, width]: features that come from the host."""
         own = self.words[self.begin - layout.rows * width : self.begin]
         return own.view(torch.float32).view(-1, width)
 
-    def told(self, layout: Layout, width: int) -> torch.Tensor:
+    def told(self, layout: ToldLayout, width: int) -> torch.Tensor:
         """All words of a batch, behind its features of `width`; 0: without these."""
         return self.words[self.begin - layout.rows * width : self.begin + layout.sections["all"][1]]
 
@@ -81,13 +81,13 @@ class Memory:
 class Telling:
     """Both sides of the memory: what the host writes down, and `there`, what the device reads."""
 
-    def __init__(self, largest: Layout, width: int, page_size: int, device: str) -> None:
-        self.there = Memory.of(largest, width, device)
-        self._here = Memory.of(largest, width, "cpu", pinned=device != "cpu")
+    def __init__(self, largest: ToldLayout, width: int, page_size: int, device: str) -> None:
+        self.there = ToldMemory.of(largest, width, device)
+        self._here = ToldMemory.of(largest, width, "cpu", pinned=device != "cpu")
         self._width, self._page_size = width, page_size
         self._views: dict[int, dict[str, np.ndarray]] = {}  # by batch
 
-    def parts(self, layout: Layout) -> dict[str, np.ndarray]:
+    def parts(self, layout: ToldLayout) -> dict[str, np.ndarray]:
         """Of what the host sends. `addresses` and `tags`: those of `rings`."""
         found = self._views.get(layout.batch)
         if found is None:
@@ -96,7 +96,7 @@ class Telling:
             self._views[layout.batch] = found
         return found
 
-    def rows(self, layout: Layout, runs: SequenceOf[Extension]) -> None:
+    def rows(self, layout: ToldLayout, runs: SequenceOf[Extension]) -> None:
         """Writes down all rows of the batch; those behind a run's own are empty."""
         part, few, size = self.parts(layout), layout.few, self._page_size
         tokens: list[int] = []
@@ -121,7 +121,7 @@ class Telling:
         part["kv_rows"][:end], part["kv_rows"][end:] = kv_rows, -1
 
     def sequences(
-        self, layout: Layout, asked: SequenceOf[Asked], slots: SequenceOf[int], padding: int
+        self, layout: ToldLayout, asked: SequenceOf[Asked], slots: SequenceOf[int], padding: int
     ) -> None:
         """Writes down where each one's certain rows begin and end. `padding`: the slot that fills up."""
         part, count = self.parts(layout), len(asked)
@@ -136,7 +136,7 @@ class Telling:
         }.items():
             part[name][:count], part[name][count:] = values, 0
 
-    def writes(self, layout: Layout, tables: Tables, writes: np.ndarray) -> None:
+    def writes(self, layout: ToldLayout, tables: Tables, writes: np.ndarray) -> None:
         """Writes down changes to the tables, int32 [2, n]; more than there is room for are made at once."""
         if writes.shape[1] > layout.writes:
             tables.apply(torch.from_numpy(writes).to(tables.memory.device))
@@ -146,12 +146,12 @@ class Telling:
         part["places"][some:] = tables.places("choice", tables.padding_slot, 0, 1)[0]  # which is always 0
         part["words"][some:] = 0
 
-    def send(self, layout: Layout, runs: SequenceOf[Extension]) -> None:
+    def send(self, layout: ToldLayout, runs: SequenceOf[Extension]) -> None:
         """All of it goes there, with the features that the host has, if it has any."""
         width = self._features(layout, runs)
         self.there.told(layout, width).copy_(self._here.told(layout, width), non_blocking=True)
 
-    def _features(self, layout: Layout, runs: SequenceOf[Extension]) -> int:
+    def _features(self, layout: ToldLayout, runs: SequenceOf[Extension]) -> int:
         """Writes down those that the host has; their width, 0 if it has none."""
         if not any(new.features.shape[0] for new in runs):
             return 0
@@ -165,7 +165,7 @@ class Telling:
 class ToldRows:
     """A batch's rows as its launches read them, from memory that stays where it is."""
 
-    def __init__(self, layout: Layout, there: Memory, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, layout: ToldLayout, there: ToldMemory, width: int, dtype: torch.dtype) -> None:
         self.part = there.parts(layout)
         self._near = there.near(layout, width)
         device = there.words.device
@@ -175,7 +175,7 @@ class ToldRows:
 
     def take(self, tables: Tables, firsts: torch.Tensor) -> torch.Tensor:
         """The tables' new entries, and the rows' `features` [rows, width]; `lost` int32 [batch] is 1 where
-        some were in no ring. Returns the slots, int64 [batch]. `firsts` as of `DeviceProposer`.
+        some were in no ring. Returns the slots, int64 [batch]. `firsts` as of `Followed`.
         """
         part = self.part
         whose = part["slots"].long()
