@@ -23,9 +23,15 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.patience import Patience
 from eyas.engine.speculation import ahead as plain_ahead
 from eyas.engine.speculation import foresight
+from eyas.engine.speculation.ahead import Verified
+from eyas.engine.speculation.device_ahead import DeviceForeseen, DeviceForeseer
+from eyas.engine.speculation.device_runner import DeviceDraftRunner
+from eyas.engine.speculation.draft_commits import NO_FEATURES
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
+from eyas.engine.speculation.draft_runner import Asked, Extension
 from eyas.engine.speculation.draft_sequences import DraftedSequence
 from tests.unit.loopback import Loopback
+from tests.unit.test_device_draft_runner import Rings
 from tests.unit.test_device_engine import PATIENCE_S, SIZES, answers, config, on_device, tokens
 from tests.unit.test_device_remote import apart, served
 from tests.unit.test_foresight import Story, Worker
@@ -140,3 +146,45 @@ def test_tokens_are_those_of_plain_decoding(config: EngineConfig, monkeypatch: p
     assert tokens(found) == tokens(expected)
     counts = drafter._foresight.counts
     assert counts.hits > 2 and counts.drafted > 0 and drafter._parts.pool.used == 0
+
+
+@pytest.fixture
+def device(config: EngineConfig) -> Iterator[tuple[DeviceDraftRunner, DeviceForeseer]]:
+    made = draft_worker(EngineSpec.of(replace(on_device(config), roles=(Role.DRAFT,), speculation=CHAIN)))
+    assert isinstance(made.runner, DeviceDraftRunner) and isinstance(made.ahead, DeviceForeseer)
+    yield made.runner, made.ahead
+    made.runner.pool.close()
+
+
+def landed(foreseer: DeviceForeseer, verified: Verified) -> DeviceForeseen:
+    one = foreseer.begin(verified, 0.5)
+    foreseer.advance([one])
+    foreseer.advance([one])
+    assert one.drafted
+    return one
+
+
+def test_repairs_from_a_ring_are_those_from_the_host(
+    device: tuple[DeviceDraftRunner, DeviceForeseer],
+) -> None:
+    """After a hit some true features lie in a ring; or they do not any more."""
+    runner, foreseer = device
+    rings, pages, found = Rings(), list(range(8, 16)), []
+    features = torch.randn(12, SIZES["hidden"], generator=torch.Generator().manual_seed(4))
+    first = Asked("a", Extension(pages, 0, [1, 2, 3, 4, 5], features[:5]), GREEDY, 0)
+    for known in (None, 1, 9):  # the generation of whose rows the runner is told; None: it has the features
+        [proposed] = runner.draft([first], CHAIN)
+        assert proposed.chain is not None
+        again = replace(first, extension=Extension(pages, 4, [5], NO_FEATURES))
+        one = landed(foreseer, Verified(again, proposed.chain, again=True))
+        _, accepted, own = max(one._outcomes or (), key=lambda outcome: outcome[1])
+        since = [*proposed.chain.tokens[:accepted], own[0]]
+        answer, new = one.answer(since, STEPS), Extension(pages, 5, since, features[5 : 5 + accepted + 1])
+        assert answer is not None and accepted > 0
+        asked = Asked("a", new, GREEDY, 0)
+        asked = rings.ringed(asked, 0, 1, known=known) if known else asked
+        below = landed(foreseer, Verified(asked, answer))
+        found.append((below.written, below._outcomes, runner.pool.tensor[8].clone()))
+    host, ring, lost = found
+    assert host[0] and host[1] and ring[:2] == host[:2] and torch.equal(ring[2], host[2])
+    assert lost[:2] == (False, [])
