@@ -73,6 +73,12 @@ def _foresees(loaded: EngineSpec) -> bool:
     return loaded.head is not None and loaded.head.stages == 1
 
 
+def _ahead(loaded: EngineSpec) -> Most | None:
+    """The rounds of a run ahead of verdicts: certain rows and a chain, then a row per outcome."""
+    rows = max(_outcomes(loaded), 2 * loaded.config.speculation.steps + 1)
+    return Most(min(MOST_ROUNDS, loaded.config.max_running), rows) if _outcomes(loaded) else None
+
+
 def _outcomes(loaded: EngineSpec) -> int:
     """Outcomes of a round that a device drafts for: 0 where it drafts trees, whose verdicts have too many, or
     where a layer's window is shorter than their rows.
@@ -123,8 +129,7 @@ def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
     pdl, spec, dtype = config.device != "cpu", loaded.config.speculation, loaded.placement.dtype
     tables = Tables(table_sizes(loaded), config.device)
     launch = skinny.Launch.on(config.device, pdl=pdl)
-    wide = max(outcomes, 2 * spec.steps + 1 if outcomes else 0)  # rows of a round that is drafted ahead of
-    most = Most(config.max_running, max(loaded.width, spec.topk, wide))
+    most = Most(config.max_running, max(loaded.width, spec.topk), _ahead(loaded))
     shape = loaded.with_pages(1).shape(KvKind.DRAFT)
     attention = row_attention(tables.pages, decoder.num_heads, shape, most, pdl=pdl)
     context = LayerContext.on(
