@@ -22,7 +22,7 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.speculation import ahead as drafted_ahead
 from eyas.engine.speculation.ahead import Ahead, Verified, advance, fan_out
-from eyas.engine.speculation.draft_runner import Chain, DraftRequest, DraftRunner, Extension
+from eyas.engine.speculation.draft_runner import Asked, Chain, DraftRequest, DraftRunner, Extension
 from eyas.engine.speculation.verify import walk
 from eyas.evals.heldout import held_out_prompts
 from eyas.train.conversations import Speech, read_lines
@@ -109,7 +109,8 @@ class Story:
     ) -> Ahead | None:
         if not self._outcomes:
             return None
-        ahead = Ahead(Verified(certain, chain, params, 0), fan_out(STEPS, acceptance, self._outcomes))
+        verified = Verified(Asked(0, certain, params, 0), chain)
+        ahead = Ahead(verified, fan_out(STEPS, acceptance, self._outcomes))
         while not ahead.drafted:
             advance(self._runner, [ahead])
         return ahead

@@ -1,8 +1,12 @@
-"""A draft worker's short runs: its graphs draft what single launches draft, to the bit of its pool."""
+"""A draft worker's graphs, of proposals and of runs ahead of their verdicts: they draft what single launches
+draft, to the bit of its pool.
+"""
 
 from __future__ import annotations
 
 import random
+import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +17,10 @@ from eyas.common.types import Role
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.speculation.ahead import Verified
+from eyas.engine.speculation.device_ahead import DeviceForeseen, DeviceForeseer
 from eyas.engine.speculation.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_runner import Asked, Extension, RingRow
+from eyas.engine.speculation.draft_runner import AnyChain, Asked, Extension, RingRow
 from tests.gpu.test_engine_on_gpu import on_gpu
 
 pytestmark = [
@@ -25,7 +31,8 @@ pytestmark = [
 
 CHAIN = SpeculationConfig(steps=3, topk=1, draft_tokens=4)
 TREE = SpeculationConfig(steps=3, topk=4, draft_tokens=16)
-SEQUENCES, PAGES, ROUNDS = 12, 8, 12
+SEQUENCES, PAGES, ROUNDS = 12, 12, 12  # the last pages have the rows that are drafted ahead
+WAIT_S = 30.0
 
 
 def settings(spec: SpeculationConfig) -> EngineConfig:
@@ -53,10 +60,40 @@ class Rounds:
             found.append([tuple(one.tree.tokens) for one in proposed])
         return found
 
-    def _asked(self, place: int, *, ringed: bool) -> Asked:
-        base, rows = self._bases[place], self._draws.randint(1, 4)
+    def run_ahead(self, foreseer: DeviceForeseer) -> list[list[list[int]]]:
+        """Tokens of all outcomes: of rounds below proposals, then of rounds below one outcome of each."""
+        found = []
+        for number in range(ROUNDS):
+            some = self._draws.sample(range(SEQUENCES), self._draws.randint(1, SEQUENCES))
+            asked = [self._asked(place, ringed=number % 2 > 0) for place in some]
+            proposed = self._runner.draft(asked, CHAIN)
+            rounds = []
+            for place, one, drafts in zip(some, asked, proposed, strict=True):
+                again = replace(
+                    one, extension=replace(one.extension, base=self._bases[place] - 1, tokens=[1])
+                )
+                assert drafts.chain is not None
+                rounds.append(begun(foreseer, again, drafts.chain, again=True))
+            found.append(landed(foreseer, rounds))
+            hits = [self._hit(foreseer, place, one) for place, one in zip(some, rounds, strict=True)]
+            found.append(landed(foreseer, hits))
+        return [tokens for batch in found for tokens in batch]
+
+    def _hit(self, foreseer: DeviceForeseer, place: int, one: DeviceForeseen) -> DeviceForeseen:
+        """The round below one of its outcomes, whose rows with true features are to be repaired."""
+        outcomes = one._outcomes
+        assert outcomes
+        _, accepted, own = self._draws.choice(outcomes)
+        since = [*one.chain.tokens[:accepted], own[0]]
+        answer = one.answer(since, CHAIN.steps)
+        assert answer is not None and answer.tokens == own[1:]
+        return begun(foreseer, self._asked(place, ringed=accepted % 2 > 0, tokens=since), answer, again=False)
+
+    def _asked(self, place: int, *, ringed: bool, tokens: list[int] | None = None) -> Asked:
+        base = self._bases[place]
+        tokens = tokens or [self._draws.randrange(4096) for _ in range(self._draws.randint(1, 4))]
+        rows = len(tokens)
         self._bases[place] += rows
-        tokens = [self._draws.randrange(4096) for _ in range(rows)]
         generator = torch.Generator().manual_seed(100 * place + base)
         features, far = torch.randn(rows, self._width, generator=generator), []
         if ringed:
@@ -74,16 +111,49 @@ class Rounds:
         return [RingRow(row.data_ptr(), tag) for row, tag in zip(ring, tags, strict=True)]
 
 
+def begun(foreseer: DeviceForeseer, asked: Asked, chain: AnyChain, *, again: bool) -> DeviceForeseen:
+    """A round, of which every number of accepted drafts is likely."""
+    assert foreseer.rows(chain, 0)
+    return foreseer.begin(Verified(asked, chain, again), 0.6)
+
+
+def landed(foreseer: DeviceForeseer, rounds: list[DeviceForeseen]) -> list[list[list[int]]]:
+    """The tokens of each round's outcomes."""
+    deadline = time.monotonic() + WAIT_S
+    while not all(one.drafted for one in rounds):
+        foreseer.advance(rounds)
+        assert time.monotonic() < deadline, "a run does not end"
+    assert all(one.written for one in rounds)
+    return [[own for _, _, own in one._outcomes or ()] for one in rounds]
+
+
+def test_graphs_draft_ahead_as_single_launches() -> None:
+    worker = draft_worker(EngineSpec.of(settings(CHAIN)))
+    runner, foreseer = worker.runner, worker.ahead
+    assert isinstance(runner, DeviceDraftRunner) and isinstance(foreseer, DeviceForeseer)
+    assert len(foreseer.runs.programs.graphs) > 3
+    found, pools = [], []
+    for _ in range(2):
+        runner.pool.tensor.zero_()
+        found.append(Rounds(runner).run_ahead(foreseer))
+        pools.append(runner.pool.tensor.cpu())
+        runner.short.programs.graphs.clear()
+        foreseer.runs.programs.graphs.clear()
+    runner.pool.close()
+    assert found[0] == found[1] and len({tuple(own) for tokens in found[0] for own in tokens}) > 50
+    assert torch.equal(*pools)
+
+
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chains", "trees"])
 def test_graphs_draft_as_single_launches(spec: SpeculationConfig) -> None:
     runner = draft_worker(EngineSpec.of(settings(spec))).runner
-    assert isinstance(runner, DeviceDraftRunner) and len(runner.short._graphs) > 3
+    assert isinstance(runner, DeviceDraftRunner) and len(runner.short.programs.graphs) > 3
     found, pools = [], []
     for _ in range(2):
         runner.pool.tensor.zero_()
         found.append(Rounds(runner).run(spec))
         pools.append(runner.pool.tensor.cpu())
-        runner.short._graphs.clear()
+        runner.short.programs.graphs.clear()
     runner.pool.close()
     assert found[0] == found[1] and len({tokens for batch in found[0] for tokens in batch}) > 20
     assert torch.equal(*pools)

@@ -14,6 +14,7 @@ from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import SpeculationConfig, resolve_engine
 from eyas.engine.kernels.warm import Warmup
 from eyas.engine.loading.startup import Start
+from tests.gpu import test_short_runs_on_gpu
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,6 +67,28 @@ finally:
     cluster.close()
 print(json.dumps(missed))
 """
+DRAFTS = """
+import json, torch, triton
+from eyas.engine.kernels.warm import use_cache
+from eyas.engine.loading.draft_build import draft_worker
+from eyas.engine.loading.spec import EngineSpec
+from tests.gpu import test_short_runs_on_gpu as short
+
+major, minor = torch.cuda.get_device_capability()
+use_cache(10 * major + minor)
+missed = []
+def listen(*, src, cache_hit, **_):
+    if not cache_hit:
+        missed.append(src.name)
+triton.knobs.compilation.listener = listen
+spec = short.SPEC
+worker = draft_worker(EngineSpec.of(short.settings(spec)))
+short.Rounds(worker.runner).run(spec)
+if worker.ahead is not None:
+    short.Rounds(worker.runner).run_ahead(worker.ahead)
+worker.runner.pool.close()
+print(json.dumps(missed))
+"""
 ROUNDS = {
     "plain": {"draft": None},
     "chain": {"speculation": SpeculationConfig(3, 1, 4)},
@@ -94,6 +117,21 @@ def test_an_engine_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     compiled = start.warmup.wait()
     print(f"\n{rounds}: {compiled.kernels} kernels in {compiled.seconds:.1f} s")
     code = ENGINE.replace("ASKED", repr(asked))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize("spec", ["CHAIN", "TREE"])
+def test_a_draft_worker_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    """Neither when it starts, nor for proposals, nor for runs ahead of their verdicts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    start = Start.of(test_short_runs_on_gpu.settings(getattr(test_short_runs_on_gpu, spec)))
+    assert start.warmup is not None
+    compiled = start.warmup.wait()
+    print(f"\n{spec}: {compiled.kernels} kernels in {compiled.seconds:.1f} s")
+    code = DRAFTS.replace("SPEC", spec)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []

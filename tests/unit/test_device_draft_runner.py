@@ -19,10 +19,11 @@ from eyas.common.types import Role
 from eyas.engine.ipc.row_ring import RowRing, tag
 from eyas.engine.loading.draft_build import draft_worker, warm_up
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.speculation.device_runner import DeviceDraftRunner, Seats
+from eyas.engine.speculation.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_commits import NO_FEATURES
 from eyas.engine.speculation.draft_runner import Asked, Extension, RingRow
 from eyas.engine.speculation.draft_sequences import BatchRunner
+from eyas.engine.speculation.seats import Seats
 from tests.unit.test_device_engine import SIZES, write_head
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_mtp import write_tiny_mimo
@@ -307,8 +308,19 @@ def test_several_gpus_are_refused_by_name(plain: EngineConfig) -> None:
         draft_worker(spec)
 
 
+def test_chains_of_heads_with_one_stage_are_drafted_ahead_of(plain: EngineConfig) -> None:
+    """Neither trees, nor what other stages draft."""
+    found = []
+    for spec in (CHAIN, TREE):
+        worker = draft_worker(EngineSpec.of(replace(on_device(plain), speculation=spec)))
+        worker.runner.pool.close()
+        found.append(worker.ahead is not None)
+    head = EngineSpec.of(plain).head
+    assert head is not None and found == [head.stages == 1, False]
+
+
 def test_the_pools_are_files_that_go(plain: EngineConfig) -> None:
     worker = draft_worker(EngineSpec.of(on_device(plain)))
-    assert worker.ahead is None and list(Path(plain.pool_dir).glob("eyas-*"))
+    assert list(Path(plain.pool_dir).glob("eyas-*"))
     worker.runner.pool.close()
     assert not list(Path(plain.pool_dir).glob("eyas-*"))

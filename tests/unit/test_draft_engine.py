@@ -39,6 +39,7 @@ from eyas.engine.ipc.messages import (
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.models.base import Drafted
+from eyas.engine.speculation.ahead import PlainForeseer
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import Chain, Proposed
 from eyas.engine.speculation.drafter import Commit
@@ -109,7 +110,9 @@ class Drive:
         ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
         pulls = hand_pulls(self.copier, PAGE, outbox)
         config = EngineConfig(page_size=PAGE)
-        parts = DraftParts(config, self.runner, self.runner, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
+        parts = DraftParts(
+            config, self.runner, PlainForeseer(self.runner), self.pool, pulls, self.copier, outbox, ready
+        )  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)
         self.pulls = pulls
 

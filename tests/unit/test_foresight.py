@@ -22,9 +22,17 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.models.base import Drafted
 from eyas.engine.sampling.sampler import Row, perturbed
 from eyas.engine.speculation import foresight
-from eyas.engine.speculation.ahead import OUTCOMES, Ahead, Verified, advance, fan_out, rows_ahead
+from eyas.engine.speculation.ahead import (
+    OUTCOMES,
+    Ahead,
+    PlainForeseer,
+    Verified,
+    advance,
+    fan_out,
+    rows_ahead,
+)
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_runner import Chain, DraftRequest, DraftRunner, Extension
+from eyas.engine.speculation.draft_runner import Asked, Chain, DraftRequest, DraftRunner, Extension
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -107,7 +115,7 @@ class Bench:
         here = Extension(
             self.pages, N - certain, self.tokens[-certain:], self.features[-certain:], self.offset
         )
-        return Ahead(Verified(here, chain, params, 1), fan_out(STEPS, 0.5, OUTCOMES))
+        return Ahead(Verified(Asked(0, here, params, 1), chain), fan_out(STEPS, 0.5, OUTCOMES))
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -171,7 +179,9 @@ class Worker:
         outbox, copier = Outbox(), HandCopier()
         ready = SimpleNamespace(context_length=512, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
         pulls = hand_pulls(copier, rig.pool.page_size, outbox)
-        parts = DraftParts(EngineConfig(), self.runner, self.runner, self.pool, pulls, copier, outbox, ready)  # type: ignore[arg-type]
+        parts = DraftParts(
+            EngineConfig(), self.runner, PlainForeseer(self.runner), self.pool, pulls, copier, outbox, ready
+        )  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)  # type: ignore[arg-type]
         self.engine._foresight._turns = SimpleNamespace(ahead=ahead, round=lambda *_: None)
         self.proposals: dict[int, list[int]] = {}
@@ -221,6 +231,7 @@ class Story:
         self._draws = random.Random(5)
         self._generator = torch.Generator().manual_seed(6)
         self._params = params
+        self.vocab = VOCAB
         self.base: dict[int, int] = {}
 
     def begin(self, seq: int, base: int) -> None:
@@ -252,7 +263,7 @@ class Story:
         return told
 
     def _tokens(self, count: int) -> list[int]:
-        return [self._draws.randrange(VOCAB) for _ in range(count)]
+        return [self._draws.randrange(self.vocab) for _ in range(count)]
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -358,7 +369,7 @@ def test_a_head_that_knows_one_token_has_nothing_to_draft_ahead() -> None:
     """Its only guess is the draft that is being verified, and no draft is likely to be accepted."""
     steps, zeros = 7, torch.zeros(8, 4)
     chain, certain = Chain([3] * steps, zeros[:steps]), Extension([0, 1], 0, [3], zeros[:1])
-    ahead = Ahead(Verified(certain, chain, SamplingParams(), 0), fan_out(steps, 0.0, OUTCOMES))
+    ahead = Ahead(Verified(Asked(0, certain, SamplingParams(), 0), chain), fan_out(steps, 0.0, OUTCOMES))
     ahead.take(Drafted(zeros, zeros), [[3]] * len(ahead.next_pass().picked))
     assert ahead.drafted and ahead.outcomes == 0 and ahead.answer([3, 5], 2) is None
 

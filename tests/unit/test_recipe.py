@@ -249,13 +249,15 @@ def _recorded(
     compiled: list[str] | None = None,
     *,
     drafted: bool = False,
+    recipe: str = "recipe",
     **asked: object,
 ) -> Mapping[str, int]:
     """How many variants of each kernel an engine with 256 tokens has; those `compiled` are compiled."""
     model = write_tiny_llama(folder / "model", tied=False)
     head = write_tiny_eagle3(folder / "head", model, draft_vocab=128) if drafted else None
     told = json.dumps([str(model), head and str(head), compiled or [], asked])
-    return _told(RECORD.replace("SPEC", str(spec)), told)  # type: ignore[no-any-return]
+    code = RECORD.replace("SPEC", str(spec)).replace("loading.recipe", f"loading.{recipe}")
+    return _told(code, told)  # type: ignore[no-any-return]
 
 
 def _told(code: str, argument: str) -> Any:
@@ -263,6 +265,20 @@ def _told(code: str, argument: str) -> Any:
     done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("rounds", ["chain", "tree"])
+def test_a_draft_workers_kernels_are_found_and_compile(tmp_path: Path, cache: Path, rounds: str) -> None:
+    """Those of runs ahead of verdicts where drafts are chains; nothing of a target's step."""
+    spec, _ = SPECULATION[rounds]
+    own = {"chain": ["_propose", "_couple", "_find", "_extend"], "tree": ["_couple", "_grow", "_select"]}
+    found = _recorded(
+        tmp_path, spec, own[rounds], drafted=True, recipe="draft_recipe", roles=["draft"], dtype="bfloat16"
+    )
+    shared = {"_take", "_join", "_attend", "_attend_chunks", "_gather", "_norm", "_rope_write", "_act_mul"}
+    shared |= {"qkv_rope_kernel", "linear_kernel", "gated_kernel"}
+    assert set(found) == shared | {*own[rounds]} | ({"_peaks"} if rounds == "chain" else set())
+    assert len(list(cache.rglob("*.cubin"))) == sum(found[name] for name in own[rounds])
 
 
 def test_rounds_whose_drafts_come_from_another_gpu_keep_their_features(tmp_path: Path, cache: Path) -> None:

@@ -77,9 +77,14 @@ def test_kernels_do_not_depend_on_an_address_or_on_memory() -> None:
 
 
 @pytest.mark.usefixtures("no_compiling")
-def test_nothing_is_compiled_for_the_torch_backend_and_for_draft_workers() -> None:
+def test_nothing_is_compiled_for_the_torch_backend() -> None:
     assert _asked("cpu") is None and _asked("cuda", attention_backend="torch") is None
-    assert _asked("cuda", roles=(Role.DRAFT,)) is None
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_a_draft_worker_has_a_list_of_its_own() -> None:
+    drafts, all_roles = (_asked("cuda", roles=roles) for roles in ((Role.DRAFT,), tuple(Role)))
+    assert drafts is not None and drafts != all_roles
 
 
 def test_a_gpu_that_does_not_answer_is_not_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:

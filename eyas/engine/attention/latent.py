@@ -13,7 +13,7 @@ import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
-from eyas.engine.attention.rows import Most
+from eyas.engine.attention.rows import Most, larger
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.kernels.attend import Queries
 from eyas.engine.kernels.latent_attend import Scratch, attend_latent_chunks, attend_latents
@@ -46,6 +46,9 @@ class PagedLatents:
         self._prompts = prompts
         sample = torch.empty(0, dtype=shape.dtype, device=shape.device)
         self._scratch = Scratch.on(sample, self._latent, heads, (most.batch, most.width), pdl)
+        if (wider := most.wider) is not None:
+            other = Scratch.on(sample, self._latent, heads, (wider.batch, wider.width), pdl)
+            self._scratch = larger(self._scratch, other, "parts", "lses", "counts")
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:
         """q [m, heads * (plain + rotated)], not rotated yet, strided by row at most, over [pages, 1,

@@ -7,8 +7,9 @@ the rounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -16,19 +17,29 @@ from eyas.engine.attention.beside import Beside
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.kernels.attend import Launch, Queries, attend
+from eyas.engine.kernels.latent_attend import Scratch
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import attend_chunks
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.kernels.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
 
+Memory = TypeVar("Memory", Launch, Scratch)
+
 
 @dataclass(frozen=True)
 class Most:
-    """The largest batch of rounds, and the most rows of each."""
+    """The largest batch of rounds, and the most rows of each. `wider`: smaller batches may have more."""
 
     batch: int
     width: int
+    wider: Most | None = None
+
+
+def larger(one: Memory, other: Memory, *names: str) -> Memory:
+    """With the longer of both tensors of each of these names: room for what either has room for."""
+    each = {name: max(getattr(one, name), getattr(other, name), key=len) for name in names}
+    return replace(one, **each)
 
 
 class PagedAttention:
@@ -51,7 +62,11 @@ class PagedAttention:
         self.tables = tables
         self._prompts = prompts
         sample = torch.empty(1, *shape.sizes[2:], dtype=shape.dtype, device=shape.device)
-        self._launch = Launch.on(PagedKv(sample, tables), heads, most.batch, most.width, pdl)
+        kv = PagedKv(sample, tables)
+        self._launch = Launch.on(kv, heads, most.batch, most.width, pdl)
+        if (wider := most.wider) is not None:
+            other = Launch.on(kv, heads, wider.batch, wider.width, pdl)
+            self._launch = larger(self._launch, other, "parts", "lses", "tickets")
         self._beside = Beside(cuda=sample.is_cuda)
 
     def __call__(self, q: torch.Tensor, layer: torch.Tensor, rows: Rows, scores: Scores) -> torch.Tensor:

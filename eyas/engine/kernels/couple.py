@@ -1,7 +1,7 @@
-"""Couples a draft tree to its request's seed: adds the noise that the target will add to the same tokens.
+"""Couples drafts to their request's seed: adds the noise that the target will add to the same tokens.
 
-The softmax of what is left in the logits is `sampler.draft_probabilities`, the specification, up to rounding.
-This file knows where a tree's level stands, but not how a tree grows.
+The softmax of what is left in the logits is `sampler.draft_probabilities`, the specification, up to rounding;
+its best id is that of `sampler.perturbed`. This file knows where rows stand, but not what is made of them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from eyas.engine.kernels.sizes import cdiv
 _TILE = 2048  # ids per program
 
 
-def couple(batch: Batch, level: int, logits: Tensor, token_map: Tensor | None) -> None:
+def couple(
+    batch: Batch, level: int, logits: Tensor, token_map: Tensor | None, depths: Tensor | None = None
+) -> None:
     """logits += temperature * G, in place, for the children that a tree gets at `level` (0: the root's).
 
     `logits` float32 [B * R, draft vocab]: R rows for each sequence of the batch. Their tokens stand at
-    position length + 1 + level. `token_map` int64 [draft vocab]: the target's id of each draft id (None: the
-    same). At temperature 0 nothing is read or written.
+    position length + 1 + level, each `depths` int32 [B * R] behind that (None: 0). `token_map` int64 [draft
+    vocab]: the target's id of each draft id (None: the same). At temperature 0 no logits are read or written.
     """
     tables, (rows, vocab) = batch.tables, logits.shape
     _couple[(cdiv(vocab, _TILE), rows)](
         *(logits, logits.stride(0), batch.slots, tables.length),
-        *(tables.temperature, tables.seed, tables.choice, token_map, level),
+        *(tables.temperature, tables.seed, tables.choice, token_map, depths, level),
         ROWS=rows // batch.size,
         VOCAB=vocab,
         TILE=_TILE,
@@ -37,7 +39,7 @@ def couple(batch: Batch, level: int, logits: Tensor, token_map: Tensor | None) -
     )
 
 
-@kernel(do_not_specialize=(*PLAIN, "temperature", "choice", "token_map"))
+@kernel(do_not_specialize=(*PLAIN, "temperature", "choice", "token_map", "depths"))
 def _couple(
     logits,
     stride,
@@ -47,6 +49,7 @@ def _couple(
     seed,
     choice,
     token_map,
+    depths,
     level,
     ROWS: tl.constexpr,
     VOCAB: tl.constexpr,
@@ -61,7 +64,10 @@ def _couple(
         start = tl.program_id(0) * TILE
         ids = start + tl.arange(0, TILE)
         inside = ids < VOCAB
-        stream = tl.load(seed + slot), tl.load(length + slot) + 1 + level, tl.load(choice + slot)
+        position = tl.load(length + slot) + 1 + level
+        if depths is not None:
+            position += tl.load(depths + row)
+        stream = tl.load(seed + slot), position, tl.load(choice + slot)
         if token_map is None:
             noise = gumbel_from(*stream, start, TILE)
         else:

@@ -92,7 +92,9 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     if loaded.target.fp8 is not None:
         _log.info("weights: %s", loaded.target.fp8)
     if config.only_drafts:
-        return DraftEngine(_draft_parts(loaded), link)
+        drafting = _draft_parts(loaded, start)
+        _log.info(start.phases.summary())
+        return DraftEngine(drafting, link)
     if config.attention_backend == "torch":
         return Engine(_parts(loaded, _plain_core(loaded)), link)
     loaded, core = _device_core(loaded, start)
@@ -296,10 +298,10 @@ def _longest(pages: int, limits: Limits, context_length: int) -> int:
     return min(longest, context_length)
 
 
-def _draft_parts(loaded: EngineSpec) -> DraftParts:
+def _draft_parts(loaded: EngineSpec, start: Start) -> DraftParts:
     if loaded.head is None:
         raise ConfigError("--draft: a draft worker needs a draft head (--draft DIR)", param="draft")
-    worker = draft_worker(loaded)
+    worker = draft_worker(loaded, start)
     pool, outbox = worker.runner.pool, Outbox()
     moves = travel(worker.loaded, {KvKind.DRAFT: pool}, outbox)
     return DraftParts(

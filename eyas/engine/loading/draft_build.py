@@ -22,16 +22,21 @@ from eyas.engine.kernels import skinny
 from eyas.engine.loading.device_build import table_sizes
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.loading.startup import Start
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import FusedEnds
 from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.heads import load_device_draft, load_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
-from eyas.engine.speculation.device import DeviceProposer
+from eyas.engine.speculation.ahead import Foreseer, PlainForeseer, rows_ahead
+from eyas.engine.speculation.device import DeviceProposer, Followed
+from eyas.engine.speculation.device_ahead import DeviceForeseer
 from eyas.engine.speculation.device_runner import MOST_PASSES, DeviceDraftRunner
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension, RingRow
 from eyas.engine.speculation.draft_sequences import BatchRunner
+from eyas.engine.speculation.kept_chains import KeptChains
+from eyas.engine.speculation.outcome_runs import MOST_ROUNDS, OUTCOMES, OutcomeRuns
 from eyas.engine.speculation.short_runs import DraftState
 from kv_transfer.layout import pages_for
 
@@ -44,23 +49,48 @@ class DraftWorker:
 
     loaded: EngineSpec
     runner: BatchRunner
-    ahead: DraftRunner | None
+    ahead: Foreseer | None
     slowest_step_s: float = 0.0
 
 
-def draft_worker(loaded: EngineSpec) -> DraftWorker:
+def draft_worker(loaded: EngineSpec, start: Start | None = None) -> DraftWorker:
     """Raises ConfigError if the head, or any page, does not fit."""
     if loaded.config.attention_backend == "torch":
         with loaded.weights(KvKind.TARGET) as weights:
             ends = EmbeddingAndHead.load(loaded.target, weights)
         runner = plain_runner(loaded, ends)
-        # What drafts ahead runs certain rows and drafts at once, which a head of several stages does apart.
-        foresees = loaded.head is not None and loaded.head.stages == 1
-        return DraftWorker(loaded, runner, runner if foresees else None)
+        return DraftWorker(loaded, runner, PlainForeseer(runner) if _foresees(loaded) else None)
     if loaded.config.tensor_parallel_size > 1:
         flag = "tensor-parallel-size"
         raise ConfigError(f"--{flag}: a draft worker has one GPU", param=flag)
-    return _device_worker(loaded)
+    return _device_worker(loaded, start or Start())
+
+
+def _foresees(loaded: EngineSpec) -> bool:
+    """May its chains' verdicts be drafted ahead of? Certain rows and drafts are run at once there, which a
+    head of several stages does apart.
+    """
+    return loaded.head is not None and loaded.head.stages == 1
+
+
+def _ahead(loaded: EngineSpec) -> Most | None:
+    """The rounds of a run ahead of verdicts: certain rows and a chain, then a row per outcome."""
+    rows = max(_outcomes(loaded), 2 * loaded.config.speculation.steps + 1)
+    return Most(min(MOST_ROUNDS, loaded.config.max_running), rows) if _outcomes(loaded) else None
+
+
+def _outcomes(loaded: EngineSpec) -> int:
+    """Outcomes of a round that a device drafts for: 0 where it drafts trees, whose verdicts have too many, or
+    where a layer's window is shorter than their rows.
+    """
+    assert loaded.head is not None
+    spec, windows = (
+        loaded.config.speculation,
+        [layer.attention.window for layer in loaded.head.decoder.layers],
+    )
+    rows = rows_ahead(spec.steps, OUTCOMES)
+    fits = all(not window or window >= rows for window in windows)
+    return OUTCOMES if _foresees(loaded) and spec.topk == 1 and fits else 0
 
 
 def plain_runner(loaded: EngineSpec, ends: EmbeddingAndHead) -> DraftRunner:
@@ -72,14 +102,34 @@ def plain_runner(loaded: EngineSpec, ends: EmbeddingAndHead) -> DraftRunner:
     return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)
 
 
-def _device_worker(loaded: EngineSpec) -> DraftWorker:
+def _device_worker(loaded: EngineSpec, start: Start) -> DraftWorker:
     """The same tables, kernels and head as in a target engine's steps, and nothing of the target but ends."""
+    with start.phases("weights"):
+        loaded, state = draft_state(loaded)
+    config, sizes = loaded.config, batch_sizes(loaded.config)
+    runner = DeviceDraftRunner(state, sizes, chunk_tile_rows(loaded.decoder(KvKind.DRAFT)))
+    foreseer, slowest = None, 0.0
+    if state.proposer.kept is not None:
+        foreseer = DeviceForeseer(OutcomeRuns(state, sizes), runner.seating)
+    if config.device != "cpu":  # an interpreted device has nothing to compile, to load or to capture
+        with start.phases("kernels"):
+            start.wait_for_kernels()
+        with start.phases("capture"):
+            runner.short.capture()
+            if foreseer is not None:
+                foreseer.runs.capture()
+            slowest = warm_up(runner, state.width, config.speculation)
+    return DraftWorker(loaded, runner, foreseer, slowest)
+
+
+def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:
+    """What all batches share, and `loaded` with as many pages as fit, if it did not say how many."""
     assert loaded.head is not None
-    config, decoder = loaded.config, loaded.head.decoder
-    pdl = config.device != "cpu"
+    config, decoder, outcomes = loaded.config, loaded.head.decoder, _outcomes(loaded)
+    pdl, spec, dtype = config.device != "cpu", loaded.config.speculation, loaded.placement.dtype
     tables = Tables(table_sizes(loaded), config.device)
     launch = skinny.Launch.on(config.device, pdl=pdl)
-    most = Most(config.max_running, max(loaded.width, config.speculation.topk))
+    most = Most(config.max_running, max(loaded.width, spec.topk), _ahead(loaded))
     shape = loaded.with_pages(1).shape(KvKind.DRAFT)
     attention = row_attention(tables.pages, decoder.num_heads, shape, most, pdl=pdl)
     context = LayerContext.on(
@@ -89,18 +139,16 @@ def _device_worker(loaded: EngineSpec) -> DraftWorker:
         ends = FusedEnds.load(loaded.target, weights)
     with loaded.weights(KvKind.DRAFT) as weights:
         head = load_device_draft(loaded.head, weights, ends, context)
+    kept = None
+    if outcomes:
+        like = torch.empty(0, decoder.hidden_size, dtype=dtype, device=config.device)
+        kept = KeptChains(tables.sizes.slots, outcomes, spec.steps, like)
     if config.num_pages is None:
         loaded = loaded.with_pages(_pages(loaded))
     firsts = torch.zeros(tables.sizes.slots, dtype=torch.int32, device=config.device)
-    pool, spec = loaded.pool(KvKind.DRAFT), config.speculation
-    proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, firsts=firsts)
-    state = DraftState(proposer, tables, firsts, decoder.hidden_size)
-    runner = DeviceDraftRunner(state, batch_sizes(config), chunk_tile_rows(decoder))
-    slowest = 0.0
-    if config.device != "cpu":  # an interpreted device has nothing to compile, to load or to capture
-        runner.short.capture()
-        slowest = warm_up(runner, decoder.hidden_size, spec)
-    return DraftWorker(loaded, runner, None, slowest)
+    pool = loaded.pool(KvKind.DRAFT)
+    proposer = DeviceProposer(head, pool, tables, spec, pdl=pdl, followed=Followed(firsts, kept))
+    return loaded, DraftState(proposer, tables, firsts, decoder.hidden_size)
 
 
 def batch_sizes(config: EngineConfig) -> tuple[int, ...]:
@@ -132,9 +180,11 @@ def warm_up(runner: DeviceDraftRunner, width: int, spec: SpeculationConfig) -> f
 
 
 def _pages(loaded: EngineSpec) -> int:
-    """As many as fit beside the weights, and the logits and their softmax of the largest batch's graph."""
+    """As many as fit beside the weights, and the logits and their softmax of the largest batches' graphs."""
     assert loaded.head is not None
-    scores = 2 * 4 * loaded.config.max_running * loaded.config.speculation.topk * loaded.head.outputs
+    rows = loaded.config.max_running * loaded.config.speculation.topk
+    rows += min(MOST_ROUNDS, loaded.config.max_running) * _outcomes(loaded)
+    scores = 2 * 4 * rows * loaded.head.outputs
     config, page_bytes = loaded.config, loaded.with_pages(1).shape(KvKind.DRAFT).page_bytes
     demand = Demand(
         page_bytes=page_bytes,

@@ -15,7 +15,7 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
 from eyas.engine.attention.latent_prompts import made_up
-from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import scales_of
 from eyas.engine.checkpoint.weights import Part, Shape, Weights
 from eyas.engine.device.buckets import default_batches
@@ -43,7 +43,7 @@ from eyas.engine.parallel.ranks import RankInfo
 def launches(config: EngineConfig) -> None:
     """Launches what an engine with `config`, for a GPU, may launch; its pages do not matter."""
     nowhere = dataclasses.replace(config, device="meta", num_pages=1)
-    unread = _Unread.of(nowhere)
+    unread = Unread.of(nowhere)
     prompts = prompts_of(unread) if unread.target.kv_format.latent else None
     loaded, state = build_state(unread, _Absent(config.device_ranks), Phases(), prompts)
     _keep_one_of_each(state.model)
@@ -113,20 +113,22 @@ def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
             yield StepShape(batch, width)
             if width > 1:
                 yield StepShape(0, width, singles=batch)
-        for rows in _wide(loaded):
+        for rows in wide_rows(loaded.target, loaded.config.chunk_tokens):
             yield StepShape(0, width, rows, -(-rows // buckets.tile_rows), 1)
 
 
-def _wide(loaded: EngineSpec) -> Iterator[int]:
-    """Rows of prompts: the fewest of a wide step; where tiles are chosen by rows, a fourth more each time."""
-    rows, target = MAX_ROWS + 1, loaded.target
+def wide_rows(decoder: ModelConfig, most: int) -> Iterator[int]:
+    """Rows of prompts: the fewest of a wide step; where tiles are chosen by rows, a fourth more each time, up
+    to `most`.
+    """
+    rows = MAX_ROWS + 1
     yield rows
-    if target.fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in target.layers):
-        while (rows := rows + rows // 4) < loaded.config.chunk_tokens:
+    if decoder.fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in decoder.layers):
+        while (rows := rows + rows // 4) < most:
             yield rows
 
 
-class _Unread(EngineSpec):
+class Unread(EngineSpec):
     """An engine whose tensors are those that its folders name, and have no memory."""
 
     @contextlib.contextmanager

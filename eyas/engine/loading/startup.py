@@ -66,16 +66,15 @@ class Start:
         phases = Phases()
         if config.device == "cpu" or config.attention_backend != "triton":
             return cls(phases)
-        if config.only_drafts:
-            return cls(phases)  # it launches few kernels, none of them the target's
         try:
             version = capability(config.device)
         except ConfigError:  # no GPU, or its driver does not answer: the engine says it, once torch is there
             return cls(phases)
         usual = {name: getattr(EngineConfig(), name) for name in PLACING}
         nowhere = dataclasses.replace(config, device="cuda", num_pages=1, **usual)
-        recipe, processes = "eyas.engine.loading.recipe:launches", len(os.sched_getaffinity(0))
-        return cls(phases, Warmup(recipe, (nowhere,), version, processes))
+        recipe, processes = "draft_recipe" if config.only_drafts else "recipe", len(os.sched_getaffinity(0))
+        name = f"eyas.engine.loading.{recipe}:launches"
+        return cls(phases, Warmup(name, (nowhere,), version, processes))
 
     def wait_for_kernels(self) -> None:
         """Returns once all kernels are compiled. Raises RuntimeError if one does not compile."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from eyas.common.params import SamplingParams
 from eyas.engine.batch.spans import Span
 from eyas.engine.models.base import Drafted
 from eyas.engine.sampling.row import Row
-from eyas.engine.speculation.draft_runner import Chain, DraftRunner, Extension
+from eyas.engine.speculation.draft_runner import AnyChain, Asked, Chain, DraftRunner
 
 OUTCOMES = 8
 """The number of outcomes of a round for which a chain is drafted."""
@@ -50,21 +50,71 @@ def fan_out(steps: int, acceptance: float, outcomes: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Verified:
-    """A round that is being verified: `chain` below the token that the last row of `certain` ends with.
+    """A round that is being verified: `chain` below the token that the last row of `asked` ends with.
 
-    `certain`: at least the last certain row, with its true feature. Its pages reach to `rows_ahead` rows
-    after it. `params` and `choice` key the noise.
+    `asked`: at least the last certain row, with its true feature. `again`: that row is written already, and
+    is run once more. Its pages reach to the `Foreseer`'s `rows` after it; the last `lent` of them are its own
+    for this time only.
     """
 
-    certain: Extension
-    chain: Chain
-    params: SamplingParams
-    choice: int
+    asked: Asked
+    chain: AnyChain
+    again: bool = False
+    lent: int = 0
 
     @property
     def base(self) -> int:
         """The row after the certain ones."""
-        return self.certain.base + len(self.certain.tokens)
+        return self.asked.extension.base + len(self.asked.extension.tokens)
+
+
+class Foreseen(Protocol):
+    """The outcomes of one round, and how far they are drafted."""
+
+    @property
+    def steps(self) -> int:
+        """Drafts of the chain that is being verified."""
+
+    @property
+    def drafted(self) -> bool:
+        """Is every outcome's chain complete, as far as it is known? This does not wait."""
+
+    @property
+    def written(self) -> bool:
+        """Are the rows of true features written?"""
+
+    @property
+    def outcomes(self) -> int:
+        """How many verdicts would find their proposal here."""
+
+    def accepted(self, tokens: SequenceOf[int]) -> int:
+        """How many drafts of the chain were accepted if `tokens` are those since the round's root."""
+
+    def answer(self, tokens: SequenceOf[int], steps: int) -> AnyChain | None:
+        """The proposal of `steps` drafts below `tokens`, those since the round's root; None: not drafted."""
+
+    def end(self) -> None:
+        """After this nothing writes its rows."""
+
+
+class Foreseer(Protocol):
+    """Who drafts ahead, for many rounds at once."""
+
+    def rows(self, chain: AnyChain, root: int) -> int:
+        """How many rows behind the certain ones it writes for a chain below position `root`; 0: it cannot."""
+
+    def begin(self, verified: Verified, acceptance: float) -> Foreseen:
+        """A round of which nothing is drafted yet. `acceptance`: as of `fan_out`."""
+
+    def advance(self, rounds: SequenceOf[Foreseen]) -> None:
+        """The next work for rounds that are not drafted, as much as a message may wait for."""
+
+
+def accepted_of(drafts: SequenceOf[int], tokens: SequenceOf[int]) -> int:
+    """As `Foreseen.accepted`, of these drafts."""
+    pairs = zip(drafts, tokens[:-1], strict=False)
+    ends = (i for i, (draft, token) in enumerate(pairs) if draft != token)
+    return next(ends, min(len(drafts), len(tokens) - 1))
 
 
 def rows_ahead(steps: int, outcomes: int) -> int:
@@ -107,7 +157,9 @@ class Ahead:
     """
 
     def __init__(self, verified: Verified, fan_out: SequenceOf[int]) -> None:
-        self._round = verified
+        assert isinstance(verified.chain, Chain)
+        self._round, self._chain = verified, verified.chain
+        self._certain = verified.asked.extension
         self._steps = len(verified.chain.tokens)
         self._fan_out = fan_out
         self._forks: list[_Fork] | None = None
@@ -128,18 +180,23 @@ class Ahead:
         """How many verdicts would find their proposal here."""
         return len(self._forks or ())
 
+    @property
+    def written(self) -> bool:
+        """Has its first pass run?"""
+        return self._forks is not None
+
     def accepted(self, tokens: SequenceOf[int]) -> int:
         """How many drafts of the chain were accepted if `tokens` are those since the round's root."""
-        pairs = zip(self._round.chain.tokens, tokens[:-1], strict=False)
-        return next(
-            (i for i, (draft, token) in enumerate(pairs) if draft != token), min(self._steps, len(tokens) - 1)
-        )
+        return accepted_of(self._chain.tokens, tokens)
+
+    def end(self) -> None:
+        """A pass writes nothing after `take`."""
 
     def answer(self, tokens: SequenceOf[int], steps: int) -> Chain | None:
         """The proposal of `steps` drafts below `tokens`, those since the round's root; None: not drafted."""
         *path, follows = tokens
         accepted = len(path)
-        if not self.drafted or steps > self._steps or path != self._round.chain.tokens[:accepted]:
+        if not self.drafted or steps > self._steps or path != self._chain.tokens[:accepted]:
             return None
         for fork in self._forks or ():
             if fork.accepted == accepted and fork.tokens[0] == follows:
@@ -163,7 +220,7 @@ class Ahead:
     # --- the certain rows and the chain ------------------------------------------------------------------
 
     def _spine(self) -> Pass:
-        certain, chain = self._round.certain, self._round.chain
+        certain, chain = self._certain, self._chain
         tokens = [*certain.tokens, *chain.tokens]
         span = Span(certain.pages, certain.base, len(tokens), offset=certain.offset)
         features = torch.cat((certain.features, chain.inputs))
@@ -172,10 +229,10 @@ class Ahead:
 
     def _find(self, drafted: Drafted, best: list[list[int]]) -> None:
         """The outcomes: after each number of accepted drafts the best tokens, but not the next draft."""
-        first = len(self._round.certain.tokens) - 1
+        first = len(self._certain.tokens) - 1
         self._forks, entering = [], []
         for accepted, (count, ids) in enumerate(zip(self._fan_out, best, strict=True)):
-            drafts = self._round.chain.tokens[accepted : accepted + 1]
+            drafts = self._chain.tokens[accepted : accepted + 1]
             for token in [token for token in ids if token not in drafts][:count]:
                 self._forks.append(_Fork(accepted, [token]))
                 entering.append(drafted.features[first + accepted])
@@ -185,7 +242,7 @@ class Ahead:
 
     def _level(self, forks: list[_Fork]) -> Pass:
         assert self._entering is not None
-        certain, base = self._round.certain, self._round.base
+        certain, base = self._certain, self._round.base
         level = len(forks[0].tokens) - 1
         first = base + self._steps + level * len(forks)
         for i, fork in enumerate(forks):
@@ -198,8 +255,8 @@ class Ahead:
 
     def _noise(self, depth: int) -> Row:
         """Of the token that stands `depth` + 1 below the round's root."""
-        position = self._round.certain.offset + self._round.base + 1 + depth
-        return Row(self._round.params, self._round.choice, position, (), (), ())
+        position = self._certain.offset + self._round.base + 1 + depth
+        return Row(self._round.asked.params, self._round.asked.choice, position, (), (), ())
 
 
 def advance(runner: DraftRunner, aheads: SequenceOf[Ahead]) -> None:
@@ -219,3 +276,22 @@ def advance(runner: DraftRunner, aheads: SequenceOf[Ahead]) -> None:
     shares = zip(drafted.rows.split(counts), drafted.features.split(counts), strict=True)
     for ahead, one, (rows, features) in zip(aheads, passes, shares, strict=True):
         ahead.take(Drafted(rows, features), [next(best) for _ in one.picked])
+
+
+class PlainForeseer:
+    """A `Foreseer` of `OUTCOMES` outcomes per round, one forward at a time."""
+
+    def __init__(self, runner: DraftRunner) -> None:
+        self._runner = runner
+
+    def rows(self, chain: AnyChain, root: int) -> int:
+        """As of `Foreseer`; positions have no end."""
+        return rows_ahead(len(chain.tokens), OUTCOMES)
+
+    def begin(self, verified: Verified, acceptance: float) -> Ahead:
+        """As of `Foreseer`."""
+        return Ahead(verified, fan_out(len(verified.chain.tokens), acceptance, OUTCOMES))
+
+    def advance(self, rounds: SequenceOf[Foreseen]) -> None:
+        """As of `Foreseer`: one forward."""
+        advance(self._runner, [one for one in rounds if isinstance(one, Ahead)])

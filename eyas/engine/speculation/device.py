@@ -22,6 +22,7 @@ from eyas.engine.models.base import DeviceDraft, Drafted, FeatureTap
 from eyas.engine.speculation.depth import ladder, shallower
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 from eyas.engine.speculation.feature_windows import DeviceWindows
+from eyas.engine.speculation.kept_chains import KeptChains
 from eyas.engine.speculation.mailing import mail_place, may_mail
 
 
@@ -157,7 +158,7 @@ class DeviceDrafter:
     @staticmethod
     def _extension(batch: round_kernels.Batch, features: torch.Tensor, few: int) -> paths.PathRows:
         count = batch.size * few
-        rows, last = _round_rows(batch.slots, count), batch.slots.new_empty(batch.size)
+        rows, last = round_rows(batch.slots, count), batch.slots.new_empty(batch.size)
         return paths.PathRows(features.new_empty(count, features.shape[1]), rows, last)
 
 
@@ -184,10 +185,20 @@ class DeviceTap:
         return self._tap.features(tapped)
 
 
+@dataclass(frozen=True)
+class Followed:
+    """What is known per slot of sequences that other engines decode. `firsts` int32 [slots]: the first row
+    that is one, and may be seen. `kept`: of proposals, where their verdicts may be drafted ahead of.
+    """
+
+    firsts: torch.Tensor
+    kept: KeptChains | None = None
+
+
 class DeviceProposer:
     """The head's half that drafts, over a pool and the tables of the worker that has the sequences.
 
-    `firsts` int32 [slots]: each slot's first row that is one, and may be seen; None: all of them are.
+    `followed`: of those that it drafts for without decoding them; None: all rows may be seen.
     """
 
     def __init__(
@@ -198,14 +209,15 @@ class DeviceProposer:
         spec: SpeculationConfig,
         *,
         pdl: bool,
-        firsts: torch.Tensor | None = None,
+        followed: Followed | None = None,
     ) -> None:
-        self._head = head
+        self.head = head
         self.pool = pool
         self._tables = tables
         self.spec = spec
         self._pdl = pdl
-        self._firsts = firsts
+        self._firsts = None if followed is None else followed.firsts
+        self.kept = None if followed is None else followed.kept
 
     @property
     def path_rows(self) -> int:
@@ -229,8 +241,10 @@ class DeviceProposer:
 
         `last` int32 [B]: which of the rows is each one's newest. `spec`: as of `propose`; None: no drafts.
         """
-        drafted = self._head.forward(features, rows.tokens, rows, self.pool)
+        drafted = self.head.forward(features, rows.tokens, rows, self.pool)
         if slots.shape[0] and spec is not None:
+            if self.kept is not None:
+                self.kept.keep_newest(slots.long(), features.index_select(0, last))
             self.propose(self.picked(drafted, last), slots, spec)
 
     def picked(self, drafted: Drafted, index: torch.Tensor) -> Drafted:
@@ -241,30 +255,37 @@ class DeviceProposer:
 
     def propose(self, last: Drafted, slots: torch.Tensor, spec: SpeculationConfig) -> None:
         """Drafts for each slot; `last` is what its newest row gave. `spec`: no larger than the proposer's."""
-        batch = round_kernels.Batch(self._tables, slots, self.pool.page_size, self._pdl)
+        batch = self.batch(slots)
         if self.trees:
             self._tree(last, batch, spec)
         else:
             self._chain(last, batch, spec.steps)
 
+    def batch(self, slots: torch.Tensor) -> round_kernels.Batch:
+        """The sequences in `slots` int32 [B], as kernels take them."""
+        return round_kernels.Batch(self._tables, slots, self.pool.page_size, self._pdl)
+
     def _chain(self, last: Drafted, batch: round_kernels.Batch, steps: int) -> None:
-        rows = _round_rows(batch.slots, batch.size)
+        rows = round_rows(batch.slots, batch.size)
+        whose = batch.slots.long() if self.kept is not None else batch.slots
         for step in range(steps):
-            chains.propose(batch, self._head.logits(last.rows), step, self._head.token_map, rows)
+            if self.kept is not None:
+                self.kept.keep_draft(whose, step, last.features)
+            chains.propose(batch, self.head.logits(last.rows), step, self.head.token_map, rows)
             if step + 1 < steps:
                 last = self.run(last.features, rows, DecodeRows(batch.slots, rows.starts), step + 1)
 
     def _tree(self, last: Drafted, batch: round_kernels.Batch, spec: SpeculationConfig) -> None:
         """EAGLE-2: every level runs the k best nodes of each sequence."""
         k = spec.topk
-        growth = trees.new_growth(spec, batch.size, self._head.token_map, str(last.rows.device))
+        growth = trees.new_growth(spec, batch.size, self.head.token_map, str(last.rows.device))
         for level in range(spec.steps):
-            logits = self._head.logits(last.rows)
-            couple.couple(batch, level, logits, self._head.token_map)
+            logits = self.head.logits(last.rows)
+            couple.couple(batch, level, logits, self.head.token_map)
             best, ids = logits.softmax(-1).topk(k)
             below = None
             if level + 1 < spec.steps:
-                rows = _round_rows(batch.slots, batch.size * k)
+                rows = round_rows(batch.slots, batch.size * k)
                 below = trees.Frontier(rows, batch.slots.new_empty(batch.size * k))
             trees.grow(batch, growth, level, best, ids, below)
             if below is not None:
@@ -277,17 +298,18 @@ class DeviceProposer:
         self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows, depth: int = 0
     ) -> Drafted:
         """Rows without prompts, so far below the certain ones: what the head makes of them."""
-        return self._head.forward(features, rows.tokens, self._forward(rows, rounds, depth), self.pool)
+        return self.head.forward(features, rows.tokens, self._forward(rows, rounds, depth), self.pool)
 
     def keep(self, features: torch.Tensor, rows: round_kernels.RoundRows, rounds: DecodeRows) -> None:
         """Certain rows, of which only what later rows see of them is wanted."""
-        self._head.keep(features, rows.tokens, self._forward(rows, rounds), self.pool)
+        self.head.keep(features, rows.tokens, self._forward(rows, rounds), self.pool)
 
     def _forward(self, rows: round_kernels.RoundRows, rounds: DecodeRows, depth: int = 0) -> Rows:
         return Rows(rows.tokens, rows.positions, rows.kv_rows, rounds, firsts=self._firsts, depth=depth)
 
 
-def _round_rows(like: torch.Tensor, count: int) -> round_kernels.RoundRows:
+def round_rows(like: torch.Tensor, count: int) -> round_kernels.RoundRows:
+    """Memory for what a forward reads of so many rows."""
     return round_kernels.RoundRows(*(like.new_empty(count) for _ in range(4)))
 
 

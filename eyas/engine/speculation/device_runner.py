@@ -7,52 +7,26 @@ down again. How short runs become launches is the business of `eyas.engine.specu
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
 import torch
 
-from eyas.common.config import MOST_STEPS, SpeculationConfig
+from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.rows import Rows
-from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels import row_ring
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.speculation.device_ahead import StoredChain
 from eyas.engine.speculation.draft_runner import Asked, Proposed
+from eyas.engine.speculation.seats import Seating
 from eyas.engine.speculation.short_runs import DraftState, ShortRuns
 
 MOST_PASSES = 4
 """Short batches, one behind another, that a run is worth which one alone has no room for."""
-
-
-@dataclass
-class _Seat:
-    """A sequence's slot, and how many of its pages the tables know."""
-
-    slot: int
-    pages: int = 0
-
-
-class Seats:
-    """Who has which slot: the least recently asked for makes room for a new sequence."""
-
-    def __init__(self, slots: int) -> None:
-        self._free = list(range(slots - 1, -1, -1))
-        self._taken: OrderedDict[Hashable, _Seat] = OrderedDict()
-        self.count = slots
-
-    def of(self, owner: Hashable) -> _Seat:
-        """Its seat, a new one if it has none. Between two calls for it there may be `count` - 1 others."""
-        seat = self._taken.pop(owner, None)
-        if seat is None:
-            slot = self._free.pop() if self._free else self._taken.popitem(last=False)[1].slot
-            seat = _Seat(slot)
-        self._taken[owner] = seat
-        return seat
 
 
 class DeviceDraftRunner:
@@ -66,8 +40,8 @@ class DeviceDraftRunner:
         self.tables = state.tables
         self._tile_rows = tile_rows
         self.short = ShortRuns(state, sizes)
-        self._seats = Seats(state.tables.padding_slot)
         self.alignment = state.page_size  # a page table has a place per page of positions
+        self.seating = Seating(state.tables, self.alignment)
 
     @property
     def pool(self) -> KvPool:
@@ -83,10 +57,19 @@ class DeviceDraftRunner:
     def draft(self, asked: SequenceOf[Asked], spec: SpeculationConfig) -> list[Proposed]:
         """As `DraftRunner.draft`, of this engine's own shape, cut to `spec`."""
         proposed: list[Proposed] = []
-        for first in range(0, len(asked), self._seats.count):
-            some = asked[first : first + self._seats.count]
-            proposed += [Proposed(self._cut(tree, spec), None, whole) for tree, whole in self._batch(some)]
+        for first in range(0, len(asked), self.seating.seats.count):
+            some = asked[first : first + self.seating.seats.count]
+            for one, (tree, whole) in zip(some, self._batch(some), strict=True):
+                cut = self._cut(tree, spec)
+                proposed.append(Proposed(cut, self._stored(one, cut), whole))
         return proposed
+
+    def _stored(self, one: Asked, proposal: DraftTree) -> StoredChain | None:
+        """The proposal, if what its rows have joined is kept in its slot."""
+        seat = self.seating.seats.held(one.owner)
+        if self._proposer.kept is None or seat is None:
+            return None
+        return StoredChain(list(proposal.tokens), one.owner, seat)
 
     def _cut(self, tree: DraftTree, spec: SpeculationConfig) -> DraftTree:
         """No larger than `spec` says."""
@@ -102,7 +85,7 @@ class DeviceDraftRunner:
         runs = [_cut_up(one, few) for one in asked if len(one.extension.tokens) <= MOST_PASSES * few]
         for some in zip_longest(*runs):  # the first rows of all runs, then the next ones
             now = [one for one in some if one is not None]
-            slots, writes = self._seated(now)
+            slots, writes = self.seating.take(now)
             for one, (tree, whole) in zip(now, self.short.draft(now, slots, writes), strict=True):
                 found[one.owner] = tree, whole and found.get(one.owner, (tree, True))[1]
         if long := [one for one in asked if one.owner not in found]:
@@ -111,7 +94,7 @@ class DeviceDraftRunner:
 
     def _long(self, asked: SequenceOf[Asked]) -> dict[Hashable, tuple[DraftTree, bool]]:
         """By owner, as `_batch`."""
-        slots, writes = self._seated(asked)
+        slots, writes = self.seating.take(asked)
         packed = _Packed(asked, slots, self.alignment)
         told = packed.words(self._tile_rows) | {"places": writes[0], "words": writes[1]}
         on = _sent(told, self.pool.shape.device)
@@ -135,20 +118,6 @@ class DeviceDraftRunner:
             there = torch.from_numpy(ringed).to(shape.device)
             row_ring.take(there[:2], there[2], features, lost)
         return features, lost
-
-    def _seated(self, asked: SequenceOf[Asked]) -> tuple[list[int], np.ndarray]:
-        """Each one's slot, and what is new about them but for lengths, int32 [2, n] for `Tables.apply`."""
-        writes, slots = TableWrites(self.tables), []
-        for one in asked:
-            seat, new = self._seats.of(one.owner), one.extension
-            if not seat.pages:
-                writes.occupy(seat.slot, one.params, one.choice, speculative=MOST_STEPS)
-            if seat.pages < len(new.pages):
-                first = new.offset // self.alignment
-                writes.put("pages", seat.slot, new.pages[seat.pages :], start=first + seat.pages)
-                seat.pages = len(new.pages)
-            slots.append(seat.slot)
-        return slots, writes.array()
 
 
 def _cut_up(one: Asked, few: int) -> list[Asked]:

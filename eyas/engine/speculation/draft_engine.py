@@ -38,8 +38,9 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.ipc.row_memory import Gpu
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
+from eyas.engine.speculation.ahead import Foreseer
 from eyas.engine.speculation.draft_commits import DraftRefused
-from eyas.engine.speculation.draft_runner import Asked, DraftRunner
+from eyas.engine.speculation.draft_runner import Asked
 from eyas.engine.speculation.draft_sequences import (
     BatchRunner,
     DraftedSequence,
@@ -73,7 +74,7 @@ class DraftParts:
 
     config: EngineConfig
     runner: BatchRunner
-    ahead: DraftRunner | None
+    ahead: Foreseer | None
     pool: PagePool
     pulls: Pulls
     copier: Copier
@@ -89,10 +90,10 @@ class DraftEngine:
         self._parts = parts
         self._link = link
         self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
-        self._foresight = Foresight(parts.ahead, self._sequences)
         self._early = EarlyCommits(self._sequences)
         self._lines = AnsweredLines(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
         self._posted = PostedCommits(self._sequences, self._lines.mailbox)
+        self._foresight = Foresight(parts.ahead, self._sequences, self._lines.rows)
         self._proposals: dict[int, list[Proposal]] = defaultdict(list)  # not sent yet, by peer
         self._stopping = False
         self._progress = 0
@@ -183,7 +184,7 @@ class DraftEngine:
             return False
         followed.answered()
         self._propose(key, followed, chain.tree)
-        self._foresight.begin(followed, chain)
+        self._foresight.begin(key, followed, chain)
         return True
 
     def _draft(self, spec: SpeculationConfig, group: list[Asking]) -> None:
@@ -201,20 +202,18 @@ class DraftEngine:
             if wanted:
                 self._propose(key, followed, one.tree)
                 if one.chain is not None:
-                    self._foresight.begin(followed, one.chain)
+                    self._foresight.begin(key, followed, one.chain)
 
     def _asked(self, group: list[Asking]) -> dict[Key, Asked]:
         """By sequence; one whose features are nowhere is closed."""
         asked = {}
         for key, followed in group:
-            opened = followed.open
             try:
                 new = followed.unwritten(self._lines.rows(key[0]))
             except DraftRefused as error:
                 self._sequences.close(key, str(error))
                 continue
-            owner, lowest = (*key, opened.generation), followed.lowest
-            asked[key] = Asked(owner, new, opened.params, opened.choice, lowest)
+            asked[key] = followed.asks(key, new)
         return asked
 
     def _propose(self, key: Key, followed: DraftedSequence, tree: DraftTree) -> None:
@@ -266,6 +265,7 @@ class DraftEngine:
         )
 
     def _close(self) -> None:
+        self._foresight.end()
         self._lines.close()
         if self._parts.copier.close(time.monotonic() + STOP_S):
             self._parts.runner.pool.close()

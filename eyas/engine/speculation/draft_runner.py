@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -47,6 +47,10 @@ class Extension:
     offset: int = 0
     ringed: SequenceOf[RingRow] = ()
 
+    def followed_by(self, tokens: SequenceOf[int]) -> Extension:
+        """With rows behind its own, whose features are not said here."""
+        return replace(self, tokens=[*self.tokens, *tokens])
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -78,6 +82,18 @@ class DraftRequest:
     offset: int = 0
 
 
+class AnyChain(Protocol):
+    """Drafts in a row, of whatever kind, that may be drafted ahead of."""
+
+    @property
+    def tokens(self) -> SequenceOf[int]:
+        """The first one follows the newest certain token."""
+
+    @property
+    def tree(self) -> DraftTree:
+        """The proposal."""
+
+
 @dataclass(frozen=True)
 class Chain:
     """Drafts in a row. `inputs` [len(tokens), width]: the feature that the draft row of each token joins."""
@@ -88,17 +104,22 @@ class Chain:
     @property
     def tree(self) -> DraftTree:
         """The proposal."""
-        return DraftTree(self.tokens, list(range(-1, len(self.tokens) - 1)))
+        return chain_of(self.tokens)
+
+
+def chain_of(tokens: SequenceOf[int]) -> DraftTree:
+    """Drafts each of which stands below the one before."""
+    return DraftTree(tokens, range(-1, len(tokens) - 1))
 
 
 class Proposed(NamedTuple):
-    """A proposal. `chain`: the same with what its rows were made of, where that may be drafted ahead of.
+    """A proposal. `chain`: the same, where its verdict may be drafted ahead of.
 
     `whole`: all its features were there; if not, the tree is made of others.
     """
 
     tree: DraftTree
-    chain: Chain | None
+    chain: AnyChain | None
     whole: bool = True
 
 

@@ -23,7 +23,7 @@ from eyas.engine.ipc.row_memory import RowMemory
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import Arrival, Pulls
-from eyas.engine.speculation.ahead import Ahead
+from eyas.engine.speculation.ahead import Foreseen
 from eyas.engine.speculation.draft_commits import NO_FEATURES, features_of, ring_rows, wanted_by
 from eyas.engine.speculation.draft_runner import Asked, Extension, Proposed
 from eyas.engine.speculation.turns import Rounds
@@ -65,7 +65,7 @@ class DraftedSequence:
     repairs: list[DraftCommit] = field(default_factory=list)
     commits: list[DraftCommit] = field(default_factory=list)
     newest: DraftCommit | None = None  # of those answered
-    ahead: Ahead | None = None
+    ahead: Foreseen | None = None
     spare: list[int] = field(default_factory=list)
     rounds: Rounds = field(default_factory=Rounds)
     posted: DraftCommit | None = None
@@ -118,12 +118,20 @@ class DraftedSequence:
         tokens = [token for commit in told for token in commit.tokens]
         return Extension([*self.pages, *self.spare], self.rows, tokens, features, self.first, ringed)
 
-    def certain(self) -> Extension:
-        """What is not written of the answered rows; if all of it is, the last row once more."""
+    def certain(self, rows: RowMemory | None = None) -> Extension:
+        """What is not written of the answered rows; if all of it is, the last row once more, with the feature
+        that the host has of it. `rows`, errors: as of `unwritten`.
+        """
         if self.repairs or self.newest is None:
-            return self.unwritten()
+            return self.unwritten(rows)
         pages, newest = [*self.pages, *self.spare], self.newest
-        return Extension(pages, self.rows - 1, newest.tokens[-1:], features_of(newest)[-1:], self.first)
+        feature = features_of(newest)[-1:] if newest.place < 0 else NO_FEATURES
+        return Extension(pages, self.rows - 1, newest.tokens[-1:], feature, self.first)
+
+    def asks(self, key: Key, new: Extension) -> Asked:
+        """With these rows, as a runner wants it."""
+        opened = self.open
+        return Asked((*key, opened.generation), new, opened.params, opened.choice, self.lowest)
 
     def answered(self) -> None:
         """All commits have their answer, which is the last one's."""
@@ -352,6 +360,8 @@ class DraftSequences:
 
     def end_ahead(self, followed: DraftedSequence) -> None:
         """What was drafted ahead for it is dropped, and so are its spare pages."""
+        if followed.ahead is not None:
+            followed.ahead.end()
         self._pool.drop(followed.spare)
         followed.spare, followed.ahead = [], None
 

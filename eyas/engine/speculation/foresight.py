@@ -7,27 +7,53 @@ a tree has more outcomes than there is time for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 
 from eyas.engine.ipc.messages import DraftsAhead
-from eyas.engine.speculation.ahead import OUTCOMES, Ahead, Verified, advance, fan_out, rows_ahead
-from eyas.engine.speculation.draft_runner import Chain, DraftRunner
-from eyas.engine.speculation.draft_sequences import DraftedSequence, DraftSequences
+from eyas.engine.ipc.row_memory import RowMemory
+from eyas.engine.speculation.ahead import Foreseen, Foreseer, Verified
+from eyas.engine.speculation.draft_commits import DraftRefused
+from eyas.engine.speculation.draft_runner import AnyChain
+from eyas.engine.speculation.draft_sequences import DraftedSequence, DraftSequences, Key
 from eyas.engine.speculation.turns import Turns
 
 FADING = 0.99  # what a round counts beside the next one, for the acceptance
 
 
-class Foresight:
-    """Drafts ahead for the sequences of one engine, one forward at a time, for as long as it pays.
+class _UnderWay(NamedTuple):
+    """A round that may not be drafted to its end. `rows`: where features of its peer were when it began."""
 
-    `runner`: None where chains cannot be drafted ahead of.
+    peer: int
+    followed: DraftedSequence
+    ahead: Foreseen
+    rows: RowMemory | None
+
+    @property
+    def dropped(self) -> bool:
+        return self.followed.ahead is not self.ahead
+
+
+class Foresight:
+    """Drafts ahead for the sequences of one engine, a little at a time, for as long as it pays.
+
+    `foreseer`: None where chains cannot be drafted ahead of. `rows_of`: where a peer's device writes
+    features.
     """
 
-    def __init__(self, runner: DraftRunner | None, sequences: DraftSequences) -> None:
-        self._runner = runner
+    def __init__(
+        self,
+        foreseer: Foreseer | None,
+        sequences: DraftSequences,
+        rows_of: Callable[[int], RowMemory | None],
+    ) -> None:
+        self._foreseer = foreseer
         self._sequences = sequences
+        self._rows_of = rows_of
         self._turns = Turns()
+        self._under_way: list[_UnderWay] = []
         self._accepted, self._refused = 1.0, 1.0  # drafts, fading
         self._hits = self._misses = self._drafted = 0
 
@@ -38,10 +64,10 @@ class Foresight:
 
     @property
     def busy(self) -> bool:
-        """Is there something left to draft?"""
-        return bool(self._unfinished())
+        """Is there something left to draft, or to look for?"""
+        return any(not one.dropped for one in self._under_way)
 
-    def answer(self, followed: DraftedSequence, now: float) -> Chain | None:
+    def answer(self, followed: DraftedSequence, now: float) -> AnyChain | None:
         """The proposal for what it has committed, if that was foreseen. Whatever else was drafted is dropped.
 
         `now`: monotonic seconds.
@@ -53,37 +79,59 @@ class Foresight:
         self._learn(ahead.accepted(since), ahead.steps)
         last = followed.commits[-1]
         chain = ahead.answer(since, last.steps) if last.topk == 1 else None
+        self._note()
         self._sequences.end_ahead(followed)
         self._hits += chain is not None
         self._misses += chain is None
         return chain
 
-    def begin(self, followed: DraftedSequence, chain: Chain) -> None:
+    def begin(self, key: Key, followed: DraftedSequence, chain: AnyChain) -> None:
         """`chain` was proposed below the newest answered commit: its verdict may be drafted ahead of."""
-        rows = rows_ahead(len(chain.tokens), OUTCOMES)
-        if self._runner is None or not self._turns.ahead or not self._sequences.spare(followed, rows):
+        if self._foreseer is None or not self._turns.ahead:
             return
-        opened = followed.open
-        verified = Verified(followed.certain(), chain, opened.params, opened.choice)
+        behind = self._foreseer.rows(chain, followed.first + followed.end)
+        if not behind or not self._sequences.spare(followed, behind):
+            return
+        rows = self._rows_of(key[0])
+        try:
+            certain = followed.certain(rows)
+        except DraftRefused:  # its next commit says so
+            self._sequences.end_ahead(followed)
+            return
+        again, lent = not followed.repairs, len(followed.spare)
+        verified = Verified(followed.asks(key, certain), chain, again, lent)
         acceptance = self._accepted / (self._accepted + self._refused)
-        followed.ahead = Ahead(verified, fan_out(len(chain.tokens), acceptance, OUTCOMES))
+        followed.ahead = self._foreseer.begin(verified, acceptance)
+        self._under_way.append(_UnderWay(key[0], followed, followed.ahead, rows))
 
     @torch.inference_mode()
     def advance(self) -> None:
-        """One forward for everything that is not drafted yet. True features are written by the first."""
-        unfinished = self._unfinished()
-        if not unfinished or self._runner is None:
+        """The next work for everything that is not drafted yet. True features are written first."""
+        if not self._under_way or self._foreseer is None:
             return
-        advance(self._runner, [ahead for _, ahead in unfinished])
-        for followed, ahead in unfinished:
-            if followed.repairs:
-                followed.written()
-            if ahead.drafted:
-                self._drafted += ahead.outcomes
+        for one in self._under_way:
+            if not one.dropped and one.rows is not self._rows_of(one.peer):  # its features are nowhere now
+                self._sequences.end_ahead(one.followed)
+        if unfinished := [one.ahead for one in self._under_way if not (one.dropped or one.ahead.drafted)]:
+            self._foreseer.advance(unfinished)
+        self._note()
 
-    def _unfinished(self) -> list[tuple[DraftedSequence, Ahead]]:
-        followed = self._sequences.followed.values()
-        return [(one, one.ahead) for one in followed if one.ahead is not None and not one.ahead.drafted]
+    def end(self) -> None:
+        """Drops everything: after this nothing writes rows that were to be drafted ahead."""
+        for followed in self._sequences.followed.values():
+            self._sequences.end_ahead(followed)
+
+    def _note(self) -> None:
+        """Takes down how far everything is."""
+        left = []
+        for one in self._under_way:
+            if not one.dropped and one.ahead.written and one.followed.repairs:
+                one.followed.written()
+            if not one.dropped and one.ahead.drafted:
+                self._drafted += one.ahead.outcomes
+            elif not one.dropped:
+                left.append(one)
+        self._under_way = left
 
     def _learn(self, accepted: int, offered: int) -> None:
         self._accepted = self._accepted * FADING + accepted
