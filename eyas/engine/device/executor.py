@@ -144,8 +144,8 @@ class Executor:
 
     def drafts(self) -> np.ndarray:
         """Int32 [n, 2, drafts]: of each `held` slot of the step that was begun the drafts, which that step
-        verifies, and their parents, as `Tables` has them; of several ranks as `DeviceState.told` has it. Waits
-        for the steps before, not for its forward.
+        verifies, and their parents, as `Tables` has them; of attention ranks as `DeviceState.told` has it.
+        Waits for the steps before, not for its forward.
         """
         assert self._drafts is not None
         if self._drafts_read is not None:

@@ -151,16 +151,24 @@ class RanksRunner:
         return [each[:, :0] for each in told]
 
     def _place(self, mine: SequenceOf[list[Work]]) -> tuple[StepShape, list[Placed]]:
-        """The shape of every rank's step holds the most that any has of anything."""
+        """The shape of every rank's step, and its rows in it."""
         placed, least = zip(
             *(seats.place(own, self._buckets.width) for seats, own in zip(self._seats, mine, strict=True)),
             strict=True,
         )
-        batch, chunk = max(each.batch for each in least), max(each.chunk for each in least)
-        tiles, ends = max(each.tiles for each in least), max(each.ends for each in least)
-        singles = max(each.singles for each in least)
-        shape = self._buckets.shape(batch, chunk, tiles, ends, singles=singles)
+        shape = self._shape(least)
         return shape, [each if shape.singles else without_singles(each) for each in placed]
+
+    def _shape(self, least: SequenceOf[StepShape]) -> StepShape:
+        """Of every rank's step: it holds the most that any has of anything. What nothing is drafted for has
+        rows of its own where that makes no step larger: one rank's may stand beside another's rounds.
+        """
+        batch, singles = max(each.batch for each in least), max(each.singles for each in least)
+        chunk, tiles = max(each.chunk for each in least), max(each.tiles for each in least)
+        ends, most = max(each.ends for each in least), max(each.batch + each.singles for each in least)
+        if batch + singles > most:
+            batch, singles = most, 0
+        return self._buckets.shape(batch, chunk, tiles, ends, singles=singles)
 
     def _features(self, placed: SequenceOf[Placed], shape: StepShape) -> list[Features | None]:
         """Of each rank's prompts that others start from. All ranks give as many rows."""

@@ -209,8 +209,8 @@ def _logit_bytes(loaded: EngineSpec) -> int:
 
 
 def _exchanged_bytes(loaded: EngineSpec) -> int:
-    """What the experts of this rank make of other attention ranks' rows, in the largest step: those of the
-    target, or later the head's, which never has more rows.
+    """What the experts of this rank make of other attention ranks' rows: those of the target in the largest
+    step, or after them the head's.
     """
     groups = [KvKind.TARGET] if loaded.head is None else [KvKind.TARGET, KvKind.DRAFT]
     each = max(
@@ -221,8 +221,9 @@ def _exchanged_bytes(loaded: EngineSpec) -> int:
         ),
         default=0,
     )
-    others = loaded.config.dp_attention - 1
-    return others * largest(loaded, buckets_of(loaded)).rows * each * loaded.placement.dtype.itemsize
+    shape, others = largest(loaded, buckets_of(loaded)), loaded.config.dp_attention - 1
+    rows = max(shape.rows, shape.batch * loaded.config.speculation.topk)  # of a level of trees
+    return others * rows * each * loaded.placement.dtype.itemsize
 
 
 def rounds_ahead(loaded: EngineSpec) -> int:

@@ -232,7 +232,9 @@ def _check_stages(head: DraftConfig, ranks: int) -> None:
 
 
 def _check_shared(head: DraftConfig, config: EngineConfig) -> None:
-    """Raises ConfigError for a head whose experts attention ranks cannot share. On a CPU rank 0 has it whole."""
+    """Raises ConfigError for a head whose experts attention ranks cannot share. In plain torch rank 0 has it
+    whole.
+    """
     parts = {layer.feed_forward for layer in head.decoder.layers}
     if config.attention_backend != "torch" and any(isinstance(part, ExpertsSpec) for part in parts):
         check_experts(head.decoder, config.dp_attention)
