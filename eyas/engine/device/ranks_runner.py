@@ -1,8 +1,9 @@
 """Launches the steps of all attention ranks at once, in one shape: that of the rank with the most to do.
 
-Every rank has a scheduler, tables and pages of its own; the ranks' experts serve all rows. So an idle rank
-takes every step with rows of padding, and captured graphs stay in step. It decides neither what runs nor on
-which rank, and never waits for a device.
+Every rank has a scheduler, tables and pages of its own; the ranks' experts serve all rows, and so those of a
+draft head do. So an idle rank takes every step, and every pass of its drafts, with rows of padding, and
+captured graphs stay in step. What is launched beside steps is launched on all ranks too, for as many. It
+decides neither what runs nor on which rank, and never waits for a device.
 """
 
 from __future__ import annotations
