@@ -250,7 +250,9 @@ def _check_attention_ranks(config: EngineConfig) -> None:
     if config.device == "cpu":
         return
     refusals = {
-        "attention ranks draft nothing on GPUs so far (--draft none)": config.speculates,
+        "attention ranks on GPUs have one depth of drafts (no --spec-adaptive)": (
+            config.speculates and config.speculation.adaptive
+        ),
         "attention ranks on GPUs need --attention-backend triton": config.attention_backend == "torch",
         "attention ranks have no exact arithmetic on GPUs (--deterministic)": config.deterministic,
         "attention ranks on GPUs share no layers (--tensor-parallel-size 1)": config.tensor_parallel_size > 1,

@@ -1,6 +1,6 @@
 """DeepSeek-V3's sizes on two GPUs: attention ranks beside one rank, and beside tensor parallelism.
 
-    python -m tests.gpu.dp_check --out DIR [--parts one two dp tp] [--few 4] [--many 18]
+    python -m tests.gpu.dp_check --out DIR [--parts one two dp tp drafts undrafted] [--few 4] [--many 18]
 
 Every part is a process of its own with a time limit, by the engine itself, with dummy weights of one seed:
 
@@ -8,6 +8,9 @@ Every part is a process of its own with a time limit, by the engine itself, with
   alone and together: log-probabilities of tokens that are given, and greedy tokens.
 * `two` then has 10,000 short requests in waves of 1 to 400, some cancelled; then a rank is killed.
 * `dp`, `tp`: 3 and MANY layers, experts chosen by chance; the time of a step by the number of sequences.
+* `drafts`, `undrafted`: two attention ranks, FEW layers and a NextN layer, experts chosen by chance, with
+  drafts (chains of 3, of which chance accepts 1.2) and without: the time of a step, tokens per round; with
+  drafts also 2,000 short requests.
 
 DIR/dp.jsonl has a line for each thing that is found, at once.
 """
@@ -29,23 +32,27 @@ from typing import Any
 
 import torch
 
-from eyas.common.config import EngineConfig, resolve_engine
+from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest
+from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.ipc.messages import Cancel, Event, Step
 from eyas.engine.loading.startup import Start
+from eyas.engine.speculation.synthetic import resolve
 from tests.gpu.answer_latent import DENSE, write_whole
 from tests.gpu.tp_check import Timed
 from tests.unit.loopback import Result, Worker, wait_all
 
-LIMITS_S = {"one": 200.0, "two": 390.0, "dp": 290.0, "tp": 290.0}
+LIMITS_S = {"one": 200.0, "two": 390.0, "dp": 290.0, "tp": 290.0, "drafts": 390.0, "undrafted": 240.0}
 ROOMY = 130 << 30  # bytes of a GPU that has room for half of 18 layers' experts
 LENGTHS = (1, 3, 17, 40, 64, 130, 300, 700, 1500)  # of prompts; a chunk has 1024 rows
 GIVEN, TOKENS = 42, 12
 BATCHES = (1, 2, 16, 64, 128)  # sequences, of all ranks
-SOAK, SOAK_S, WAVES = 10_000, 120.0, (1, 2, 3, 64, 400)
+DRAFTED_BATCHES = (2, 16, 64)  # one, eight and 32 of each rank
+SOAK, DRAFTED_SOAK, SOAK_S, WAVES = 10_000, 2_000, 120.0, (1, 2, 3, 64, 400)
+STEPS, LENGTH = 3, 2.2  # drafts in a row, and tokens per round
 STUCK_S = 30.0  # no short request takes so long
 IDS = 100_000  # below it are the ids of prompts
+CHAIN = SpeculationConfig(STEPS, 1, STEPS + 1, resolve(STEPS, (), LENGTH))
 
 
 def main() -> None:
@@ -63,7 +70,7 @@ def main() -> None:
         run(args.here, told, args.few, many)
         os._exit(0)
     for layers in {args.few, many}:
-        write_whole(args.out / f"v3-{layers}", DENSE + layers)
+        write_whole(args.out / f"v3-{layers}", DENSE + layers, num_nextn_predict_layers=1)
     own = ["--out", str(args.out), "--few", str(args.few), "--many", str(many)]
     for part in args.parts:
         command = [sys.executable, "-m", "tests.gpu.dp_check", *own, "--here", part]
@@ -99,12 +106,16 @@ def configured(folder: Path, **changes: Any) -> EngineConfig:
 
 
 def run(part: str, told: Told, few: int, many: int) -> None:
-    ranks = {"two": {"dp_attention": 2}, "dp": {"dp_attention": 2}, "tp": {"tensor_parallel_size": 2}}
-    layers = few if part in ("one", "two") else many
-    changes = {"uniform_experts": True} if part in ("dp", "tp") else {}
-    config = configured(told.out / f"v3-{layers}", **ranks.get(part, {}), **changes)
+    ranks = {"one": {}, "tp": {"tensor_parallel_size": 2}}
+    folder = told.out / f"v3-{many if part in ('dp', 'tp') else few}"
+    changes: dict[str, Any] = {} if part in ("one", "two") else {"uniform_experts": True}
+    if part in ("drafts", "undrafted"):
+        changes |= {"max_running": 64, "cuda_graph_bs": (1, 2, 4, 8, 16, 32, 64), "cuda_graph_max_bs": 64}
+    if part == "drafts":
+        changes |= {"draft": str(folder), "speculation": CHAIN}
+    config = configured(folder, **ranks.get(part, {"dp_attention": 2}), **changes)
     Start.of(config).wait_for_kernels()
-    told.line(did="compiled", card=torch.cuda.get_device_name(), layers=layers)
+    told.line(did="compiled", card=torch.cuda.get_device_name(), model=folder.name)
     engine = Paced(config)
     told.line(did="ready", pages=engine.worker.ready.pages_total)
     if part in ("dp", "tp"):
@@ -112,6 +123,11 @@ def run(part: str, told: Told, few: int, many: int) -> None:
             if batch <= config.max_running * config.dp_attention:
                 engine.step_ms(f"warm{batch}", batch)
                 told.line(batch=batch, step_ms=engine.step_ms(f"timed{batch}", batch))
+        return
+    if part in ("drafts", "undrafted"):
+        drafted(engine, told)
+        if part == "drafts":
+            soak(engine, told, DRAFTED_SOAK, seeded=False)
         return
     found = {"together": answers(engine, together=True), "alone": answers(engine, together=False)}
     (told.out / f"answers-{part}.json").write_text(json.dumps(found))
@@ -122,15 +138,16 @@ def run(part: str, told: Told, few: int, many: int) -> None:
 
 
 class Paced(Timed):
-    """An engine of which is known when steps landed, and how many requests each told of."""
+    """An engine of which is known when steps landed, and of how many requests and tokens each told."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.landed: list[tuple[float, int]] = []
+        self.landed: list[tuple[float, int, int]] = []
         super().__init__(config)
 
     def event(self, worker: Worker, event: Event) -> None:
         if isinstance(event, Step):
-            self.landed.append((time.perf_counter(), len(event.entries)))
+            tokens = sum(len(entry.tokens) for entry in event.entries)
+            self.landed.append((time.perf_counter(), len(event.entries), tokens))
         super().event(worker, event)
 
     def step_ms(self, name: str, batch: int) -> float:
@@ -140,6 +157,17 @@ class Paced(Timed):
         steps = self.landed[first:]
         spans = [b[0] - a[0] for a, b in zip(steps, steps[1:], strict=False) if a[1] == b[1] == batch]
         return round(1e3 * statistics.median(spans), 3)
+
+
+def drafted(engine: Paced, told: Told) -> None:
+    """The time of a step, and the tokens of a round, by the number of sequences."""
+    for batch in DRAFTED_BATCHES:
+        engine.step_ms(f"warm{batch}", batch)
+        first = len(engine.landed)
+        step_ms = engine.step_ms(f"timed{batch}", batch)
+        rounds = sum(entries for _, entries, _ in engine.landed[first:])
+        tokens = sum(tokens for _, _, tokens in engine.landed[first:])
+        told.line(batch=batch, step_ms=step_ms, tokens_per_round=round(tokens / rounds, 3))
 
 
 def asked() -> list[GenerationRequest]:
@@ -195,8 +223,8 @@ def _alike(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
 
 
-def soak(engine: Paced, told: Told) -> None:
-    """Short requests in waves; ends the process if one hangs."""
+def soak(engine: Paced, told: Told, count: int = SOAK, *, seeded: bool = True) -> None:
+    """Short requests in waves; ends the process if one hangs. `seeded`: some of them are drawn."""
     runner, idle, steps = engine.worker.engine._parts.runner, [0], [0]
     launch = runner.launch
 
@@ -207,9 +235,9 @@ def soak(engine: Paced, told: Told) -> None:
 
     runner.launch = noted
     rng, began, sent, open_ = random.Random(3), time.monotonic(), 0, []
-    while sent < SOAK and time.monotonic() - began < SOAK_S:
-        for _ in range(min(rng.choice(WAVES), SOAK - sent)):
-            open_.append(_short(engine, rng, sent))
+    while sent < count and time.monotonic() - began < SOAK_S:
+        for _ in range(min(rng.choice(WAVES), count - sent)):
+            open_.append(_short(engine, rng, sent, seeded=seeded))
             sent += 1
             if len(open_) > 200:  # some always run while others come
                 _ends(open_.pop(0), told)
@@ -223,12 +251,14 @@ def soak(engine: Paced, told: Told) -> None:
     runner.launch = launch
 
 
-def _short(engine: Paced, rng: random.Random, number: int) -> Result | None:
+def _short(engine: Paced, rng: random.Random, number: int, *, seeded: bool) -> Result | None:
     """One that was submitted; None if it is cancelled at once."""
     prompt = tuple(rng.randrange(10, IDS) for _ in range(rng.choice((1, 2, 9, 17, 60))))
-    seeded = {"temperature": 1.0, "seed": number} if number % 3 == 0 else {"temperature": 0.0}
-    params = SamplingParams(max_tokens=rng.choice((1, 1, 2, 3, 6)), ignore_eos=True, **seeded)
-    result = engine.submit(GenerationRequest(f"soak-{number}", prompt, params), split=False)
+    drawn = {"temperature": 1.0, "seed": number} if seeded and number % 3 == 0 else {"temperature": 0.0}
+    params = SamplingParams(max_tokens=rng.choice((1, 1, 2, 3, 6)), ignore_eos=True, **drawn)
+    choices = tuple(map(Choice, range(1 + number % 7 // 6)))  # forks join, on one rank alone
+    request = GenerationRequest(f"soak-{number}", prompt, params, choices)
+    result = engine.submit(request, split=False)
     if rng.random() >= 0.02:
         return result
     engine.by_role["decode"].send(Cancel(f"soak-{number}"))

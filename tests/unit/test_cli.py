@@ -99,7 +99,7 @@ def test_help_is_quick() -> None:
         (["serve", "--rejection-sample-method", "synthetic"], "--synthetic-acceptance-rates: give either"),
         (["serve", *SYNTHETIC], "--rejection-sample-method: synthetic needs a GPU"),
         (["serve", "--uniform-experts"], "--uniform-experts: needs a GPU"),
-        ([*ON_GPU, "--dp-attention", "2"], "--dp-attention: attention ranks draft nothing on GPUs"),
+        ([*ON_GPU, "--dp-attention", "2", "--spec-adaptive"], "--dp-attention: attention ranks on GPUs have"),
         (["serve", "--dp-attention", "2", "--host-cache-gb", "1"], "--dp-attention: attention ranks have no"),
         (["serve", "--dp-attention", "0"], "--dp-attention"),
         ([*ON_GPU, *SYNTHETIC, "--attention-backend", "torch"], "--rejection-sample-method: synthetic needs"),

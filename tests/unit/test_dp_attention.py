@@ -18,7 +18,9 @@ from eyas.worker.plan import Machine, plan, worker_argv
 from tests.unit.families import write_family
 from tests.unit.test_cli import parse
 from tests.unit.tiny import write_tiny_llama
+from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
 
+ADAPTIVE = SpeculationConfig(adaptive=True)
 RANKS = EngineConfig(draft=None, num_pages=8, dp_attention=3)
 
 
@@ -38,6 +40,20 @@ def test_every_rank_has_as_many_experts(tmp_path: Path) -> None:
     EngineSpec.of(replace(config, dp_attention=2))
 
 
+@pytest.mark.parametrize("experts", [8, 9])
+def test_a_heads_experts_are_divided_too(tmp_path: Path, experts: int) -> None:
+    """On GPUs. On a CPU rank 0 has the head whole."""
+    few = {"n_routed_experts": 9, "n_group": 1, "topk_group": 1, "num_hidden_layers": 2}
+    write_tiny_nextn_deepseek(tmp_path, SMALL | few | {"n_routed_experts": experts})
+    plain = replace(RANKS, model=str(tmp_path), draft=str(tmp_path), dp_attention=4)
+    ranks = replace(plain, attention_backend="triton", prefill_attention_backend="triton")
+    if experts == 8:
+        assert len(EngineSpec.of(ranks).experts(KvKind.DRAFT)) == 1
+        return
+    with pytest.raises(ConfigError, match="--dp-attention"):
+        EngineSpec.of(ranks)
+
+
 def test_a_draft_worker_is_one_process() -> None:
     with pytest.raises(ConfigError, match="--dp-attention: a draft worker is one process"):
         build_engine(replace(RANKS, roles=(Role.DRAFT,)), None)  # type: ignore[arg-type]
@@ -46,8 +62,8 @@ def test_a_draft_worker_is_one_process() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"draft": "x"}, "attention ranks draft nothing on GPUs so far"),
-        ({"speculation": SpeculationConfig(ngram=True)}, "attention ranks draft nothing on GPUs so far"),
+        ({"draft": "x", "speculation": ADAPTIVE}, "attention ranks on GPUs have one depth of drafts"),
+        ({"speculation": replace(ADAPTIVE, ngram=True)}, "attention ranks on GPUs have one depth of drafts"),
         ({"attention_backend": "torch"}, "attention ranks on GPUs need --attention-backend triton"),
         ({"deterministic": True}, "attention ranks have no exact arithmetic on GPUs"),
         ({"tensor_parallel_size": 2}, "attention ranks on GPUs share no layers"),
@@ -56,6 +72,7 @@ def test_a_draft_worker_is_one_process() -> None:
 )
 def test_what_attention_ranks_cannot_do_on_gpus(asked: dict[str, Any], reason: str) -> None:
     resolve_engine("cuda", draft=None, dp_attention=2)
+    resolve_engine("cuda", draft="x", dp_attention=2)
     with pytest.raises(ConfigError, match=f"--dp-attention: {reason}") as told:
         resolve_engine("cuda", **({"draft": None, "dp_attention": 2} | asked))
     assert told.value.param == "dp-attention"

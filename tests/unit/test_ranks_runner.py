@@ -15,25 +15,36 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.batch.prompt_scores import Asked, PromptScores
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.device.buckets import Buckets
+from eyas.engine.device.buckets import FEW_SINGLES, Buckets
 from eyas.engine.device.ranks_runner import RanksRunner
 from eyas.engine.device.seats import Seats
-from eyas.engine.device.step import Layout, StepInput
+from eyas.engine.device.step import Joined, Layout, StepInput, StepShape
 from eyas.engine.kernels.special import COLUMNS
 from eyas.engine.sampling.scores import Scores
-from tests.unit.paper_grammars import PaperGrammars
+from tests.unit.paper_grammars import GRAMMAR, PaperGrammars
 
 PAGES, SIZE, SLOTS, TILE = 8, 4, 5, 4
 VOCAB = 24
+WIDTH = 3
 
 
 class Told:
     """A `LedRanks` that keeps what it is told, and answers with nothing."""
 
-    def __init__(self, tables: Tables, ranks: int) -> None:
+    def __init__(self, tables: Tables, ranks: int, drafts: bool) -> None:
         self.tables, self._ranks = tables, ranks
         config = SimpleNamespace(vocab_size=VOCAB)
-        self.state = SimpleNamespace(prompts=object(), model=SimpleNamespace(config=config))
+        self.state = SimpleNamespace(
+            prompts=object(),
+            model=SimpleNamespace(config=config),
+            tables=tables,
+            drafter=object() if drafts else None,
+            lookup=None,
+            trees=False,
+            path_rows=lambda width: width,
+        )
+        self.joined: list[list[tuple[Joined, np.ndarray]]] = []
+        self.shared: list[list[list[int]]] = []
         self.steps: list[list[StepInput]] = []
         self.sampled: list[list[np.ndarray]] = []
         self.copied: list[tuple[int, int, int]] = []
@@ -41,6 +52,20 @@ class Told:
 
     def begin_each(self, steps: list[StepInput]) -> None:
         self.steps.append(steps)
+
+    def join_each(self, joined: list[Joined], writes: list[np.ndarray]) -> None:
+        self.joined.append(list(zip(joined, writes, strict=True)))
+
+    def features_each(self, rows: list[list[int]]) -> torch.Tensor:
+        self.shared.append(rows)
+        return torch.tensor(rows)[..., None].float()
+
+    def drafts(self) -> np.ndarray:
+        counts = [len(step.held) for step in self.steps[-1]]
+        assert len(set(counts)) == 1, "ranks wait for each other's drafts"
+        found = np.full((self._ranks, counts[0], 2, WIDTH - 1), -1, np.int32)
+        found[:, :, 0, 0] = np.arange(self._ranks)[:, None]  # one draft each, of the rank's number
+        return found
 
     def sample_each(self, rows: list[np.ndarray]) -> list[torch.Tensor]:
         self.sampled.append(rows)
@@ -52,30 +77,35 @@ class Told:
 
     def finish(self, step: StepInput) -> tuple[torch.Tensor, None]:
         self.finished.append(step)
-        rounds, singles, ends = step.shape.result_ends
-        return torch.full((self._ranks, ends + step.shape.batch), 7, dtype=torch.int32), None
+        words = step.shape.result_ends[-1] + step.shape.batch * step.shape.width
+        return torch.ones((self._ranks, words), dtype=torch.int32), None
 
     def copy_page_of(self, rank: int, source: int, target: int) -> None:
         self.copied.append((rank, source, target))
 
 
-def made(ranks: int = 2) -> tuple[RanksRunner, Told]:
-    tables = Tables(TableSizes(SLOTS + 1, 4, 1, 64), "cpu")
-    told, layout = Told(tables, ranks), Layout(SIZE, SLOTS, TILE)
-    seats = [
-        Seats(tables, Layout(SIZE, layout.padding_slot, TILE, PAGES * rank), (2,)) for rank in range(ranks)
+def made(ranks: int = 2, width: int = 1) -> tuple[RanksRunner, Told]:
+    """`width`: rows of a round; with more than one steps have a head."""
+    told = Told(Tables(TableSizes(SLOTS + 1, 4, width, 64), "cpu"), ranks, width > 1)
+    grammars = PaperGrammars(drafts=width > 1)
+    seats: list[Seats] = [
+        Seats(told.state, Layout(SIZE, SLOTS, TILE, PAGES * rank), grammars)  # type: ignore[arg-type]
+        for rank in range(ranks)
     ]
-    buckets = Buckets(1, TILE, (1, 2, 4), (), 16, 16)
-    return RanksRunner(told, buckets, seats, PaperGrammars(drafts=False), ahead=True), told  # type: ignore[arg-type]
+    buckets = Buckets(width, TILE, (1, 2, 4), (), 16, 16)
+    return RanksRunner(told, buckets, seats, grammars, ahead=True), told  # type: ignore[arg-type]
 
 
-def work(rank: int, slot: int, pages: list[int], start: int, count: int, **params: Any) -> Work:
-    """A round if `count` is 0. `pages`: of the rank's own pool."""
-    request = GenerationRequest(f"{rank} {slot}", tuple(range(1, 14)), SamplingParams(**params))
+def work(
+    rank: int, slot: int, pages: list[int], start: int, count: int, *, drafted: bool = True, **params: Any
+) -> Work:
+    """A round if `count` is 0. `pages`: of the rank's own pool. `drafted`: unless its request says no."""
+    prompt, told = tuple(range(1, 14)), SamplingParams(**params)
+    request = GenerationRequest(f"{rank} {slot}", prompt, told, speculative=drafted)
     generation = Generation(request, 1, Kind.LOCAL, 0.0, 1.0)
     generation.rank = rank
     seq = Sequence(slot, generation, 0, request.prompt_ids, [], slot=slot, occupancy=9)
-    seq.pages = [page + PAGES * rank for page in pages]
+    seq.pages, seq.draft_len = [page + PAGES * rank for page in pages], start
     tokens = list(request.prompt_ids[start : start + max(count, 1)])
     return Work(seq, start, tokens, None, sample=start + len(tokens) == 13, round=not count)
 
@@ -166,3 +196,106 @@ def test_shapes_hold_any_share_of_works(seed: int) -> None:
         assert sorted(set(part(step, "slots").tolist()) - {SLOTS}) == [e.seq.slot for e in mine if e.round]
         assert (part(step, "kv_rows") >= 0).sum() == rows
         assert part(step, "tiles").reshape(-1, 4)[:, 3].sum() == rows
+
+
+# --- with a head in the step ------------------------------------------------------------------------------
+
+
+def forked(rank: int, slot: int, feature: float) -> Work:
+    """The first round of a choice that begins with the prompt of another."""
+    one = work(rank, slot, [6, 1, 4, 2], 12, 0)
+    one.seq.draft_len = 11
+    one.seq.window.add(11, torch.full((1, 2), feature))
+    return one
+
+
+def test_all_ranks_have_rounds_of_the_widest_shape() -> None:
+    """One has a round, the other none: it has as many rows, all of padding."""
+    runner, told = made(width=WIDTH)
+    assert runner.drafts
+    runner.launch([work(1, 2, [5, 2, 6, 0], 12, 0)])
+    zero, one = told.steps[0]
+    assert zero.shape == one.shape and (zero.shape.batch, zero.shape.width, zero.shape.singles) == (1, 3, 0)
+    assert part(zero, "slots").tolist() == [SLOTS] and part(one, "slots").tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "shape"),
+    [
+        ((3, 1), (1, 0), (4, 0)),  # the graph of four rounds has room for all
+        ((1, 4), (0, 1), (2, 8)),  # fourteen rows, where five rounds would be fifteen
+        ((4, 0), (0, 4), (4, 0)),  # beside the other's rounds they would make the step larger
+        ((0, 2), (0, 1), (0, 2)),
+    ],
+)
+def test_sequences_without_drafts_have_one_row_where_that_is_less(
+    mine: tuple[int, int], theirs: tuple[int, int], shape: tuple[int, int]
+) -> None:
+    """Rounds, and sequences without drafts, of each rank."""
+    runner, told = made(width=WIDTH)
+    works = [
+        work(rank, slot, [slot] * 4, 12, 0, drafted=slot < rounds)
+        for rank, (rounds, singles) in enumerate((mine, theirs))
+        for slot in range(rounds + singles)
+    ]
+    runner.launch(works)
+    for rank, step in enumerate(told.steps[0]):
+        assert (step.shape.batch, step.shape.singles) == shape
+        placed = [*part(step, "slots").tolist(), *part(step, "single_slots").tolist()]
+        own = [each.seq.slot for each in works if each.seq.generation.rank == rank]
+        assert sorted(slot for slot in placed if slot != SLOTS) == own
+        assert shape[1] == 0 or all(
+            slot < (mine, theirs)[rank][0] or slot == SLOTS for slot in placed[: shape[0]]
+        )
+
+
+def test_a_sequence_joins_on_all_ranks_at_once() -> None:
+    """The head runs a row of it, which other ranks' experts serve: they run as many, of padding."""
+    runner, told = made(3, width=WIDTH)
+    works = [forked(1, 0, 0.5), forked(1, 3, 0.25), forked(2, 1, 2.0), work(0, 2, [3, 1, 0, 2], 12, 0)]
+    runner.launch(works)
+    (each,) = told.joined
+    rows = [joined.words.T.tolist() for joined, _ in each]
+    padding = [SLOTS, 0, 0, -1]
+    assert rows == [[padding] * 2, [[0, 13, 11, 4 * 4 + 3], [3, 13, 11, 19]], [[1, 13, 11, 19], padding]]
+    features = [joined.features.tolist() for joined, _ in each]
+    assert features == [[[0, 0]] * 2, [[0.5, 0.5], [0.25, 0.25]], [[2, 2], [0, 0]]]
+    assert {joined.width for joined, _ in each} == {WIDTH}
+    assert [writes.shape[1] > 0 for _, writes in each] == [True] * 3, "tables are told before they join"
+    assert all(step.writes.shape == (2, 0) for step in told.steps[0])
+    assert [one.seq.draft_len for one in works] == [12] * 4, "that row is counted as there"
+    runner.launch([forked(1, 0, 0.5)])
+    assert len(told.joined) == 1, "it joins once"
+
+
+def test_features_of_shared_prompts_are_as_many_on_every_rank() -> None:
+    runner, told = made(width=WIDTH)
+    first, second, other = (work(rank, slot, [slot] * 4, 9, 4) for rank, slot in ((0, 0), (0, 1), (1, 0)))
+    for shared in (first, second):
+        shared.seq.forks = (1,)
+    flight = runner.launch([first, second, other, work(1, 1, [7] * 4, 12, 0)])
+    assert told.shared == [[[WIDTH + 3, WIDTH + 7], [0, 0]]], "behind the one round"
+    assert flight.parts[0].features.rows.flatten().tolist() == [WIDTH + 3, WIDTH + 7]
+    assert flight.parts[1].features.works == []
+
+
+def test_drafts_of_held_outputs_are_read_on_all_ranks() -> None:
+    """Rank 0 makes masks for the outputs of all: it must know what each verifies."""
+    runner, told = made(width=WIDTH)
+    held = [work(1, slot, [slot] * 4, 12, 0, grammar=GRAMMAR) for slot in (0, 2)]
+    runner.launch([*held, work(0, 0, [3] * 4, 12, 0)])
+    assert [list(step.held) for step in told.steps[0]] == [[SLOTS, SLOTS], [0, 2]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_agreed_shape_is_larger_than_one_ranks_largest(seed: int) -> None:
+    """Whatever the ranks have: what start-up has reserved is enough."""
+    rng, (runner, told) = random.Random(seed), made(3, width=WIDTH)
+    works, most = [], StepShape(SLOTS, WIDTH, singles=FEW_SINGLES)
+    for rank in range(3):
+        for slot in range(rng.randrange(1, SLOTS + 1)):
+            works.append(work(rank, slot, [0] * 4, 12, 0, drafted=rng.random() < 0.6))
+    runner.launch(works)
+    for step in told.steps[0]:
+        assert step.shape.round_rows <= most.round_rows
+        assert step.shape.result_ends <= most.result_ends

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, KEPT, write_format
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
 from tests.unit.tiny_mtp import write_tiny_mimo
 
 pytest.importorskip("triton")
@@ -106,11 +107,12 @@ from eyas.engine.loading.recipe import launches
 
 driver.set_active(NoDevice(90))
 asked = {"max_running": 24, "chunk_tokens": 300, "prefill_attention_backend": "triton"}
-asked |= {"draft": None, "dp_attention": 2, "transfer": "none"}
-found = record(partial(launches, resolve_engine("cuda", model=json.loads(sys.argv[1]), **asked)))
+model, draft = json.loads(sys.argv[1])
+asked |= {"draft": draft, "dp_attention": 2, "transfer": "none"}
+found = record(partial(launches, resolve_engine("cuda", model=model, **asked)))
 own = [variant for variant in found if variant.args[0].__name__ in ("_join_ranks", "_sum_over_ranks")]
 compile_all(own, 1)
-print(json.dumps(sorted({variant.args[0].__name__ for variant in own})))
+print(json.dumps(sorted({variant.args[0].__name__ for variant in (found if draft else own)})))
 """
 PLAIN = {"_gather", "_prepare", "_attend", "_attend_chunks", "_peaks", "_settle", "_draw", "_verdict"}
 PLAIN |= {"_land", "_mask", "_process", "_report"}
@@ -173,9 +175,16 @@ def test_the_sum_over_ranks_is_found_as_it_is_launched(tmp_path: Path, cache: Pa
 
 def test_attention_ranks_exchange_rows_by_kernels_that_are_found(tmp_path: Path, cache: Path) -> None:
     write_family(tmp_path / "model", "mixtral", vocab_size=128, hidden_size=64, head_dim=32)
-    assert _told(SHARERS, json.dumps(str(tmp_path / "model"))) == ["_join_ranks", "_sum_over_ranks"]
+    assert _told(SHARERS, json.dumps([str(tmp_path / "model"), None])) == ["_join_ranks", "_sum_over_ranks"]
     assert len(list(cache.rglob("_join_ranks.cubin"))) == 1
     assert len(list(cache.rglob("_sum_over_ranks.cubin"))) == 1
+
+
+def test_so_are_those_of_attention_ranks_that_draft(tmp_path: Path, cache: Path) -> None:
+    """A NextN layer's experts, too, are asked by all ranks."""
+    write_tiny_nextn_deepseek(tmp_path / "model", SMALL | {"num_hidden_layers": 2})
+    found = _told(SHARERS, json.dumps([str(tmp_path / "model")] * 2))
+    assert {"_propose", "_gather_path", "_look_up", "_choose", "_join_ranks", "_sum_over_ranks"} <= set(found)
 
 
 def test_float32_is_summed_by_no_kernel_of_ours(tmp_path: Path, cache: Path) -> None:

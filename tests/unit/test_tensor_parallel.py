@@ -244,9 +244,10 @@ def test_a_step_arrives_as_it_was_sent(chunks: int) -> None:
     data = numbers.integers(-(2**31), 2**31, shape.sections["all"][1]).astype(np.int32)
     writes = numbers.integers(-9, 9, (2, 7 * chunks)).astype(np.int32)
     spans = [Span(list(range(i, 3 * i + 1)), 16 * i, 48) for i in range(chunks)]
-    step = StepInput(shape, data, writes, spans=spans, scored=chunks == 3)
+    held = list(range(2, 2 + chunks))
+    step = StepInput(shape, data, writes, spans=spans, scored=chunks == 3, held=held)
     found = calls.step_of(calls.begin(step))
-    assert (found.shape, found.spans, found.scored) == (shape, spans, step.scored)
+    assert (found.shape, found.spans, found.scored, found.held) == (shape, spans, step.scored, held)
     assert np.array_equal(found.data, data) and np.array_equal(found.writes, writes)
 
 

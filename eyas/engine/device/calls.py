@@ -26,21 +26,27 @@ COPY_PAGE = "copy_page"
 
 
 def begin(step: StepInput) -> RankCall:
-    """The numbers: the step's shape; how many words of `data` are its array, its pokes, its spans; and
-    whether it is scored.
+    """The numbers: the step's shape; how many words of `data` are its array, its pokes, its spans, the slots
+    whose drafts are wanted; and whether it is scored.
     """
-    parts = (step.data, step.writes.reshape(-1), _flat(step.spans))
+    parts = (step.data, step.writes.reshape(-1), _flat(step.spans), np.array(step.held, np.int32))
     numbers = (*dataclasses.astuple(step.shape), *(len(part) for part in parts), int(step.scored))
     return RankCall(BEGIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
 
 def step_of(call: RankCall) -> StepInput:
     """What `begin` was made of; for the rank that was told."""
-    *sizes, words, writes, _, scored = call.numbers
+    *sizes, words, writes, spans, _, scored = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)  # writable: torch takes no other
-    data, poked, spans = np.split(array, [words, words + writes])
-    spans_of = _spans(spans.tolist())
-    return StepInput(StepShape(*sizes), data, poked.reshape(2, -1), spans=spans_of, scored=bool(scored))
+    data, poked, spanned, held = np.split(array, np.cumsum([words, writes, spans]))
+    return StepInput(
+        StepShape(*sizes),
+        data,
+        poked.reshape(2, -1),
+        spans=_spans(spanned.tolist()),
+        scored=bool(scored),
+        held=held.tolist(),
+    )
 
 
 def score(asked: Asked) -> RankCall:

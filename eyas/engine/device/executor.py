@@ -144,7 +144,8 @@ class Executor:
 
     def drafts(self) -> np.ndarray:
         """Int32 [n, 2, drafts]: of each `held` slot of the step that was begun the drafts, which that step
-        verifies, and their parents, as `Tables` has them. Waits for the steps before, not for its forward.
+        verifies, and their parents, as `Tables` has them; of attention ranks as `DeviceState.told` has it.
+        Waits for the steps before, not for its forward.
         """
         assert self._drafts is not None
         if self._drafts_read is not None:
@@ -156,7 +157,7 @@ class Executor:
         index = _pinned(np.array(slots, np.int64), self.state.device)
         index = index.to(self.state.device, non_blocking=True)
         both = [table.index_select(0, index) for table in (self.tables.drafts, self.tables.parents)]
-        self._drafts = torch.stack(both, 1).to("cpu", non_blocking=True)
+        self._drafts = self.state.told(torch.stack(both, 1)).to("cpu", non_blocking=True)
         self._drafts_read = self._event()
 
     @torch.inference_mode()
@@ -213,7 +214,7 @@ class Executor:
     def _features(self, program: StepProgram, rows: SequenceOf[int]) -> torch.Tensor:
         places = _pinned(np.array(rows, np.int64), self.state.device)
         found = program.features(places.to(self.state.device, non_blocking=True))
-        return found.float().to("cpu", non_blocking=True)
+        return self.state.told(found.float()).to("cpu", non_blocking=True)
 
     def _certain(self, program: StepProgram, wanted: Wanted) -> torch.Tensor:
         device, count = self.state.device, len(wanted.decoded)
@@ -287,8 +288,9 @@ class Executor:
         """Fetch a feature of what was rehearsed, and draft with it for a sequence of padding."""
         features = self._features(program, [0])
         self.wait()
+        own = features.flatten(0, -2)[:1].numpy()  # of several attention ranks one's is as good
         words = np.array([[self.state.tables.padding_slot], [0], [0], [-1]], np.int32)
-        self._join(Joined(words, features.numpy(), self.tables.sizes.width))
+        self._join(Joined(words, own, self.tables.sizes.width))
         self.wait()
 
     @torch.inference_mode()

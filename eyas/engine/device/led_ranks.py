@@ -15,7 +15,7 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.device import calls
 from eyas.engine.device.executor import Event, Executor
 from eyas.engine.device.lead import LedExecutor
-from eyas.engine.device.step import StepInput
+from eyas.engine.device.step import Joined, StepInput
 from eyas.engine.sampling.scores import Scores
 
 
@@ -29,6 +29,19 @@ class LedRanks(LedExecutor):
         self._lead.tell_each([calls.begin(step) for step in steps[1:]])
         with self._lead.together():
             Executor.begin(self, steps[0])
+
+    def join_each(self, joined: SequenceOf[Joined], writes: SequenceOf[np.ndarray]) -> None:
+        """Sequences of each rank, as many of each; a head's passes over them wait for those of the others."""
+        each = zip(joined[1:], writes[1:], strict=True)
+        self._lead.tell_each([calls.join(*own) for own in each])
+        with self._lead.together():
+            Executor.join(self, joined[0], writes[0])
+
+    def features_each(self, rows: SequenceOf[SequenceOf[int]]) -> torch.Tensor:
+        """Of as many rows of each rank: float32 [ranks, n, head width]."""
+        self._lead.tell_each([calls.features(each) for each in rows[1:]])
+        with self._lead.together():
+            return Executor.features(self, rows[0])
 
     def sample_each(self, rows: SequenceOf[np.ndarray]) -> list[torch.Tensor]:
         """Special rows of each rank, as many of each. Returns their reports [ranks, n, words], by slices."""

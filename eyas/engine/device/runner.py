@@ -105,7 +105,7 @@ class DeviceRunner:
         data, spans = pack(placed, shape, self._layout), self._spans(placed.chunks)
         asked = asked_rows(placed.chunks, shape.round_rows)
         certain, features_wanted = self._certain(placed, shape)
-        held = _held(placed, shape)
+        held = held_slots(placed, shape)
         step = StepInput(shape, data, writes.array(), spans, bool(asked), features_wanted, held)
         self._executor.begin(step)
         scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
@@ -329,7 +329,7 @@ class DeviceRunner:
         return Joined(np.array(words, np.int32).T.copy(), features, width)
 
 
-def _held(placed: Placed, shape: StepShape) -> list[int]:
+def held_slots(placed: Placed, shape: StepShape) -> list[int]:
     """Slots of the rounds whose drafts must be known here: those of outputs that are held to a grammar."""
     held = (work.seq for work in placed.rounds if work.seq.generation.request.params.grammar is not None)
     return [seq.slot for seq in held] if shape.width > 1 else []

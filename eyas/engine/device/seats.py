@@ -1,77 +1,177 @@
 """One attention rank's works as a step's input: what its tables must be told, and its rows in order.
 
-The twin of what `eyas.engine.device.runner` does for one rank, without drafts: every round has one row. It
-knows one rank's slots and pages, and no other rank.
+The twin of what `eyas.engine.device.runner` does for one rank, whose drafts are made in the step or looked
+up. It knows one rank's slots and pages, and no other rank.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import numpy as np
+
+from eyas.common.config import MOST_STEPS
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
-from eyas.engine.batch.tables import Tables, TableWrites
-from eyas.engine.device.special import occupy_special
-from eyas.engine.device.step import Layout, Placed, StepShape, tiles_for
+from eyas.engine.batch.tables import TableWrites
+from eyas.engine.batch.tree import DraftTree
+from eyas.engine.device.program import DeviceState
+from eyas.engine.device.special import occupy_special, reads_text
+from eyas.engine.device.step import Joined, Layout, Placed, StepShape, tiles_for
+from eyas.engine.grammar.grammars import Grammars
 
 
 @dataclass
 class _Known:
-    """What the tables know of who sits in a slot: how many pages, and whether they follow its growth."""
+    """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
+
+    `drafted`: something is proposed for it inside the step.
+    """
 
     occupancy: int
     choice: int
+    drafted: bool
     pages: int = 0
     grows: bool = False
 
 
 class Seats:
-    """One rank's slots. `tables`: of any rank, for their layout; `layout`: with the rank's first page."""
+    """One rank's slots. `state`: of any rank, as all have the same; `layout`: with the rank's first page."""
 
-    def __init__(self, tables: Tables, layout: Layout, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, state: DeviceState, layout: Layout, grammars: Grammars) -> None:
         self.layout = layout
-        self._tables = tables
-        self._eos_ids = eos_ids
+        self._state = state
+        self._grammars = grammars
         self._occupants: dict[int, _Known] = {}  # by slot
 
-    def tell(self, works: SequenceOf[Work]) -> TableWrites:
-        """What the rank's tables do not yet know of these sequences."""
-        writes = TableWrites(self._tables)
-        for work in works:
-            self._tell(work, writes)
-        return writes
-
-    def place(self, works: SequenceOf[Work]) -> tuple[Placed, StepShape]:
-        """In the order of their rows, and the least shape that holds them. Attention begins with those that
-        take longest.
+    def tell(self, works: SequenceOf[Work]) -> tuple[TableWrites, list[Work]]:
+        """What the rank's tables do not yet know of these sequences; and those that join before the step:
+        something is drafted for them from now on, and nothing has been.
         """
-        rounds = sorted((work for work in works if work.round), key=lambda work: -work.seq.kv_len)
-        placed = Placed(rounds, (), [work for work in works if not work.round])
+        writes = TableWrites(self._state.tables)
+        return writes, [work for work in works if self._tell(work, writes)]
+
+    def joined(self, joining: SequenceOf[Work], width: int) -> Joined:
+        """`width`: rows of the rounds in the step that follows."""
+        size, words, features = self.layout.page_size, [], [np.zeros((0, 0), np.float32)]
+        for work in joining:
+            row = work.start - 1
+            (page,) = self._own(work.seq.pages[row // size : row // size + 1])
+            words.append((work.seq.slot, work.tokens[0], row, page * size + row % size))
+        if joining and self._drafts:
+            features = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
+        told = np.array(words, np.int32).reshape(-1, 4).T.copy()
+        return Joined(told, np.concatenate(features), width)
+
+    def place(self, works: SequenceOf[Work], width: int) -> tuple[Placed, StepShape]:
+        """In the order of their rows, and the least shape that holds them. Attention begins with those that
+        take longest. `width`: rows of a round; those for which nothing is drafted need one.
+        """
+        rounds = _longest(work for work in works if work.round)
+        wide = [width == 1 or self._occupants[work.seq.slot].drafted for work in rounds]
+        placed = Placed(
+            list(itertools.compress(rounds, wide)),
+            [work for work, drafted in zip(rounds, wide, strict=True) if not drafted],
+            [work for work in works if not work.round],
+        )
         counts = [len(work.tokens) for work in placed.chunks]
-        tiles = tiles_for(counts, self.layout)
-        return placed, StepShape(len(rounds), 1, sum(counts), tiles, len(placed.ends))
+        sizes = sum(counts), tiles_for(counts, self.layout), len(placed.ends)
+        return placed, StepShape(len(placed.rounds), width, *sizes, singles=len(placed.singles))
 
     def spans(self, chunks: SequenceOf[Work]) -> list[Span]:
         """The chunks, in pages of the rank's own pool."""
         return [Span(self._own(work.seq.pages), work.start, len(work.tokens)) for work in chunks]
 
-    def _tell(self, work: Work, writes: TableWrites) -> None:
-        seq = work.seq
+    def shared_rows(self, chunks: SequenceOf[Work], first: int) -> list[tuple[Work, int]]:
+        """The last rows of prompts that others start from, whose features they need; the chunks' rows stand
+        in the step from row `first` on.
+        """
+        found = []
+        for work in chunks:
+            first += len(work.tokens)
+            if self._drafts and work.sample and work.seq.is_shared:
+                found.append((work, first - 1))
+        return found
+
+    @property
+    def _drafts(self) -> bool:
+        return self._state.drafter is not None
+
+    def _tell(self, work: Work, writes: TableWrites) -> bool:
+        """True: the sequence joins. The head, if there is one, has to run its newest draft row, which is
+        counted as there.
+        """
+        seq, forced, joins = work.seq, self._forced(work), False
         told = self._occupants.get(seq.slot)
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
-            params = seq.generation.request.params
-            writes.occupy(seq.slot, params, seq.choice, speculative=0)
-            if params.reads_history or params.min_tokens:
-                occupy_special(writes, seq, self._eos_ids)
-            told = self._occupants[seq.slot] = _Known(seq.occupancy, seq.choice)
+            joins = self._joins(work)
+            seq.draft_len += joins and self._drafts
+            told = self._occupants[seq.slot] = self._occupy(work, writes)
+            forced = forced or DraftTree((), ())  # the sequence before it in this slot has left some
         if work.round and not told.grows:  # a fork, or all of its prompt but the last row was cached
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
         told.grows = told.grows or work.sample
+        if forced is not None:
+            writes.draft(seq.slot, forced, branching=self._state.trees)
         if told.pages < len(seq.pages):
             writes.put("pages", seq.slot, self._own(seq.pages[told.pages :]), start=told.pages)
             told.pages = len(seq.pages)
+        return joins
+
+    def _occupy(self, work: Work, writes: TableWrites) -> _Known:
+        """The sequence takes its slot."""
+        seq, lookup, request = work.seq, self._state.lookup, work.seq.generation.request
+        params, limits, drafted = request.params, request.draft_limits, self._is_drafted_for(work)
+        deepest = limits.deepest or MOST_STEPS
+        writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
+        if self._drafts and self._state.trees:
+            writes.put("most_topk", seq.slot, (limits.topk,))
+            writes.put("most_nodes", seq.slot, (max(limits.draft_tokens - 1, 0),))
+        if params.reads_history or params.min_tokens:
+            occupy_special(writes, seq, self._grammars.eos_ids)
+        if lookup is not None and drafted:
+            lookup.occupy(writes, seq)
+            if lookup.reads(seq) and not reads_text(params):  # else it is there already
+                writes.put("text", seq.slot, seq.all_tokens())
+        return _Known(seq.occupancy, seq.choice, drafted)
+
+    def _is_drafted_for(self, work: Work) -> bool:
+        """Nothing is proposed where steps draft nothing, nor where a head's KV is missing."""
+        state, seq = self._state, work.seq
+        if not seq.generation.request.speculative or (state.drafter is None and state.lookup is None):
+            return False
+        return not self._drafts or seq.draft_len >= work.start
+
+    def _joins(self, work: Work) -> bool:
+        """Is this its first round, after a prompt of which others had the last row, or more?"""
+        seq = work.seq
+        if not work.round or not seq.generation.request.speculative:
+            return False
+        if self._drafts:
+            return seq.window.end == work.start and seq.draft_len == work.start - 1
+        return self._state.lookup is not None and bool(seq.output)
+
+    def _forced(self, work: Work) -> DraftTree | None:
+        """What a grammar forces, in place of what the step before has drafted; None: that stays."""
+        request = work.seq.generation.request
+        if request.params.grammar is None or not (work.round and request.speculative):
+            return None
+        deepest = self._state.path_rows(self._state.tables.sizes.width) - 1
+        most = min(deepest, request.draft_limits.deepest or deepest)
+        return self._grammars.forced(work.seq, most) or None
 
     def _own(self, pages: SequenceOf[int]) -> list[int]:
         return [page - self.layout.first_page for page in pages]
+
+
+def without_singles(placed: Placed) -> Placed:
+    """The same as rounds alone, for a shape that has no other rows."""
+    return Placed(_longest([*placed.rounds, *placed.singles]), (), placed.chunks)
+
+
+def _longest(works: Iterable[Work]) -> list[Work]:
+    return sorted(works, key=lambda work: -work.seq.kv_len)

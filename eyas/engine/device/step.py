@@ -149,6 +149,14 @@ class Joined:
     features: np.ndarray
     width: int
 
+    def filled(self, count: int, head_width: int, slot: int) -> Joined:
+        """`count` sequences: those behind its own are padding, in `slot`, without a row to be kept."""
+        missing = count - self.words.shape[1]
+        padding = np.array([[slot], [0], [0], [-1]], np.int32).repeat(missing, 1)
+        features = np.zeros((count, head_width), np.float32)
+        features[: count - missing, : self.features.shape[1]] = self.features
+        return Joined(np.concatenate((self.words, padding), 1), features, self.width)
+
 
 @dataclass(frozen=True)
 class Late:

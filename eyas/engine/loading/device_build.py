@@ -19,7 +19,6 @@ from eyas.common.types import KvKind
 from eyas.engine.attention.latent_prompts import ExpandedPrompts, made_up
 from eyas.engine.attention.prompts import PromptPlan
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
@@ -113,13 +112,13 @@ def build_device(
 def _attention_ranks(
     loaded: EngineSpec, start: Start, grammars: Grammars, lead: Lead
 ) -> tuple[EngineSpec, Device]:
-    """Each with rows, tables and pages of its own; without drafts."""
+    """Each with rows, tables and pages of its own."""
     rank = build_rank(loaded, start, lead.group, partial(LedRanks, lead=lead))
     state = rank.executor.state
     assert isinstance(rank.executor, LedRanks)
     layout = Layout(rank.loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
     seats = [
-        Seats(state.tables, replace(layout, first_page=first), grammars.eos_ids)
+        Seats(state, replace(layout, first_page=first), grammars)
         for first in range(0, state.pool.shape.pages * lead.group.ranks, state.pool.shape.pages)
     ]
     ahead = rank.loaded.config.overlap_schedule
@@ -210,13 +209,21 @@ def _logit_bytes(loaded: EngineSpec) -> int:
 
 
 def _exchanged_bytes(loaded: EngineSpec) -> int:
-    """What the experts of this rank make of other attention ranks' rows, in the largest step."""
-    parts = [layer.feed_forward for layer in loaded.target.layers]
-    experts = [part for part in parts if isinstance(part, ExpertsSpec)]
-    hidden = loaded.target.hidden_size
-    each = max(((part.per_row + 1) * (hidden + part.width) for part in experts), default=0)
-    others = loaded.config.dp_attention - 1
-    return others * largest(loaded, buckets_of(loaded)).rows * each * loaded.placement.dtype.itemsize
+    """What the experts of this rank make of other attention ranks' rows: those of the target in the largest
+    step, or after them the head's.
+    """
+    groups = [KvKind.TARGET] if loaded.head is None else [KvKind.TARGET, KvKind.DRAFT]
+    each = max(
+        (
+            (part.per_row + 1) * (loaded.decoder(group).hidden_size + part.width)
+            for group in groups
+            for part in loaded.experts(group)
+        ),
+        default=0,
+    )
+    shape, others = largest(loaded, buckets_of(loaded)), loaded.config.dp_attention - 1
+    rows = max(shape.rows, shape.batch * loaded.config.speculation.topk)  # of a level of trees
+    return others * rows * each * loaded.placement.dtype.itemsize
 
 
 def rounds_ahead(loaded: EngineSpec) -> int:
@@ -251,7 +258,11 @@ def _models(
     def context(group: KvKind, launch: skinny.Launch) -> LayerContext:
         shared = (whole, launch, attentions[group])
         made = LayerContext.on(loaded.config.device, loaded.decoder(group), *shared)
-        return replace(made, uniform_experts=loaded.uniform_experts, sharers=sharers)
+        return replace(
+            made,
+            uniform_experts=loaded.uniform_experts,
+            sharers=sharers if loaded.experts(group) else alone,  # of dense layers each rank has all
+        )
 
     with loaded.weights(KvKind.TARGET) as weights:
         model = FusedDecoder(loaded.target, weights, context(KvKind.TARGET, arithmetic.products))

@@ -59,6 +59,7 @@ class EngineSpec:
         _check_kv_dtype(target, config)
         if head is not None:
             _check_stages(head, config.tensor_parallel_size)
+            _check_shared(head, config)
         heads = [] if head is None else [(head.decoder, head.outputs)]
         for decoder, outputs in [(target, target.vocab_size), *heads]:
             share = config_of_rank(decoder, config.tensor_parallel_size)
@@ -166,8 +167,13 @@ class EngineSpec:
     @property
     def uniform_experts(self) -> bool:
         """Does chance choose experts? Only those of the fast path."""
-        experts = any(isinstance(layer.feed_forward, ExpertsSpec) for layer in self.target.layers)
-        return self.config.uniform_experts and experts and self.config.attention_backend != "torch"
+        chance = self.config.uniform_experts and self.config.attention_backend != "torch"
+        return chance and bool(self.experts(KvKind.TARGET))
+
+    def experts(self, group: KvKind) -> list[ExpertsSpec]:
+        """Those of each of the decoder's layers that has some."""
+        parts = (layer.feed_forward for layer in self.decoder(group).layers)
+        return [part for part in parts if isinstance(part, ExpertsSpec)]
 
     def decoder(self, group: KvKind) -> ModelConfig:
         """The model whose KV the group holds: the target, or the draft head's decoder."""
@@ -223,6 +229,15 @@ def _check_stages(head: DraftConfig, ranks: int) -> None:
         flag = "tensor-parallel-size"
         text = f"draft head {head.folder} has {head.stages} MTP layers, which ranks cannot share"
         raise ConfigError(f"--{flag}: {text}", param=flag)
+
+
+def _check_shared(head: DraftConfig, config: EngineConfig) -> None:
+    """Raises ConfigError for a head whose experts attention ranks cannot share. In plain torch rank 0 has it
+    whole.
+    """
+    parts = {layer.feed_forward for layer in head.decoder.layers}
+    if config.attention_backend != "torch" and any(isinstance(part, ExpertsSpec) for part in parts):
+        check_experts(head.decoder, config.dp_attention)
 
 
 def _check_kv_dtype(target: ModelConfig, config: EngineConfig) -> None:

@@ -32,7 +32,7 @@ class FusedEagleDraft:
     def forward(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> Drafted:
         """features [m, hidden] joined with tokens int32 [m]; rows are the next features, [m, hidden]."""
         x = self._entering(features, tokens)
-        x = self._layers(x, x, pool, Forward(rows, self._context))
+        x = self._layers(x, x, pool, Forward.of(rows, self._context))
         return Drafted(x, x)
 
     def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:

@@ -63,7 +63,7 @@ class FusedEagle3Draft:
         with `norm_output` after it.
         """
         joined, residual = self._entering(features, tokens)
-        x = self._layers(joined, residual, pool, Forward(rows, self._context))
+        x = self._layers(joined, residual, pool, Forward.of(rows, self._context))
         if "norm_output" in self._variants:
             x = self._normed(x)
         return Drafted(x, x)

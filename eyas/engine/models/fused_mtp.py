@@ -55,29 +55,26 @@ class FusedMtpLayer:
         self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool
     ) -> torch.Tensor:
         """features [m, hidden] joined with tokens int32 [m] -> [m, hidden], after the layer's norm."""
-        joined, step = self._entering(features, tokens, rows)
+        joined = self._entering(features, tokens, rows)
         run = self._narrow if rows.count <= self._layer.narrow_rows else self._wide
-        x = run(joined, pool, step)
+        x = run(joined, pool, Forward.of(self._bounded(rows), self._context))
         return row_kernels.norm(x, self._eps, self._gain, pdl=self._context.launch.pdl)
 
     def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
         """As of `DeviceDraft`."""
-        joined, step = self._entering(features, tokens, rows)
-        own = pool.layer(self._stage)
+        joined, own = self._entering(features, tokens, rows), pool.layer(self._stage)
+        step = Forward(self._bounded(rows), self._context)
         if rows.count <= self._layer.narrow_rows:
             self._layer.keep_narrow(source_of(self._joined_narrow(joined), self._eps), own, step)
         else:
             self._layer.keep_wide(self._joined_wide(joined)[1], own, step)
 
-    def _entering(
-        self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows
-    ) -> tuple[torch.Tensor, Forward]:
-        """Both rows joined and normed [m, 2 * hidden], and what the layer computes of them."""
+    def _entering(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Both rows joined and normed, [m, 2 * hidden]."""
         blank = None
         if self._first_is_blank:
             blank = rows.positions - self._stage if self._stage else rows.positions
-        joined = join(tokens, self._embedding, features, self._eps, self._context.launch.pdl, blank)
-        return joined, Forward(self._bounded(rows), self._context)
+        return join(tokens, self._embedding, features, self._eps, self._context.launch.pdl, blank)
 
     def _bounded(self, rows: Rows) -> Rows:
         """Rows that are none in this layer are not seen."""

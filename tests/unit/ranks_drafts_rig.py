@@ -1,0 +1,90 @@
+"""A DeepSeek whose NextN layer is often right, and requests whose drafts can be compared round by round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.params import SamplingParams
+from eyas.common.types import Choice, GenerationRequest
+from tests.unit.attention_ranks_rig import alone
+from tests.unit.device_ranks_rig import PLAIN
+from tests.unit.loopback import Result
+from tests.unit.test_device_deepseek import V3
+from tests.unit.test_device_engine import rounds
+from tests.unit.tiny import edit
+from tests.unit.tiny_deepseek import write_tiny_nextn_deepseek
+from tests.unit.tiny_mtp import nextn_prefix
+
+VOCAB = V3["vocab_size"]
+CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
+TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=4)
+LOUD = 8.0  # how much more than the layers a token's own row says of the token after it
+QUIET = 0.3  # what a feature adds to it in the head
+
+
+def knowing(folder: Path, spec: SpeculationConfig = CHAIN) -> EngineConfig:
+    """Target and head read the last token above all, and nearly alike. Experts still decide many a token."""
+    write_tiny_nextn_deepseek(folder, V3)
+    hidden, prefix = V3["hidden_size"], nextn_prefix(folder)
+    generator = torch.Generator().manual_seed(7)
+    rows = LOUD * torch.randn(VOCAB, hidden, generator=generator)
+    feature = QUIET * torch.randn(hidden, hidden, generator=generator) / hidden**0.5
+    ones = torch.ones(hidden)
+    edit(
+        folder,
+        {
+            "model.embed_tokens.weight": rows,
+            f"{prefix}.embed_tokens.weight": rows.clone(),
+            f"{prefix}.eh_proj.weight": torch.cat((LOUD * torch.eye(hidden), feature), 1),
+            "model.norm.weight": ones,
+            **{f"{prefix}.{name}.weight": ones.clone() for name in ("enorm", "hnorm", "shared_head.norm")},
+        },
+    )
+    config = replace(PLAIN, model=str(folder), draft=str(folder), pool_dir=str(folder))
+    return replace(config, speculation=spec)
+
+
+def asked(name: str, rows: int, tokens: int, choices: int = 1, **changes: object) -> GenerationRequest:
+    """`rows` prompt ids that follow from the name. Greedy, unless `changes` say otherwise."""
+    first = sum(name.encode())
+    prompt = tuple((first + 7 * i * i + i) % VOCAB for i in range(rows))
+    speculative = bool(changes.pop("speculative", True))
+    usual = {"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True}
+    params = SamplingParams(**(usual | changes))  # type: ignore[arg-type]
+    each = tuple(map(Choice, range(choices)))
+    return GenerationRequest(name, prompt, params, each, speculative=speculative)
+
+
+def everything() -> list[GenerationRequest]:
+    """Prompts of several chunks and of one row, scored or not; greedy, drawn, with penalties; forks; one that
+    is not drafted for.
+    """
+    return [
+        asked("long", 41, 6, prompt_logprobs=2),
+        asked("short", 1, 9),
+        asked("seeded", 4, 7, temperature=1.0, seed=4),
+        asked("penalties", 9, 6, presence_penalty=0.7, frequency_penalty=0.4, logprobs=3),
+        asked("forks", 18, 5, 3, temperature=1.0, seed=3, repetition_penalty=1.2),
+        asked("plain", 5, 6, speculative=False),
+        asked("kept", 3, 4, logit_bias={11: 100.0}, logprobs=2, min_tokens=2),
+    ]
+
+
+def one_rank(config: EngineConfig, requests: list[GenerationRequest]) -> list[Result]:
+    """What a plain engine gives that has as much room as two ranks together."""
+    room = {"max_running": 2 * config.max_running, "num_pages": 2 * PLAIN.num_pages}
+    return alone(replace(config, **room), requests)
+
+
+def walks(results: list[Result]) -> list[list[tuple[int, ...]]]:
+    """The tokens of every round: where one ends says which drafts were right."""
+    return [rounds(result) for result in results]
+
+
+def accepted(results: list[Result]) -> int:
+    """Drafts that were right."""
+    return sum(entry.accepted for result in results for entry in result.entries)
