@@ -119,7 +119,8 @@ class DraftEngine:
         self._link.send([self._parts.ready])
         try:
             while not self._stopping:
-                self._posted.pass_on(patient=not self._foresight.busy)
+                if self._posted.pass_on(patient=not self._foresight.busy):
+                    self._step()  # devices wait for these: nothing else goes before them
                 for command in self._link.recv(self._nap(), self._lines.descriptors):
                     self._handlers[type(command)](command)
                     self._heard += 1

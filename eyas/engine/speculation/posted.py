@@ -27,8 +27,7 @@ LAPS = 1 << 20
 away, but by chance.
 """
 
-_TAG, _HALF, _NEWEST = np.uint64(32), np.uint64(HALF), np.uint64(NEWEST)
-_TOKEN, _LAPS = np.uint64(NEWEST - 1), np.uint64(LAPS)
+_TAG, _HALF, _LAPS = np.uint64(32), np.uint64(HALF), np.uint64(LAPS)
 
 
 class Awaited:
@@ -40,15 +39,17 @@ class Awaited:
     def __init__(self, mailbox: Mailbox, whose: list[tuple[DraftCommit, int]]) -> None:
         self.mailbox = mailbox
         parts = [(posted.place, posted.generation, position) for posted, position in whose]
-        self._places, self._generations, self.positions = np.array(parts, np.int64).reshape(-1, 3).T.copy()
+        places, generations, self.positions = np.array(parts, np.int64).reshape(-1, 3).T.copy()
         self._words = mailbox.words.reshape(-1)  # the same memory
+        self._rows = [mailbox.words[place, : mailbox.place.kept] for place in places]
+        self._firsts = places * mailbox.place.words
+        self._tags = tags(generations, np.zeros_like(generations))
         self._aim()
 
     def _aim(self) -> None:
         """What `look` needs, which is all that it does while nothing comes."""
-        place = self.mailbox.place
-        self._at = self._places * place.words + self.positions % place.kept
-        self._expected = tags(self._generations, self.positions)
+        self._at = self._firsts + self.positions % self.mailbox.place.kept
+        self._expected = (self._tags + self.positions.view(np.uint64)) & _HALF
 
     def look(self) -> tuple[list[int], list[int]]:
         """The entries whose next row is there, and those whose row has given way to one of a later lap."""
@@ -64,16 +65,24 @@ class Awaited:
 
     def rounds(self, entries: list[int]) -> list[tuple[int, ...]]:
         """Of each of these entries the tokens of all whole rounds that are there; it awaits the next then."""
-        kept, some = self.mailbox.place.kept, np.array(entries, np.int64)
-        positions = self.positions[some, None] + np.arange(kept)
-        words = self.mailbox.words[self._places[some, None], positions % kept]
-        there = (words >> _TAG) == tags(self._generations[some, None], positions)
-        ends = np.logical_and.accumulate(there, axis=1) & ((words & _NEWEST) != 0)
-        counts = np.where(ends.any(axis=1), kept - ends[:, ::-1].argmax(axis=1), 0)
-        self.positions[some] += counts
+        found = [self._rounds(i) for i in entries]
+        self.positions[entries] += np.array(list(map(len, found)), np.int64)
         self._aim()
-        tokens = (words & _TOKEN).tolist()
-        return [tuple(row[:count]) for row, count in zip(tokens, counts.tolist(), strict=True)]
+        return found
+
+    def _rounds(self, entry: int) -> tuple[int, ...]:
+        words, kept = self._rows[entry].tolist(), self.mailbox.place.kept
+        position, tag = int(self.positions[entry]), int(self._expected[entry])
+        tokens: list[int] = []
+        whole = 0
+        for at in range(kept):
+            word = words[(position + at) % kept]
+            if word >> 32 != (tag + at) & HALF:
+                break
+            tokens.append(word & (NEWEST - 1))
+            if word & NEWEST:
+                whole = at + 1
+        return tuple(tokens[:whole])
 
 
 class PostedCommits:
@@ -97,19 +106,22 @@ class PostedCommits:
         """Is it likely to come soon?"""
         return self.any and time.monotonic() - self._came < BUSY_S
 
-    def pass_on(self, *, patient: bool) -> None:
-        """The sequences get the commits that have come. `patient`: while it is busy, waits for them.
+    def pass_on(self, *, patient: bool) -> bool:
+        """The sequences get the commits that have come, if any. `patient`: while it is busy, waits for them.
 
         What a step has told of some sequences it tells of the others in the same moment, so it looks again
-        until nothing more has come: they are drafted for together.
+        until nothing more has come, or all have: they are drafted for together.
         """
         wait_s = SPIN_S if patient and self.busy else 0.0
         deadline = time.monotonic() + wait_s
-        while not self._look() and time.monotonic() < deadline:
+        while not (came := self._look()) and time.monotonic() < deadline:
             pass
+        some, more = came > 0, came
         deadline = time.monotonic() + wait_s
-        while self._look() and time.monotonic() < deadline:
-            pass
+        while more and came < self._count and time.monotonic() < deadline:
+            more = self._look()
+            came += more
+        return some
 
     def answer(self, key: Key, followed: DraftedSequence, proposal: Proposal) -> bool:
         """Leaves a proposal in the sequence's mailbox. False: it has none."""
@@ -124,27 +136,32 @@ class PostedCommits:
         others = (self._mailbox(peer) is not there.mailbox for peer, there in self._awaited.items())
         return self._changes != self._sequences.changes or any(others)
 
-    def _look(self) -> bool:
-        """Has anything come?"""
+    @property
+    def _count(self) -> int:
+        """Sequences that are looked for."""
+        return sum(map(len, self._keys.values()))
+
+    def _look(self) -> int:
+        """How many sequences' rounds have come."""
         if self._is_stale:
             self._gather()
-        came = [self._look_for(peer, awaited) for peer, awaited in self._awaited.items()]
-        if any(came):
+        came = sum(self._look_for(peer, awaited) for peer, awaited in self._awaited.items())
+        if came:
             self._came = time.monotonic()
-        return any(came)
+        return came
 
-    def _look_for(self, peer: int, awaited: Awaited) -> bool:
+    def _look_for(self, peer: int, awaited: Awaited) -> int:
         here, lost = awaited.look()
-        keys, came = self._keys[peer], False
+        keys, came = self._keys[peer], 0
         for i in lost:
             self._sequences.close(keys[i], "its rounds were not in its mailbox any more")
         if not here:
-            return False
+            return 0
         firsts = awaited.positions[here].tolist()
         for i, first, tokens in zip(here, firsts, awaited.rounds(here), strict=True):
             if tokens:
                 self._pass_on(keys[i], first, tokens)
-                came = True
+                came += 1
         return came
 
     def _pass_on(self, key: Key, first: int, tokens: tuple[int, ...]) -> None:
