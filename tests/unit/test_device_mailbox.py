@@ -250,6 +250,7 @@ def test_rounds_that_are_lost_open_their_sequence_anew(
     assert sent[GRPC] > 1 and sent[MAILBOX] > 1 and sum(patient.found) > 3
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_drafter_that_dies_leaves_no_address(
     config: EngineConfig, gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
