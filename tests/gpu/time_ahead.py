@@ -4,10 +4,10 @@
 
 One GPU, a head of the shape with dummy weights, sequences of 512 rows. Per batch: `proposal`, which answers
 commits of three rows whose features lie in this GPU's memory (graph A), and `ahead` (graph B), which drafts
-for so many outcomes of each. Of both `graph_ms` is what the device takes, `whole_ms` what passes until the
-host has the result, `host_ms` what the host does of it before it could do other work. `start` is the time to
-load, compile and capture: kernels are compiled ahead for the number of outcomes that workers have, for others
-one by one. Every line is on disk as soon as it is known. To try the script out without a GPU:
+for a number of outcomes of each. Of both `graph_ms` is what the device takes, `whole_ms` what passes until
+the host has the result, `host_ms` what the host does of it before it could do other work. `start` is the time
+to load, compile and capture: kernels are compiled ahead for the number of outcomes that workers have, for
+others one by one. Every line is on disk as soon as it is known. To try the script out without a GPU:
 `TRITON_INTERPRET=1 python -m tests.gpu.time_ahead --device cpu --shape tiny --times 1 --out FILE`.
 """
 

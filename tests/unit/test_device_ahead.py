@@ -36,7 +36,7 @@ from tests.unit.test_device_engine import PATIENCE_S, SIZES, answers, config, on
 from tests.unit.test_device_remote import apart, served
 from tests.unit.test_foresight import Story, Worker
 
-pytestmark = pytest.mark.usefixtures("one_thread", "outcomes")
+pytestmark = [pytest.mark.usefixtures("one_thread", "outcomes"), pytest.mark.timeout(300)]
 __all__ = ["config"]  # a fixture
 
 CHAIN = SpeculationConfig(steps=3, topk=1, draft_tokens=4)
@@ -109,9 +109,9 @@ def test_proposals_and_draft_kv_are_the_plain_twins(engines: list[Drafting], par
     for seq, base in ((1, 0), (2, 37)):
         story.begin(seq, base)
     missed = 0
-    for number in range(12):
+    for number in range(9):
         seq, before = 1 + number % 2, ours.hits
-        if number % 6 != 5:  # else the next commits come before anything is drafted
+        if number % 4 != 3:  # else the next commits come before anything is drafted
             ours.idle(STEPS + 1)
             theirs.idle(2)
         story.round(seq)
@@ -121,7 +121,7 @@ def test_proposals_and_draft_kv_are_the_plain_twins(engines: list[Drafting], par
             assert never.proposals == ours.proposals
     theirs.idle(2)
     ours.idle(STEPS + 1)
-    assert ours.hits > 3 and missed > 3 and never.hits == 0
+    assert ours.hits > 2 and missed > 2 and never.hits == 0
     for seq in (1, 2):
         kv, expected = theirs.certain(seq), never.certain(seq)
         assert kv.shape == expected.shape and torch.allclose(kv, expected, atol=1e-5)
@@ -133,6 +133,7 @@ def test_tokens_are_those_of_plain_decoding(config: EngineConfig, monkeypatch: p
     monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)  # as in `test_device_remote`
     always = SimpleNamespace(ahead=True, round=lambda *_: None)
     monkeypatch.setattr(foresight, "Turns", lambda: always)
+    monkeypatch.setattr(draft_build, "OUTCOMES", 8)
     asked = {
         "greedy": SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True),
         "seeded": SamplingParams(temperature=0.8, seed=5, max_tokens=16, ignore_eos=True),
@@ -145,7 +146,8 @@ def test_tokens_are_those_of_plain_decoding(config: EngineConfig, monkeypatch: p
     found = served(cluster, wanted)
     assert tokens(found) == tokens(expected)
     counts = drafter._foresight.counts
-    assert counts.hits > 2 and counts.drafted > 0 and drafter._parts.pool.used == 0
+    assert counts.hits > 2, counts
+    assert counts.drafted > 0 and drafter._parts.pool.used == 0
 
 
 @pytest.fixture

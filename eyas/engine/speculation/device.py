@@ -309,7 +309,7 @@ class DeviceProposer:
 
 
 def round_rows(like: torch.Tensor, count: int) -> round_kernels.RoundRows:
-    """Memory for what a forward reads of so many rows."""
+    """Memory for what a forward reads of `count` rows."""
     return round_kernels.RoundRows(*(like.new_empty(count) for _ in range(4)))
 
 

@@ -11,15 +11,12 @@ from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
-import torch
-
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.speculation.ahead import Foreseen, Verified, accepted_of, fan_out, rows_ahead
+from eyas.engine.speculation.draft_commits import NO_FEATURES
 from eyas.engine.speculation.draft_runner import AnyChain, chain_of
 from eyas.engine.speculation.outcome_runs import OutcomeRuns, Ran, Running
 from eyas.engine.speculation.seats import Seat, Seating
-
-NOTHING = torch.empty(0, 0)
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,7 @@ class DeviceForeseer:
         running = []
         for one, asks, slot in zip(rounds, asked, slots, strict=True):
             if one.verified.again:  # its feature is kept, and need not come once more
-                asks = replace(asks, extension=replace(asks.extension, features=NOTHING, ringed=()))
+                asks = replace(asks, extension=replace(asks.extension, features=NO_FEATURES, ringed=()))
             running.append(Running(asks, one.chain.tokens, slot, one.chain.outcome, one.ends))
         self.runs.launch(running, writes)
         self._flying = rounds

@@ -1,6 +1,6 @@
 """What a draft worker's device keeps of each slot's drafts: the features that their rows have joined.
 
-Whoever drafts ahead of a verdict runs those rows once more, among others. It knows where a feature lies, and
+A run ahead of a verdict has those rows once more, among others. It knows where a feature lies, and
 neither who has a slot nor how features are made.
 """
 

@@ -41,7 +41,7 @@ class SizedPrograms:
         self.graphs: dict[int, _Captured] = {}
 
     def size(self, count: int) -> int:
-        """The least that holds so many sequences."""
+        """The least that holds `count` sequences."""
         place = bisect_left(self._sizes, count)
         return self._sizes[place] if place < len(self._sizes) else count
 
