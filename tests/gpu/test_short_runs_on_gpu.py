@@ -100,7 +100,8 @@ class Rounds:
             far, features = self._far(features, place, base), features[:0]
         pages = range(place * PAGES, (place + 1) * PAGES)
         params = SamplingParams(temperature=place % 2, seed=place)
-        return Asked(place, Extension(pages, base, tokens, features, ringed=far), params, 0)
+        owner = 0, place, 1  # as of a draft engine; the warm-up has others
+        return Asked(owner, Extension(pages, base, tokens, features, ringed=far), params, 0)
 
     def _far(self, features: torch.Tensor, place: int, base: int) -> list[RingRow]:
         shape = self._runner.pool.shape

@@ -4,7 +4,9 @@ sequence and position, or it is said to be lost.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
+from unittest import mock
 
 import pytest
 import torch
@@ -116,6 +118,11 @@ STEPS = st.lists(
 @settings(max_examples=10)
 def test_what_is_taken_was_put_or_is_lost(steps: list, dtype: torch.dtype, draws: object) -> None:
     """Laps of four rows, sequences that give way to others in their place, any positions asked for."""
+    with mock.patch.object(row_ring, "LOOKS", 2):  # nothing comes later here
+        _taken_or_lost(steps, dtype, draws)
+
+
+def _taken_or_lost(steps: list, dtype: torch.dtype, draws: object) -> None:
     rig, generations = Rig(dtype), [1, 2, 3]
     for step in steps:
         for place, _ in step:
@@ -186,6 +193,19 @@ def test_a_row_of_which_any_word_is_missing_is_lost(word: int) -> None:
     assert torch.equal(features[0] == 0.0, torch.arange(WIDTH) == word), (
         "the other words are as they were put"
     )
+
+
+def test_a_row_that_is_on_its_way_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mailbox tells of rows before they have arrived."""
+    monkeypatch.setattr(row_ring, "LOOKS", 1 << 20)
+    rig, late = Rig(), Rig()
+    rig.put([(0, 1, 3)])
+    late.memory[:] = rig.memory
+    rig.memory.zero_()
+    arrives = threading.Timer(0.05, lambda: rig.memory.copy_(late.memory))
+    arrives.start()
+    rig.check([(0, (1, 2))])
+    arrives.join()
 
 
 def test_rows_that_are_in_no_ring_stay_as_they_are() -> None:
