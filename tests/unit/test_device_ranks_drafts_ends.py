@@ -77,8 +77,8 @@ def test_a_dense_head_and_grammars(tmp_path: Path) -> None:
 
 
 def test_preempted_sequences_come_back_with_their_drafts(tmp_path: Path) -> None:
-    config = replace(knowing(tmp_path), num_pages=5)
-    long = [asked(f"r{i}", 24, 10) for i in range(4)]
+    config = replace(knowing(tmp_path), num_pages=7)
+    long = [asked(f"r{i}", 20, 18) for i in range(6)]
     engine, wanted = device_ranks(config), one_rank(config, long)
     assert tokens(engine.run(long)) == tokens(wanted)
     assert engine.cluster.workers["w"].load.preemptions > 0
