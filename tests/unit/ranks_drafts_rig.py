@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
@@ -22,28 +23,34 @@ from tests.unit.tiny_mtp import nextn_prefix
 VOCAB = V3["vocab_size"]
 CHAIN = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
 TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=4)
-LOUD = 8.0  # how much more than the layers a token's own row says of the token after it
-QUIET = 0.3  # what a feature adds to it in the head
+LOUD = 1.0  # of a token's own row, beside which the layer's experts decide
+QUIET = 0.1  # of what a feature adds to it in the head
+LAST = "model.layers.1"
+SILENT = ("model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.down_proj.weight")
 
 
 def knowing(folder: Path, spec: SpeculationConfig = CHAIN) -> EngineConfig:
-    """Target and head read the last token above all, and nearly alike. Experts still decide many a token."""
+    """Only the target's last layer says anything, and the NextN layer is a copy of it: its drafts are often
+    right, and only if its experts are.
+    """
     write_tiny_nextn_deepseek(folder, V3)
     hidden, prefix = V3["hidden_size"], nextn_prefix(folder)
-    generator = torch.Generator().manual_seed(7)
-    rows = LOUD * torch.randn(VOCAB, hidden, generator=generator)
+    stored, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(7)
+    rows = torch.randn(VOCAB, hidden, generator=generator)
+    rows *= LOUD / rows.square().mean(1, keepdim=True).sqrt()
     feature = QUIET * torch.randn(hidden, hidden, generator=generator) / hidden**0.5
-    ones = torch.ones(hidden)
-    edit(
-        folder,
-        {
-            "model.embed_tokens.weight": rows,
-            f"{prefix}.embed_tokens.weight": rows.clone(),
-            f"{prefix}.eh_proj.weight": torch.cat((LOUD * torch.eye(hidden), feature), 1),
-            "model.norm.weight": ones,
-            **{f"{prefix}.{name}.weight": ones.clone() for name in ("enorm", "hnorm", "shared_head.norm")},
-        },
-    )
+    changed = {name: torch.zeros_like(stored[name]) for name in SILENT}
+    changed |= {
+        name.replace(LAST, prefix): tensor.clone() for name, tensor in stored.items() if name.startswith(LAST)
+    }
+    changed |= {
+        "model.embed_tokens.weight": rows,
+        f"{prefix}.embed_tokens.weight": rows.clone(),
+        f"{prefix}.eh_proj.weight": torch.cat((LOUD * torch.eye(hidden), feature), 1),
+        "model.norm.weight": torch.ones(hidden),
+    }
+    norms = ("enorm", "hnorm", "shared_head.norm")
+    edit(folder, changed | {f"{prefix}.{name}.weight": torch.ones(hidden) for name in norms})
     config = replace(PLAIN, model=str(folder), draft=str(folder), pool_dir=str(folder))
     return replace(config, speculation=spec)
 

@@ -52,13 +52,13 @@ def test_drafts_that_are_looked_up(tmp_path: Path) -> None:
     """In prompts, outputs and predictions; no head, so nothing is exchanged, and forks join all the same."""
     ngram = SpeculationConfig(steps=2, draft_tokens=3, ngram=True)
     config = replace(knowing(tmp_path, ngram), draft=None)
-    again = [asked("again", 34, 8), asked("forks", 30, 6, 3, temperature=1.0, seed=3)]
-    told = asked("told", 4, 6)
-    (answer,) = one_rank(config, [told])
-    told = structs.replace(told, predicted=tuple(answer.tokens[0]))
-    engine, wanted = device_ranks(config), one_rank(config, [*again, told])
-    ours = engine.run([*again, told])
-    assert walks(ours) == walks(wanted) and accepted(ours) >= 4
+    bare = [asked("first", 34, 8), asked("second", 4, 8)]
+    pairs = zip(bare, one_rank(config, bare), strict=True)
+    told = [structs.replace(request, predicted=tuple(answer.tokens[0])) for request, answer in pairs]
+    requests = [*told, asked("forks", 34, 4, 3, temperature=1.0, seed=3)]
+    engine, wanted = device_ranks(config), one_rank(config, requests)
+    ours = engine.run(requests)
+    assert walks(ours) == walks(wanted) and accepted(ours) >= 6
     engine.cluster.close()
 
 
@@ -78,7 +78,7 @@ def test_a_dense_head_and_grammars(tmp_path: Path) -> None:
 
 def test_preempted_sequences_come_back_with_their_drafts(tmp_path: Path) -> None:
     config = replace(knowing(tmp_path), num_pages=7)
-    long = [asked(f"r{i}", 20, 26) for i in range(6)]
+    long = [asked(f"r{i}", 20, 18) for i in range(6)]
     engine, wanted = device_ranks(config), one_rank(config, long)
     assert tokens(engine.run(long)) == tokens(wanted)
     assert engine.cluster.workers["w"].load.preemptions > 0

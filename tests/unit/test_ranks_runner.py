@@ -268,6 +268,19 @@ def test_a_sequence_joins_on_all_ranks_at_once() -> None:
     assert len(told.joined) == 1, "it joins once"
 
 
+def test_without_a_head_a_sequence_joins_where_drafts_are_looked_up() -> None:
+    """Its text is there, and the drafts below it are not; there are no features."""
+    runner, told = made(width=WIDTH)
+    told.state.drafter = None
+    told.state.lookup = SimpleNamespace(occupy=lambda writes, seq: None, reads=lambda seq: True)
+    works = [work(1, slot, [slot] * 4, 12, 0) for slot in (0, 2)]
+    works[1].seq.output.append(7)
+    runner.launch([*works, work(0, 0, [3] * 4, 12, 0)])
+    ((mine, theirs),) = told.joined
+    assert mine[0].words.T.tolist() == [[SLOTS, 0, 0, -1]] and theirs[0].words[0].tolist() == [2]
+    assert mine[0].features.shape == theirs[0].features.shape == (1, 0)
+
+
 def test_features_of_shared_prompts_are_as_many_on_every_rank() -> None:
     runner, told = made(width=WIDTH)
     first, second, other = (work(rank, slot, [slot] * 4, 9, 4) for rank, slot in ((0, 0), (0, 1), (1, 0)))

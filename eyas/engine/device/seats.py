@@ -56,15 +56,16 @@ class Seats:
 
     def joined(self, joining: SequenceOf[Work], width: int) -> Joined:
         """`width`: rows of the rounds in the step that follows."""
-        size, words, features = self.layout.page_size, [], [np.zeros((0, 0), np.float32)]
+        size, words, features = self.layout.page_size, [], np.zeros((len(joining), 0), np.float32)
         for work in joining:
             row = work.start - 1
             (page,) = self._own(work.seq.pages[row // size : row // size + 1])
             words.append((work.seq.slot, work.tokens[0], row, page * size + row % size))
         if joining and self._drafts:
-            features = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
+            rows = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
+            features = np.concatenate(rows)
         told = np.array(words, np.int32).reshape(-1, 4).T.copy()
-        return Joined(told, np.concatenate(features), width)
+        return Joined(told, features, width)
 
     def place(self, works: SequenceOf[Work], width: int) -> tuple[Placed, StepShape]:
         """In the order of their rows, and the least shape that holds them. Attention begins with those that
