@@ -26,7 +26,7 @@ BY_MEMORY = (AUTO, "shm", "cuda_ipc")
 """What `transfer` may be where drafts may go by memory that two processes share."""
 
 BY_GPU = "cuda_ipc"
-"""What it is where features may go from GPU to GPU: by name alone, until that was seen on GPUs."""
+"""What it is where features may go from GPU to GPU: by name alone, until answers were compared on GPUs."""
 
 
 def offered_lines(loaded: EngineSpec) -> OfferedLines:
