@@ -75,7 +75,8 @@ class Truth:
 
 @pytest.fixture(autouse=True)
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
-    """Every engine has one."""
+    """Every engine has one, and no mailbox: this is about features, which go the same way with it."""
+    monkeypatch.setattr(remote, "mails", lambda seq, spec: False)
     drivers: list[FakeDriver] = []
 
     def gpu_of(loaded: EngineSpec) -> Gpu:
