@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -29,6 +30,8 @@ from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kernels import mailbox
 from eyas.engine.kernels.mailbox import Reach
 from eyas.engine.kernels.rounds import Batch
+from eyas.engine.loading import draft_build
+from eyas.engine.speculation import foresight, remote
 from eyas.engine.speculation.draft_engine import DraftEngine
 from eyas.engine.speculation.draft_sequences import DraftedSequence, Key
 from eyas.engine.speculation.lines import CUDA_IPC, GRPC, MAILBOX, SHM
@@ -292,3 +295,22 @@ def test_what_a_grammar_holds_goes_by_the_host_beside_it(
     found, sent, _ = served(by_gpu(replace(config, speculation=CHAIN)), two)
     assert tokens(found) == tokens(expected)
     assert sent[MAILBOX] > 0 and sent[CUDA_IPC] > 0
+
+
+def test_rounds_that_were_foreseen_are_answered_at_once(
+    config: EngineConfig, gpus: list[FakeDriver], patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their features stay in a ring until the run that drafts ahead of the next round has them."""
+    always = SimpleNamespace(ahead=True, round=lambda *_: None)
+    monkeypatch.setattr(foresight, "Turns", lambda: always)
+    monkeypatch.setattr(draft_build, "OUTCOMES", 8)
+    monkeypatch.setattr(remote, "BACKOFF_S", 0.0)
+    expected, _ = answers(replace(config, draft=None), asked(16))
+    found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(16))
+    drafter = cluster.workers["draft"].engine
+    assert tokens(found) == tokens(expected) and not cluster.reasons
+    counts = drafter._foresight.counts
+    assert counts.hits > 1 and sent[MAILBOX] > 3 and sent[GRPC] == 1, (counts, sent)
+    assert sum(patient.found) >= len(patient.found) - 1
+    assert drafter._parts.pool.used == 0
+    assert [(driver.mappings, driver.registered) for driver in gpus] == [(0, {}), (0, {})]

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from engine_rig import handle
 from fake_gpu import FakeDriver
 from test_draft_engine import SPEC, WIDTH, _sequences
 from test_draft_line import line as plain_line
@@ -22,6 +23,7 @@ from test_ring_places import PLACES, RingPair
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
+from eyas.common.types import KvKind
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import RingPlace, Sequence, Work
 from eyas.engine.batch.tree import Drafts
@@ -167,6 +169,21 @@ def test_what_the_device_has_posted_the_host_does_not(pair: RingPair) -> None:
     assert pair.drafter.sent == {GRPC: 1, MAILBOX: 2} and pair.drafter.late_rounds == 1
 
 
+def test_drafts_in_a_mailbox_say_that_the_prompts_draft_kv_was_pulled(pair: RingPair) -> None:
+    """So nobody is told to let go of it when the sequence is dropped: that was done long ago."""
+    for late, left in ((True, 1), (False, 0)):
+        (seq,) = _sequences(pair.drafter, 1, id=str(late))
+        pair.drafter.close(seq)
+        pair.drafter.open(seq, 4, handle(9, group=KvKind.DRAFT))
+        pair.commit(seq, 4)
+        assert seq.ring is not None and seq.mailed
+        ringed = seq.ring.generation
+        pair.drafter.post([Commit(seq, 5, [9], torch.zeros(1, WIDTH), SPEC, ringed, late=late)])
+        closed = DraftDown(closed=(DraftClosed(seq.uid, ringed, ""),), worker=WORKER)
+        assert len(pair.drafter.deliver(closed)) == left
+        pair.drafter._down_until.clear()
+
+
 def test_a_round_that_was_launched_before_goes_by_the_line_with_its_features(pair: RingPair) -> None:
     seq, _ = begun(pair)
     (commit,) = pair.landed(seq, 5, 0)
@@ -216,10 +233,11 @@ def test_a_full_line_drops_a_sequence_that_it_cannot_tell_of(pair: RingPair) -> 
 # --- how long the device waits ----------------------------------------------------------------------
 
 
-def landed(*, offered: int, mailed: bool = True) -> Landed:
+def landed(*, offered: int, accepted: int = 0, mailed: bool = True) -> Landed:
     ring = RingPlace(0, 64, 1, 128 if mailed else 0)
     seq = SimpleNamespace(mailed=ring.mailbox != 0, occupancy=0)
-    return Landed(Work(seq, 5, [1], None, sample=True, round=True), (1,), drafts=Drafts(0, offered, offered))  # type: ignore[arg-type]
+    work = Work(seq, 5, [1], None, sample=True, round=True)  # type: ignore[arg-type]
+    return Landed(work, (1,), drafts=Drafts(accepted, offered, offered))
 
 
 def test_steps_that_waited_in_vain_do_not_lengthen_the_wait() -> None:
@@ -227,8 +245,32 @@ def test_steps_that_waited_in_vain_do_not_lengthen_the_wait() -> None:
     patience.stepped([landed(offered=0)], 0.010)
     assert patience.draft_wait_s == pytest.approx(0.010), "the first is better than nothing"
     for _ in range(50):
-        patience.stepped([landed(offered=0), landed(offered=3)], 0.040)
+        patience.stepped([landed(offered=0), landed(offered=3, accepted=1)], 0.040)
     assert patience.draft_wait_s == pytest.approx(0.010)
     for _ in range(100):
         patience.stepped([landed(offered=0, mailed=False)], 0.004)
     assert patience.draft_wait_s < 0.005
+
+
+def test_a_wait_that_was_too_short_for_any_proposal_grows_again() -> None:
+    """Else a text that is hard to draft for would end all drafting by mailboxes."""
+    patience = Patience()
+    for _ in range(100):
+        patience.stepped([landed(offered=3)], 0.010)
+    assert patience.draft_wait_s < 0.0001
+    for _ in range(300):
+        patience.stepped([landed(offered=0)], 0.010)
+    assert 0.005 < patience.draft_wait_s < 0.010
+    for _ in range(100):
+        patience.stepped([landed(offered=3, accepted=3)], 0.010)
+    for _ in range(300):
+        patience.stepped([landed(offered=0)], 0.010)
+    assert patience.draft_wait_s == pytest.approx(0.020), "a good drafter is waited for as before"
+
+
+def test_proposals_that_came_are_learnt_from_beside_others_that_did_not() -> None:
+    patience = Patience()
+    patience.stepped([landed(offered=3)], 0.010)
+    for _ in range(100):
+        patience.stepped([landed(offered=0), landed(offered=3)], 0.010)
+    assert patience.draft_wait_s < 0.0001

@@ -76,7 +76,7 @@ def test_a_step_is_compared_with_what_the_table_says_of_its_works(works: list[An
 
 def test_a_step_lasts_from_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is launched while that one runs. After a pause it lasts from its launch."""
-    now, told = 0.0, []
+    now, told, drafted_for = 0.0, [], []
     monkeypatch.setattr("eyas.engine.loop.step_loop.time.monotonic", lambda: now)
 
     class Runner:
@@ -96,7 +96,9 @@ def test_a_step_lasts_from_the_one_before_it(monkeypatch: pytest.MonkeyPatch) ->
     composed = [SimpleNamespace(seq=seq, round=True, tokens=(1,), sample=True, followed=True)]
     pool = SimpleNamespace(launched=lambda: None, landed=lambda: None, copying=False)
     scheduler = SimpleNamespace(schedule=lambda: composed, preempted=[], pool=pool)
-    drafting = SimpleNamespace(stepped=lambda landed, seconds: None, awaits=lambda: False, wait_s=0.0)
+    drafting = SimpleNamespace(
+        stepped=lambda landed, seconds: drafted_for.append(seconds), awaits=lambda: False, wait_s=0.0
+    )
     committer = SimpleNamespace(drafting=drafting, commit=lambda landed: None)
     paces = SimpleNamespace(landed=lambda works, seconds: told.append(seconds))
     loop = StepLoop(scheduler, Runner(), committer, paces=paces)  # type: ignore[arg-type]
@@ -110,7 +112,7 @@ def test_a_step_lasts_from_the_one_before_it(monkeypatch: pytest.MonkeyPatch) ->
     composed[0].seq, composed[0].sample, composed[0].followed = seq, True, True
     for _ in range(2):
         loop.step()
-    assert told == [pytest.approx(0.004)] * 5
+    assert told == drafted_for == [pytest.approx(0.004)] * 5
 
 
 # --- the gateway's side ------------------------------------------------------------------------------------

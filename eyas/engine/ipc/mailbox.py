@@ -29,7 +29,7 @@ PAGE = 4096
 """Bytes: the memory begins and ends at a page, since drivers lock whole ones."""
 LATE_ROUNDS = 8
 """After so many late rounds in a row a sequence's drafts are not waited for, until some come in time. A
-device waits again after 16, 32, 64 of them: where it does not wait, hardly any can be in time.
+device waits once more after 8, 16, 32 of them: where it does not wait, hardly any can be in time.
 """
 HALF = 0xFFFFFFFF
 NEWEST = 1 << 31

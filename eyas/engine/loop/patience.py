@@ -11,14 +11,19 @@ from collections.abc import Sequence
 from eyas.engine.batch.landed import Landed
 
 SMOOTHING = 0.1
+GAIN = 1.0  # accepted drafts per proposal, before one has been seen
 MOST_STEPS = 2.0  # however good the drafter was: a dead one must not cost more than this, 8 times
+RECOVERY = 0.01
+"""How far a low gain goes back to `GAIN` per step whose mailboxes held nothing. Where a wait is too short for
+any proposal to come in time, no step would show that proposals have become worth more.
+"""
 
 
 class Patience:
     """Running averages of what a step takes and of what a proposal saves."""
 
     def __init__(self) -> None:
-        self._gain = 1.0  # accepted drafts per proposal
+        self._gain = GAIN
         self._step_s = 0.0
 
     @property
@@ -30,13 +35,16 @@ class Patience:
         """Learn from a step without prompt chunks.
 
         One that waited in vain on the device says nothing of a step's time, or waiting would breed waiting.
+        Those of its proposals that did come say what they were worth.
         """
         if any(one.work.tree is None and len(one.work.tokens) > 1 for one in landed):
             return
-        if self._step_s and any(one.work.seq.mailed and not one.drafts.offered for one in landed):
-            return
-        self._step_s += (seconds - self._step_s) * (SMOOTHING if self._step_s else 1.0)
+        in_vain = any(one.work.seq.mailed and not one.drafts.offered for one in landed)
+        if not (self._step_s and in_vain):
+            self._step_s += (seconds - self._step_s) * (SMOOTHING if self._step_s else 1.0)
         verified = [one for one in landed if one.drafts.offered]
         if verified:
             accepted = sum(one.drafts.accepted for one in verified) / len(verified)
             self._gain += (accepted - self._gain) * SMOOTHING
+        elif in_vain:
+            self._gain += max(GAIN - self._gain, 0.0) * RECOVERY

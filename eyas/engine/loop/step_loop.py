@@ -117,11 +117,11 @@ class StepLoop:
         """What the flight gave counts, and how long it took is told to what learns from it."""
         self.scheduler.pool.landed()
         now = time.monotonic()
-        seconds = now - flight.launched
+        seconds = now - max(flight.launched, self._landed_at or 0.0)
         self.share.ran(flight.launched, now, prompts=not all(work.round for work in flight.works))
-        self.counts.landed(len(flight.works), seconds)
+        self.counts.landed(len(flight.works), now - flight.launched)
         if self.paces is not None:
-            self.paces.landed(flight.works, now - max(flight.launched, self._landed_at or 0.0))
+            self.paces.landed(flight.works, seconds)
         self.committer.drafting.stepped(landed, seconds)
         if self.pacing is not None:
             since = None if self._landed_at is None else now - self._landed_at

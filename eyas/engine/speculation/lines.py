@@ -67,8 +67,7 @@ class OfferedLines:
         there is one.
         """
         line = self._lines.get(worker)
-        number = -1 if line is None or line.rows is None else line.rows.take_place()
-        if line is None or line.rows is None or number < 0:
+        if line is None or line.rows is None or (number := line.rows.take_place()) < 0:
             return None
         box = line.mailbox if mailed else None
         address = line.rows.address(number)

@@ -139,6 +139,8 @@ class RemoteDrafter(Drafter):
             if followed.mailed and commit.ringed == followed.generation:
                 self._sent[MAILBOX] += 1
                 self._late_rounds += commit.late
+                if not commit.late:
+                    followed.handle = None
                 continue
             if followed.asked > followed.answered and not followed.mailed:
                 followed.late += 1
