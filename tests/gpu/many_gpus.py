@@ -20,12 +20,15 @@ figures. `--list` prints the commands, and how long each may take.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from eyas.bench.files import append_line
 from eyas.bench.shapes import SHAPES, write_head, write_model
@@ -65,16 +68,22 @@ class Command:
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Its exit code; None if it took too long: then it is asked to end what it began, and killed."""
-    try:
+    """Its exit code; None if it took too long: then it is asked to end, and what is left of it and of all
+    that it began is killed, or the next command would find GPUs in use.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-    try:
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.kill()
+    for left in family:
+        with contextlib.suppress(psutil.Error):
+            left.kill()
+    process.wait()
     return None
 
 
