@@ -10,8 +10,8 @@ figures. `--list` prints the commands, and how long each may take.
   NextN at a synthetic 2.3 tokens per round; attention ranks beside it.
 * `dense`: Llama-3.1-70B's shape, bf16, on four GPUs and on eight; EAGLE-3 chains of 3, 3.0 tokens per round.
 * `split`: half of the workers prefill, half decode; `auto` and all unified, at rates near the simulated knee,
-  for an 8B model on one GPU each and a 70B model on two each. `tests.gpu.pair_report` compares with the
-  simulator.
+  for an 8B model on one GPU each and a 70B model on two each. `tests.gpu.pair_report` compares the runs of
+  each model with the simulator (70B: `--rates tests/gpu/llama-3.1-70b-tp2-h200.json`).
 * `chaos`: five minutes on a worker per GPU.
 
 `--small` tries them on two GPUs: 3 + 2 layers of DeepSeek-V3, an 8B model in place of 70B, little load.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from tests.gpu.pair_layouts import Question, best_split, row
 from tests.gpu.pair_load import send
 from tests.gpu.pair_report import at_rates, knees
 from tests.gpu.pair_rig import Variant
-from tests.gpu.pair_runs import Run, bears
+from tests.gpu.pair_runs import Run, bears, read_runs
 from tests.gpu.pair_workloads import WORKLOADS, Cluster, add_load, gamma, jobs, simulated, workloads
 
 # --- loads ---------------------------------------------------------------------------------------------
@@ -149,6 +151,18 @@ def test_a_bound_that_is_not_given_stays() -> None:
     add_load(parser)
     (workload,) = workloads(parser.parse_args(["--workloads", "8192/256", "--slo", "ttft=2s"]))
     assert workload.targets == Targets(2.0, 0.008)
+
+
+def test_runs_of_other_clusters_are_not_compared(tmp_path: Path) -> None:
+    """Of a case that both had, one would stand for the other."""
+    one = {"event": "run", **run("split", 3.0, 1.0).fields}
+    (tmp_path / "one").write_text(json.dumps(one))
+    (tmp_path / "same").write_text(json.dumps(one | {"layout": "unified"}))
+    assert len(read_runs([tmp_path / "one", tmp_path / "same"])) == 2
+    for other in ({"workers": 8}, {"targets": (2.0, 0.028)}):
+        (tmp_path / "other").write_text(json.dumps(one | other))
+        with pytest.raises(ValueError, match="several numbers of workers"):
+            read_runs([tmp_path / "one", tmp_path / "other"])
 
 
 def test_the_simulator_plays_the_requests_of_the_run() -> None:
