@@ -10,8 +10,8 @@ figures. `--list` prints the commands, and how long each may take.
   NextN at a synthetic 2.3 tokens per round; attention ranks beside it.
 * `dense`: Llama-3.1-70B's shape, bf16, on four GPUs and on eight; EAGLE-3 chains of 3, 3.0 tokens per round.
 * `split`: half of the workers prefill, half decode; `auto` and all unified, at rates near the simulated knee,
-  for an 8B model on one GPU each and a 70B model on two each. `tests.gpu.pair_report` compares with the
-  simulator.
+  for an 8B model on one GPU each and a 70B model on two each. `tests.gpu.pair_report` compares the runs of
+  each model with the simulator (70B: `--rates tests/gpu/llama-3.1-70b-tp2-h200.json`).
 * `chaos`: five minutes on a worker per GPU.
 
 `--small` tries them on two GPUs: 3 + 2 layers of DeepSeek-V3, an 8B model in place of 70B, little load.
@@ -20,12 +20,15 @@ figures. `--list` prints the commands, and how long each may take.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from eyas.bench.files import append_line
 from eyas.bench.shapes import SHAPES, write_head, write_model
@@ -65,16 +68,22 @@ class Command:
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Its exit code; None if it took too long: then it is asked to end what it began, and killed."""
-    try:
+    """Its exit code; None if it took too long: then it is asked to end, and what is left of it and of all
+    that it began is killed, or the next command would find GPUs in use.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-    try:
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.kill()
+    for left in family:
+        with contextlib.suppress(psutil.Error):
+            left.kill()
+    process.wait()
     return None
 
 

@@ -35,7 +35,7 @@ from gateway.placement import Targets
 
 LAYOUTS = {  # split21: prompts by two GPUs, tokens by one of them
     "unified": ("--layout", "unified", "--workers", "{workers}"),
-    "split": ("--layout", "split", "--prefill", "{half}", "--decode", "{half}"),
+    "split": ("--layout", "split", "--prefill", "{prefill}", "--decode", "{decode}"),
     "split21": (
         "--layout",
         "split",
@@ -94,8 +94,9 @@ class Variant:
     def flags(self) -> tuple[str, ...]:
         """Of `eyas serve`."""
         rows = () if self.mixed is None else ("--mixed-step-tokens", str(self.mixed))
-        own = (flag.format(workers=self.workers, half=self.workers // 2) for flag in LAYOUTS[self.layout])
-        return (*own, *rows)
+        prefill = self.workers // 2
+        counts = {"workers": self.workers, "prefill": prefill, "decode": self.workers - prefill}
+        return (*(flag.format(**counts) for flag in LAYOUTS[self.layout]), *rows)
 
     def __str__(self) -> str:
         return self.layout if self.mixed is None else f"{self.layout}@{self.mixed}"

@@ -106,14 +106,21 @@ def _spread(seconds: Floats) -> str:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs of all files; of one that was made twice, the later."""
+    """The runs of all files; of one that was made twice, the later.
+
+    Raises ValueError if they are of clusters that one table cannot compare.
+    """
     found: dict[tuple[object, ...], Run] = {}
+    clusters: set[tuple[int, Targets]] = set()
     for path in paths:
         for line in path.read_text().splitlines():
             fields = json.loads(line)
             if fields["event"] == "run":
                 run = Run.read(fields)
                 found[run.name, *run.case] = run
+                clusters.add((run.fields["workers"], run.workload.targets))
+    if len(clusters) > 1:
+        raise ValueError("the files are of several numbers of workers, or of several targets")
     return list(found.values())
 
 

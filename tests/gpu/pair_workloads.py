@@ -176,10 +176,8 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 def workloads(args: argparse.Namespace) -> list[Workload]:
     """Of the flags of `add_load`: a knee grows with the workers."""
     found = [WORKLOADS[name].scaled(args.workers / PAIR) for name in args.workloads]
-    if args.slo is None:
-        return found
-    targets = Targets(args.slo.bounds_s["ttft"], args.slo.bounds_s["tpot"])
-    return [replace(workload, targets=targets) for workload in found]
+    bounds = {f"{kind}_s": bound for kind, bound in (args.slo.bounds_s if args.slo else {}).items()}
+    return [replace(workload, targets=replace(workload.targets, **bounds)) for workload in found]
 
 
 def main() -> None:

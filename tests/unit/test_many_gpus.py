@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from eyas.commands import Parser
@@ -37,3 +39,14 @@ def test_a_command_that_takes_too_long_is_ended_and_the_next_one_runs(tmp_path: 
     assert slow.run(tmp_path)["exit"] is None
     assert quick.run(tmp_path)["exit"] == 0
     assert "here" in (tmp_path / "quick.log").read_text(), sys.version
+
+
+def test_nothing_that_a_slow_command_began_is_left(tmp_path: Path) -> None:
+    """Its child has a session of its own, and stands still, as workers under chaos do."""
+    child = "import os, signal; os.setsid(); print(os.getpid(), flush=True); os.kill(0, signal.SIGSTOP)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    slow = Command("x", "parent", 5.0, "timeit", ("-n", "1", "-r", "1", code))
+    assert slow.run(tmp_path)["exit"] is None
+    number = int((tmp_path / "parent.log").read_text().splitlines()[0])
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(number).wait(10)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,8 @@ from tests.gpu.pair_layouts import Question, best_split, row
 from tests.gpu.pair_load import send
 from tests.gpu.pair_report import at_rates, knees
 from tests.gpu.pair_rig import Variant
-from tests.gpu.pair_runs import Run, bears
-from tests.gpu.pair_workloads import WORKLOADS, Cluster, gamma, jobs, simulated
+from tests.gpu.pair_runs import Run, bears, read_runs
+from tests.gpu.pair_workloads import WORKLOADS, Cluster, add_load, gamma, jobs, simulated, workloads
 
 # --- loads ---------------------------------------------------------------------------------------------
 
@@ -144,6 +146,25 @@ def test_auto_is_compared_with_the_better_static_layout_at_its_best_size() -> No
     assert any("| split | <3.00 |" in row or "| split | >3.00 |" in row for row in knees(runs, example()))
 
 
+def test_a_bound_that_is_not_given_stays() -> None:
+    parser = argparse.ArgumentParser()
+    add_load(parser)
+    (workload,) = workloads(parser.parse_args(["--workloads", "8192/256", "--slo", "ttft=2s"]))
+    assert workload.targets == Targets(2.0, 0.008)
+
+
+def test_runs_of_other_clusters_are_not_compared(tmp_path: Path) -> None:
+    """Of a case that both had, one would stand for the other."""
+    one = {"event": "run", **run("split", 3.0, 1.0).fields}
+    (tmp_path / "one").write_text(json.dumps(one))
+    (tmp_path / "same").write_text(json.dumps(one | {"layout": "unified"}))
+    assert len(read_runs([tmp_path / "one", tmp_path / "same"])) == 2
+    for other in ({"workers": 8}, {"targets": (2.0, 0.028)}):
+        (tmp_path / "other").write_text(json.dumps(one | other))
+        with pytest.raises(ValueError, match="several numbers of workers"):
+            read_runs([tmp_path / "one", tmp_path / "other"])
+
+
 def test_the_simulator_plays_the_requests_of_the_run() -> None:
     workload = WORKLOADS["8192/256"]
     arrivals = workload.arrivals(3.3, 1)
@@ -160,6 +181,8 @@ def test_a_layout_is_named_with_its_mixed_step_size() -> None:
     assert flags == ("--layout", "unified", "--workers", "2", "--mixed-step-tokens", "256")
     eight = replace(Variant.parse("split"), workers=8)
     assert eight.flags == ("--layout", "split", "--prefill", "4", "--decode", "4")
+    three = replace(eight, workers=3)
+    assert three.flags == ("--layout", "split", "--prefill", "1", "--decode", "2"), "as the simulator has it"
     assert str(Variant.parse("split")) == "split" and str(Variant.parse("auto@512")) == "auto@512"
     for wrong in ("both", "split@", "split@x"):
         with pytest.raises(argparse.ArgumentTypeError, match="is not one of"):

@@ -129,7 +129,7 @@ class Seats:
         params, limits, drafted = request.params, request.draft_limits, self._is_drafted_for(work)
         deepest = limits.deepest or MOST_STEPS
         writes.occupy(seq.slot, params, seq.choice, speculative=deepest if drafted else 0)
-        if self._drafts and self._state.trees:
+        if self._state.trees:
             writes.put("most_topk", seq.slot, (limits.topk,))
             writes.put("most_nodes", seq.slot, (max(limits.draft_tokens - 1, 0),))
         if params.reads_history or params.min_tokens:
