@@ -23,8 +23,8 @@ from eyas.engine.kernels.sizes import cdiv
 BLOCK = 512
 """Words per program. A row of 4,096 values of 16 bits has 2,048."""
 LOOKS = 512
-"""How often a row is looked for, some 0.5 ms on a GPU: a mailbox tells of it while it is on its way, and a step
-without a graph launches what writes it kernel by kernel.
+"""How often a row is looked for, some 0.5 ms on a GPU: a mailbox tells of it while it is on its way, and a
+step without a graph launches what writes it kernel by kernel.
 """
 _GOLDEN = tl.constexpr(GOLDEN - (1 << 32))  # as an int32
 
