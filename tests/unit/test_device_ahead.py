@@ -36,7 +36,7 @@ from tests.unit.test_device_engine import PATIENCE_S, SIZES, answers, config, on
 from tests.unit.test_device_remote import apart, served
 from tests.unit.test_foresight import Story, Worker
 
-pytestmark = [pytest.mark.usefixtures("one_thread", "outcomes"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "outcomes"), pytest.mark.timeout(300)]
 __all__ = ["config"]  # a fixture
 
 CHAIN = SpeculationConfig(steps=3, topk=1, draft_tokens=4)
@@ -98,9 +98,7 @@ def engines(config: EngineConfig) -> Iterator[list[Drafting]]:
         one.runner.pool.close()
 
 
-@pytest.mark.parametrize(
-    "params", [GREEDY, pytest.param(SEEDED, marks=pytest.mark.slow)], ids=["greedy", "seeded"]
-)
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_proposals_and_draft_kv_are_the_plain_twins(engines: list[Drafting], params: SamplingParams) -> None:
     """Hits and misses of two sequences; what a hit has not written is repaired by the run that follows."""
     ours, theirs, never = engines
@@ -127,7 +125,6 @@ def test_proposals_and_draft_kv_are_the_plain_twins(engines: list[Drafting], par
         assert kv.shape == expected.shape and torch.allclose(kv, expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_tokens_are_those_of_plain_decoding(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device decodes, another drafts ahead for it: greedy and seeded requests, side by side."""
     monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)  # as in `test_device_remote`

@@ -138,6 +138,7 @@ def test_no_features_of_rounds_come_to_the_host(
     assert [driver.mappings for driver in two_gpus] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_sequence_that_opens_anew_begins_with_what_the_device_has_kept(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
