@@ -89,6 +89,7 @@ def own_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
     monkeypatch.setattr(draft_lines, "gpu_of", gpu_of)
     monkeypatch.setattr(device_build, "from_gpu_to_gpu", by_name)
     monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)
+    monkeypatch.setattr(row_ring, "LOOKS", 32)  # an interpreted one takes long
     return made
 
 

@@ -226,8 +226,6 @@ class StepProgram:
         verdicts = None
         if shape.batch:
             verdicts = self._verdict(chosen)
-            if state.tap is not None and state.tap.mails:  # at once: the features follow within microseconds
-                mailbox.post(state.tables, self._part["slots"], self._table, state.tap.place)
         if shape.singles:
             own = chosen[shape.batch * shape.width : shape.round_rows]
             alone = round_kernels.Verdicts(self._single_table, torch.empty_like(own).view(-1, 1))
@@ -236,6 +234,8 @@ class StepProgram:
             self._land(chosen[shape.round_rows :])
         if state.tap is not None and shape.round_rows:
             self.certain = self._keep(state.tap)
+            if state.tap.mails and shape.batch:  # features first: who hears of a row looks for its own
+                mailbox.post(state.tables, self._part["slots"], self._table, state.tap.place)
         if state.drafter is not None and shape.drafts:
             batch = self._batch("slots") if shape.batch else None
             state.drafter.follow(self._tapped, batch, verdicts, self._chunk(), shape.width)
