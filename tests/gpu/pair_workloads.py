@@ -63,7 +63,7 @@ class Workload:
         return tuple(float(f"{share * self.knee:.2g}") for share in shares)
 
     def scaled(self, share: float) -> Workload:
-        """The same at rates so many times as high."""
+        """The same load; its rates are multiplied by `share`."""
         return replace(self, knee=self.knee * share, more=tuple(share * rate for rate in self.more))
 
     def arrivals(self, rate: float, seed: int) -> list[SimulatedRequest]:

@@ -53,7 +53,7 @@ def draft(generation: int, position: int) -> int:
 
 
 def drafter(line: DraftLine, folder: str, every: int) -> None:
-    """The draft worker's process: it answers each round once it is all there, but every so many not."""
+    """The draft worker's process: it answers each whole round, but leaves out one of `every`."""
     torch.cuda.set_device(THEIRS)
     there = answer(line, SHAPE.width, folder, RowMemory.new(line, gpu(THEIRS)))
     box = there.mailbox

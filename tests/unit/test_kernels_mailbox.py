@@ -69,7 +69,7 @@ class Rig:
 
 
 def verdict(rig: Rig, counts: list[int], draws: random.Random) -> torch.Tensor:
-    """What a round of so many tokens each leaves; lengths count them then."""
+    """What a round leaves that makes `counts` tokens certain; lengths count them then."""
     result = torch.full((len(counts), FACTS + WIDTH), -1, dtype=torch.int32)
     for slot, count in enumerate(counts):
         result[slot, 0] = count
@@ -137,7 +137,7 @@ def by_host(rig: Rig, slot: int, tree: DraftTree, deepest: int, most: int) -> di
 def test_drafts_are_those_that_the_host_would_leave(
     proposal: tuple[list[int], list[int]], deepest: int, most: int
 ) -> None:
-    """Within what the sequence may have: so many nodes (0: no limit of its own), so deep."""
+    """Within the sequence's own limits: of nodes (0: none) and of depth."""
     rig = Rig()
     rig.tables.speculative[1], rig.tables.most_nodes[1] = deepest, most
     rig.propose(1, proposal)

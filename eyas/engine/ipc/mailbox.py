@@ -28,8 +28,8 @@ from eyas.engine.ipc.row_ring import GOLDEN, WORD_BYTES, tag
 PAGE = 4096
 """Bytes: the memory begins and ends at a page, since drivers lock whole ones."""
 LATE_ROUNDS = 8
-"""After so many late rounds in a row a sequence's drafts are not waited for, until some come in time. A
-device waits once more after 8, 16, 32 of them: where it does not wait, hardly any can be in time.
+"""Late rounds in a row after which a sequence's drafts are not waited for, until some come in time. A device
+waits once more after 8, 16, 32 of them: where it does not wait, hardly any can be in time.
 """
 HALF = 0xFFFFFFFF
 NEWEST = 1 << 31
@@ -56,7 +56,7 @@ class MailPlace:
         return -(-(self.kept + 1 + 2 * self.nodes) * WORD_BYTES // BLOCK) * BLOCK // WORD_BYTES
 
     def nbytes(self, places: int) -> int:
-        """Bytes of so many places: whole pages."""
+        """Bytes of this number of places: whole pages."""
         return -(-places * self.words * WORD_BYTES // PAGE) * PAGE
 
 

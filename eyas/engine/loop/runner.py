@@ -57,7 +57,7 @@ class Runner(Protocol):
     """Computes steps, in the order of their launches.
 
     `draft_wait_s`: how long the steps that are launched next may wait for drafts that come to them by
-    themselves; whoever launches sets it.
+    themselves. The step loop sets it before each launch.
     """
 
     draft_wait_s: float

@@ -198,7 +198,7 @@ class Followed:
 class DeviceProposer:
     """The head's half that drafts, over a pool and the tables of the worker that has the sequences.
 
-    `followed`: of those that it drafts for without decoding them; None: all rows may be seen.
+    `followed`: where other engines decode the sequences; None: this one does, and all rows may be seen.
     """
 
     def __init__(
