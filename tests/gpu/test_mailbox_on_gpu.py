@@ -9,37 +9,26 @@ of its own root, and that a dead draft worker's memory can still be looked at.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.ipc.draft_line import Line, OfferedLine, answer
+from eyas.engine.ipc.draft_line import Line, answer
 from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
-from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.ipc.row_memory import RowMemory
 from eyas.engine.kernels import mailbox
 from eyas.engine.kernels.mailbox import Reach
 from eyas.engine.kernels.rounds import FACTS, Batch
 from eyas.engine.speculation.posted import Awaited
-from kv_transfer.gpu.cuda import CudaDriver
+from tests.gpu.line_pair import PLACES, THEIRS, gpu, pair
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-PLACES, WIDTH, VOCAB, ROUNDS = 32, 4, 1000, 400
-THEIRS = torch.cuda.device_count() - 1 if torch.cuda.is_available() else 0
+WIDTH, VOCAB, ROUNDS = 4, 1000, 400
 SHAPE = DraftLine({}, 7, 64, WIDTH, 64, WIDTH - 1, dtype="bfloat16", places=PLACES, kept=32)
-
-
-def gpu(ordinal: int) -> Gpu:
-    return Gpu(CudaDriver(ordinal), SHAPE.dtype, partial(torch.cuda.synchronize, ordinal))
 
 
 def token(generation: int, position: int) -> int:
@@ -55,7 +44,7 @@ def draft(generation: int, position: int) -> int:
 def drafter(line: DraftLine, folder: str, every: int) -> None:
     """The draft worker's process: it answers each whole round, but leaves out one of `every`."""
     torch.cuda.set_device(THEIRS)
-    there = answer(line, SHAPE.width, folder, RowMemory.new(line, gpu(THEIRS)))
+    there = answer(line, SHAPE.width, folder, RowMemory.new(line, gpu(THEIRS, SHAPE)))
     box = there.mailbox
     assert box is not None
     posted = [DraftCommit(place, 1 + place, 0, (), b"", 1, place=place) for place in range(PLACES)]
@@ -73,34 +62,11 @@ def drafter(line: DraftLine, folder: str, every: int) -> None:
                 box.propose(place, Proposal(place, generation, base, ids, tuple(range(-1, WIDTH - 2))))
 
 
-@contextmanager
-def pair(folder: Path, every: int) -> Iterator[tuple[Line[DraftCommit, Proposal], SpawnProcess]]:
-    """The decode engine's end of a line with a mailbox, on GPU 0, and the draft worker's process."""
-    torch.cuda.set_device(0)
-    ours = gpu(0)
-    shape = msgspec.structs.replace(SHAPE, gpu=ours.driver.uuid)
-    offered = OfferedLine(folder / "line", shape, ours)
-    told = msgspec.structs.replace(shape, export=offered.export)
-    process = multiprocessing.get_context("spawn").Process(target=drafter, args=(told, str(folder), every))
-    process.start()
-    try:
-        deadline, line = time.monotonic() + 120, None
-        while line is None:
-            line = offered.accept()
-            assert time.monotonic() < deadline and process.is_alive()
-        assert line.mailbox is not None, "the driver does not register memory of the host"
-        yield line, process
-        line.close()
-    finally:
-        process.kill()
-        process.join()
-
-
 class Decode:
     """Sequences in the slots and places of their numbers; a round makes 1 to WIDTH rows of each certain."""
 
     def __init__(self, line: Line[DraftCommit, Proposal], polls: int) -> None:
-        assert line.mailbox is not None
+        assert line.mailbox is not None, "the driver does not register memory of the host"
         self._place = line.mailbox.place
         self.tables = Tables(TableSizes(PLACES + 1, 4, WIDTH), "cuda:0")
         self._slots = torch.arange(PLACES, dtype=torch.int32, device="cuda:0")
@@ -144,7 +110,7 @@ class Decode:
 
 
 def test_every_round_that_waits_has_its_drafts(tmp_path: Path) -> None:
-    with pair(tmp_path, every=1 << 60) as (line, _):
+    with pair(tmp_path, SHAPE, drafter, 1 << 60) as (line, _):
         decode = Decode(line, polls=1 << 18)
         decode.launch()
         torch.cuda.synchronize(0)
@@ -153,7 +119,7 @@ def test_every_round_that_waits_has_its_drafts(tmp_path: Path) -> None:
 
 def test_a_round_that_does_not_wait_has_its_own_drafts_or_none(tmp_path: Path) -> None:
     """The rounds run ahead of the drafter, over laps of their rings: some are never answered."""
-    with pair(tmp_path, every=7) as (line, _):
+    with pair(tmp_path, SHAPE, drafter, 7) as (line, _):
         decode = Decode(line, polls=8)
         decode.launch()
         torch.cuda.synchronize(0)
@@ -163,7 +129,7 @@ def test_a_round_that_does_not_wait_has_its_own_drafts_or_none(tmp_path: Path) -
 
 
 def test_a_dead_drafter_costs_a_few_rounds_their_looks_and_no_more(tmp_path: Path) -> None:
-    with pair(tmp_path, every=1 << 60) as (line, process):
+    with pair(tmp_path, SHAPE, drafter, 1 << 60) as (line, process):
         process.kill()
         process.join()
         decode = Decode(line, polls=1 << 12)
@@ -182,7 +148,7 @@ def test_a_dead_drafter_costs_a_few_rounds_their_looks_and_no_more(tmp_path: Pat
 
 def test_a_way_there_and_back_is_short(tmp_path: Path) -> None:
     """Prints what a round waits, at the least: the drafter answers at once."""
-    with pair(tmp_path, every=1 << 60) as (line, _):
+    with pair(tmp_path, SHAPE, drafter, 1 << 60) as (line, _):
         decode = Decode(line, polls=1 << 18)
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begun.record()

@@ -7,37 +7,25 @@ be written to. `tests/unit/test_kernels_row_ring.py` has the rule itself.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.ipc.draft_line import Line, OfferedLine, answer
+from eyas.engine.ipc.draft_line import Line, answer
 from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
-from eyas.engine.ipc.row_memory import Gpu, RowMemory
+from eyas.engine.ipc.row_memory import RowMemory
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kernels import row_ring
-from kv_transfer.gpu.cuda import CudaDriver
+from tests.gpu.line_pair import PLACES, THEIRS, gpu, pair
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-WIDTH, PATH, PLACES = 4096, 4, 32
-THEIRS = torch.cuda.device_count() - 1 if torch.cuda.is_available() else 0
+WIDTH, PATH = 4096, 4
 SHAPE = DraftLine({}, 7, 4 * PLACES, PATH, WIDTH, 3, dtype="bfloat16", places=PLACES, kept=32)
-
-
-def gpu(ordinal: int) -> Gpu:
-    wait = partial(torch.cuda.synchronize, ordinal)
-    return Gpu(CudaDriver(ordinal), SHAPE.dtype, wait)
 
 
 def features(generation: int, positions: torch.Tensor) -> torch.Tensor:
@@ -52,8 +40,7 @@ def drafter(line: DraftLine, folder: str) -> None:
     """The draft worker's process: it answers each commit with the numbers of wrong rows and of lost ones."""
     torch.cuda.set_device(THEIRS)
     device = f"cuda:{THEIRS}"
-    ours = gpu(THEIRS)
-    rows = RowMemory.new(line, ours)
+    rows = RowMemory.new(line, gpu(THEIRS, SHAPE))
     there = answer(line, WIDTH, folder, rows)
     while not there.gone:
         commits = there.take()
@@ -75,34 +62,11 @@ def judged(commit: DraftCommit, rows: RowMemory, device: str) -> Proposal:
     return Proposal(commit.seq, commit.generation, commit.base_len, (wrong, int(lost.sum())), (-1, 0))
 
 
-@contextmanager
-def pair(folder: Path) -> Iterator[tuple[Line[DraftCommit, Proposal], SpawnProcess]]:
-    """The decode engine's end of a line with a ring of rows, on GPU 0, and the draft worker's process."""
-    torch.cuda.set_device(0)
-    ours = gpu(0)
-    shape = msgspec.structs.replace(SHAPE, gpu=ours.driver.uuid)
-    offered = OfferedLine(folder / "line", shape, ours)
-    told = msgspec.structs.replace(shape, export=offered.export)
-    process = multiprocessing.get_context("spawn").Process(target=drafter, args=(told, str(folder)))
-    process.start()
-    try:
-        deadline, line = time.monotonic() + 120, None
-        while line is None:
-            line = offered.accept()
-            assert time.monotonic() < deadline and process.is_alive()
-        assert line.rows is not None, "no ring was made"
-        yield line, process
-        line.close()
-    finally:
-        process.kill()
-        process.join()
-
-
 class Decode:
     """Sequences of a decode engine, each in the slot and place of its number, and their rounds."""
 
     def __init__(self, line: Line[DraftCommit, Proposal]) -> None:
-        assert line.rows is not None
+        assert line.rows is not None, "no ring was made"
         self._line = line
         self.tables = Tables(TableSizes(PLACES + 1, 4), "cuda:0")
         self._slots = torch.arange(PLACES, dtype=torch.int32, device="cuda:0")
@@ -146,7 +110,7 @@ class Decode:
 
 def test_rows_that_the_host_tells_of_are_there(tmp_path: Path) -> None:
     """Sixty rounds of 32 sequences: four laps of their rings, and other sequences in the same places."""
-    with pair(tmp_path) as (line, _):
+    with pair(tmp_path, SHAPE, drafter) as (line, _):
         decode = Decode(line)
         for number in range(60):
             commits = decode.round()
@@ -159,7 +123,7 @@ def test_rows_that_the_host_tells_of_are_there(tmp_path: Path) -> None:
 
 def test_a_row_that_is_being_written_is_lost_or_whole(tmp_path: Path) -> None:
     """The draft worker hears of rounds before they are launched, and of some that laps have gone over."""
-    with pair(tmp_path) as (line, _):
+    with pair(tmp_path, SHAPE, drafter) as (line, _):
         decode = Decode(line)
         wrong = lost = rows = 0
         for number in range(60):
@@ -174,7 +138,7 @@ def test_a_row_that_is_being_written_is_lost_or_whole(tmp_path: Path) -> None:
 
 
 def test_a_killed_draft_worker_leaves_a_decode_engine_that_writes_on(tmp_path: Path) -> None:
-    with pair(tmp_path) as (line, process):
+    with pair(tmp_path, SHAPE, drafter) as (line, process):
         decode = Decode(line)
         decode.round()
         torch.cuda.synchronize(0)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from eyas.engine.speculation.ahead import Verified
 from eyas.engine.speculation.device_ahead import DeviceForeseen, DeviceForeseer
 from eyas.engine.speculation.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_runner import AnyChain, Asked, Extension, RingRow
+from eyas.engine.speculation.sized_programs import SizedPrograms
 from tests.gpu.test_engine_on_gpu import on_gpu
 
 pytestmark = [
@@ -128,33 +131,33 @@ def landed(foreseer: DeviceForeseer, rounds: list[DeviceForeseen]) -> list[list[
     return [[own for _, _, own in one._outcomes or ()] for one in rounds]
 
 
+def both_ways(runner: DeviceDraftRunner, run: Callable[[], Any], *programs: SizedPrograms) -> Any:
+    """What is found by the graphs of these programs, and by single launches too, which leave the same pool."""
+    assert all(len(each.graphs) > 3 for each in programs)
+    found, pools = [], []
+    for _ in range(2):
+        runner.pool.tensor.zero_()
+        found.append(run())
+        pools.append(runner.pool.tensor.cpu())
+        for each in programs:
+            each.graphs.clear()
+    runner.pool.close()
+    assert found[0] == found[1] and torch.equal(*pools)
+    return found[0]
+
+
 def test_graphs_draft_ahead_as_single_launches() -> None:
     worker = draft_worker(EngineSpec.of(settings(CHAIN)))
     runner, foreseer = worker.runner, worker.ahead
     assert isinstance(runner, DeviceDraftRunner) and isinstance(foreseer, DeviceForeseer)
-    assert len(foreseer.runs.programs.graphs) > 3
-    found, pools = [], []
-    for _ in range(2):
-        runner.pool.tensor.zero_()
-        found.append(Rounds(runner).run_ahead(foreseer))
-        pools.append(runner.pool.tensor.cpu())
-        runner.short.programs.graphs.clear()
-        foreseer.runs.programs.graphs.clear()
-    runner.pool.close()
-    assert found[0] == found[1] and len({tuple(own) for tokens in found[0] for own in tokens}) > 50
-    assert torch.equal(*pools)
+    programs = runner.short.programs, foreseer.runs.programs
+    found = both_ways(runner, lambda: Rounds(runner).run_ahead(foreseer), *programs)
+    assert len({tuple(own) for tokens in found for own in tokens}) > 50
 
 
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chains", "trees"])
 def test_graphs_draft_as_single_launches(spec: SpeculationConfig) -> None:
     runner = draft_worker(EngineSpec.of(settings(spec))).runner
-    assert isinstance(runner, DeviceDraftRunner) and len(runner.short.programs.graphs) > 3
-    found, pools = [], []
-    for _ in range(2):
-        runner.pool.tensor.zero_()
-        found.append(Rounds(runner).run(spec))
-        pools.append(runner.pool.tensor.cpu())
-        runner.short.programs.graphs.clear()
-    runner.pool.close()
-    assert found[0] == found[1] and len({tokens for batch in found[0] for tokens in batch}) > 20
-    assert torch.equal(*pools)
+    assert isinstance(runner, DeviceDraftRunner)
+    found = both_ways(runner, lambda: Rounds(runner).run(spec), runner.short.programs)
+    assert len({tokens for batch in found for tokens in batch}) > 20

@@ -39,16 +39,9 @@ print(json.dumps([hits, new, float(x.sum())]))
 """
 
 
-ENGINE = """
-import json, triton
-from eyas.bench.shapes import ModelShape, write_model
-from eyas.common.config import SpeculationConfig, resolve_engine
-from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest
+LISTEN = """
+import json, torch, triton
 from eyas.engine.kernels.warm import use_cache
-from tests.unit.loopback import Loopback, wait_all
-
-import torch
 major, minor = torch.cuda.get_device_capability()
 use_cache(10 * major + minor)
 missed = []
@@ -56,6 +49,14 @@ def listen(*, src, cache_hit, **_):
     if not cache_hit:
         missed.append(src.name)
 triton.knobs.compilation.listener = listen
+"""
+"""What tells which kernels a process compiles."""
+ENGINE = """
+from eyas.bench.shapes import ModelShape, write_model
+from eyas.common.config import SpeculationConfig, resolve_engine
+from eyas.common.params import SamplingParams
+from eyas.common.types import GenerationRequest
+from tests.unit.loopback import Loopback, wait_all
 cluster = Loopback(resolve_engine("cuda", **ASKED))
 try:
     for batch, tokens, warm in ((1, 20, 0.0), (3, 700, 0.8), (40, 3000, 0.0)):
@@ -68,19 +69,9 @@ finally:
 print(json.dumps(missed))
 """
 DRAFTS = """
-import json, torch, triton
-from eyas.engine.kernels.warm import use_cache
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
 from tests.gpu import test_short_runs_on_gpu as short
-
-major, minor = torch.cuda.get_device_capability()
-use_cache(10 * major + minor)
-missed = []
-def listen(*, src, cache_hit, **_):
-    if not cache_hit:
-        missed.append(src.name)
-triton.knobs.compilation.listener = listen
 spec = short.SPEC
 worker = draft_worker(EngineSpec.of(short.settings(spec)))
 short.Rounds(worker.runner).run(spec)
@@ -116,7 +107,7 @@ def test_an_engine_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert start.warmup is not None
     compiled = start.warmup.wait()
     print(f"\n{rounds}: {compiled.kernels} kernels in {compiled.seconds:.1f} s")
-    code = ENGINE.replace("ASKED", repr(asked))
+    code = LISTEN + ENGINE.replace("ASKED", repr(asked))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []
@@ -131,7 +122,7 @@ def test_a_draft_worker_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert start.warmup is not None
     compiled = start.warmup.wait()
     print(f"\n{spec}: {compiled.kernels} kernels in {compiled.seconds:.1f} s")
-    code = DRAFTS.replace("SPEC", spec)
+    code = LISTEN + DRAFTS.replace("SPEC", spec)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []

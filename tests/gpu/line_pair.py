@@ -1,0 +1,58 @@
+"""Both ends of a line between GPUs, for tests: a decode engine's, on GPU 0, and a draft worker's process.
+
+With one GPU both share it. It knows how they meet, and nothing of what they tell each other.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import msgspec
+import torch
+
+from eyas.engine.ipc.draft_line import Line, OfferedLine
+from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
+from eyas.engine.ipc.row_memory import Gpu
+from kv_transfer.gpu.cuda import CudaDriver
+
+PLACES = 32
+THEIRS = torch.cuda.device_count() - 1 if torch.cuda.is_available() else 0
+"""The GPU of the draft worker's process."""
+MEET_S = 120.0
+
+
+def gpu(ordinal: int, shape: DraftLine) -> Gpu:
+    """As an engine on that GPU has it."""
+    return Gpu(CudaDriver(ordinal), shape.dtype, partial(torch.cuda.synchronize, ordinal))
+
+
+@contextmanager
+def pair(
+    folder: Path, shape: DraftLine, drafter: Callable[..., None], *more: int
+) -> Iterator[tuple[Line[DraftCommit, Proposal], SpawnProcess]]:
+    """The decode engine's end, and the process, which runs `drafter` with the line that is offered to it, the
+    folder and whatever is `more`.
+    """
+    torch.cuda.set_device(0)
+    ours = gpu(0, shape)
+    shape = msgspec.structs.replace(shape, gpu=ours.driver.uuid)
+    offered = OfferedLine(folder / "line", shape, ours)
+    told = msgspec.structs.replace(shape, export=offered.export)
+    process = multiprocessing.get_context("spawn").Process(target=drafter, args=(told, str(folder), *more))
+    process.start()
+    try:
+        deadline, line = time.monotonic() + MEET_S, None
+        while line is None:
+            line = offered.accept()
+            assert time.monotonic() < deadline and process.is_alive()
+        yield line, process
+        line.close()
+    finally:
+        process.kill()
+        process.join()
