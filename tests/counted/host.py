@@ -41,8 +41,10 @@ class ReadyDevice:
     """Twin of `eyas.engine.device.executor.Executor`: every row gives the same token, at once."""
 
     def __init__(self, slots: int) -> None:
-        self.state = SimpleNamespace(prompts=None, tap=None, drafter=None, lookup=None, trees=False)
         self.tables = Tables(TableSizes(slots + 1, CONTEXT // PAGE + 1, context=CONTEXT), "cpu")
+        self.state = SimpleNamespace(
+            tables=self.tables, prompts=None, tap=None, drafter=None, lookup=None, trees=False
+        )
         self.told = 0  # bytes: steps and what they write to the tables
 
     def begin(self, step: StepInput) -> None:

@@ -132,7 +132,7 @@ def landed(foreseer: DeviceForeseer, rounds: list[DeviceForeseen]) -> list[list[
 
 
 def both_ways(runner: DeviceDraftRunner, run: Callable[[], Any], *programs: SizedPrograms) -> Any:
-    """What is found by the graphs of these programs, and by single launches too, which leave the same pool."""
+    """What `run` finds by the graphs of these programs. Single launches find it, and leave the same pool."""
     assert all(len(each.graphs) > 3 for each in programs)
     found, pools = [], []
     for _ in range(2):

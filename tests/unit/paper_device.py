@@ -65,7 +65,9 @@ class PaperDevice:
     def __init__(self, tables: Tables, pool: Pool, seed: int) -> None:
         """It drafts if the tables have room for drafts."""
         drafter = tables.sizes.width > 1 or None
-        self.state = SimpleNamespace(prompts=None, tap=None, drafter=drafter, lookup=None, trees=False)
+        self.state = SimpleNamespace(
+            tables=tables, prompts=None, tap=None, drafter=drafter, lookup=None, trees=False
+        )
         self.state.path_rows = lambda width: width
         self.tables = tables
         self.pool = pool

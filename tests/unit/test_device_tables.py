@@ -15,8 +15,7 @@ from eyas.common.types import DraftLimits, GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.device.buckets import Buckets
-from eyas.engine.device.runner import DeviceRunner
+from eyas.engine.device.seats import Seats
 from eyas.engine.device.step import Layout
 
 SIZES = TableSizes(slots=5, max_pages=7, width=4)
@@ -156,15 +155,13 @@ def test_where_all_drafts_are_chains_only_their_ids_are_written() -> None:
 def test_who_takes_a_slot_is_told_once_with_or_without_drafts() -> None:
     """They may have come before its first round; a device writes a place that is named twice in any order."""
     tables = Tables(SIZES, "cpu")
-    state = SimpleNamespace(drafter=None, lookup=None, tap=object(), trees=False)
-    executor: Any = SimpleNamespace(tables=tables, state=state)
-    runner = DeviceRunner(executor, Buckets(4, 16, ()), Layout(16, 4, 16), (), ahead=True)
+    state: Any = SimpleNamespace(tables=tables, drafter=None, lookup=None, tap=object(), trees=False)
+    seats = Seats(state, Layout(16, 4, 16), ())
     request = GenerationRequest("a", (1, 2), SamplingParams())
     for occupancy, tree in enumerate((DraftTree((7, 8), (-1, 0)), None)):
         seq = Sequence(1, Generation(request, 1, Kind.ATTACH, 0.0, 1.0), 0, (1, 2), [9])
         seq.slot, seq.occupancy, seq.pages = 2, occupancy, [3]
-        writes = TableWrites(tables)
-        runner._tell(Work(seq, 2, [9], tree, sample=True, round=True), writes)
+        writes, _ = seats.tell([Work(seq, 2, [9], tree, sample=True, round=True)])
         places = writes.array()[0].tolist()
         assert len(places) == len(set(places))
         apply(tables, writes)
@@ -174,16 +171,13 @@ def test_who_takes_a_slot_is_told_once_with_or_without_drafts() -> None:
 
 def test_a_slot_knows_the_limits_of_its_request() -> None:
     tables = Tables(SIZES, "cpu")
-    executor: Any = SimpleNamespace(
-        tables=tables, state=SimpleNamespace(drafter=object(), lookup=None, tap=None, trees=True)
-    )
-    runner = DeviceRunner(executor, Buckets(4, 16, ()), Layout(16, 4, 16), (), ahead=True)
+    state: Any = SimpleNamespace(tables=tables, drafter=object(), lookup=None, tap=None, trees=True)
+    seats = Seats(state, Layout(16, 4, 16), ())
     for occupancy, limits in enumerate((DraftLimits(3, 2, 9), DraftLimits())):
         request = GenerationRequest("a", (1, 2), SamplingParams(), draft_limits=limits)
         seq = Sequence(1, Generation(request, 1, Kind.LOCAL, 0.0, 1.0), 0, (1, 2), [9])
         seq.slot, seq.occupancy, seq.pages, seq.draft_len = 2, occupancy, [3], 2
-        writes = TableWrites(tables)
-        runner._tell(Work(seq, 2, [9], None, sample=True, round=True), writes)
+        writes, _ = seats.tell([Work(seq, 2, [9], None, sample=True, round=True)])
         apply(tables, writes)
         found = [int(table[2]) for table in (tables.speculative, tables.most_topk, tables.most_nodes)]
         assert found == ([3, 2, 8] if limits.steps else [MOST_STEPS, 0, 0])

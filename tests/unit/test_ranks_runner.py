@@ -40,6 +40,7 @@ class Told:
             tables=tables,
             drafter=object() if drafts else None,
             lookup=None,
+            tap=None,
             trees=False,
             path_rows=lambda width: width,
         )

@@ -85,13 +85,12 @@ class RanksRunner:
         shape, placed = self._place(mine)
         asked = [asked_rows(each.chunks, shape.round_rows) for each in placed]
         held = [held_slots(each, shape) for each in placed]
-        plans = self._executor.state.prompts is not None
         steps = [
             StepInput(
                 shape,
                 pack(each, shape, seats.layout),
                 told,
-                spans=seats.spans(each.chunks) if plans else (),
+                spans=seats.spans(each.chunks),
                 scored=any(asked),
                 held=slots,
             )

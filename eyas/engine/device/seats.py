@@ -1,7 +1,7 @@
-"""One attention rank's works as a step's input: what its tables must be told, and its rows in order.
+"""Works as a step's input: what the tables must be told of them, and their rows in order.
 
-The twin of what `eyas.engine.device.runner` does for one rank, whose drafts are made in the step or looked
-up. It knows one rank's slots and pages, and no other rank.
+It knows who sits in which slot of one device's tables, and what these know of each; of several attention
+ranks each has seats of its own. What runs, in which graph, and how it is launched, it does not know.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eyas.common.config import MOST_STEPS
-from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.sequence import Kind, RingPlace, Work
 from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
@@ -22,37 +22,50 @@ from eyas.engine.device.program import DeviceState
 from eyas.engine.device.special import occupy_special, reads_text
 from eyas.engine.device.step import Joined, Layout, Placed, StepShape, tiles_for
 from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.kernels.mailbox import polls_in
 
 
 @dataclass
-class _Known:
+class Occupant:
     """What the tables know of who sits in a slot: how many pages, and whether they follow its growth.
 
-    `drafted`: something is proposed for it inside the step.
+    `drafted`: something is proposed for it inside the step. `verified`: there may be drafts from elsewhere in
+    the step that is being launched. `ring`: where its features go. `polls`: how often it looks for drafts in
+    a mailbox. `waiting`: rows that plain rounds have left to the head.
     """
 
     occupancy: int
     choice: int
     drafted: bool
+    ring: RingPlace | None = None
+    verified: bool = False
+    polls: int = 0
+    waiting: int = 0
     pages: int = 0
     grows: bool = False
 
 
 class Seats:
-    """One rank's slots. `state`: of any rank, as all have the same; `layout`: with the rank's first page."""
+    """The slots of a device. `state`: of any attention rank, as all have the same; `layout`: with the rank's
+    first page.
+    """
 
     def __init__(self, state: DeviceState, layout: Layout, grammars: Grammars) -> None:
         self.layout = layout
         self._state = state
         self._grammars = grammars
-        self._occupants: dict[int, _Known] = {}  # by slot
+        self._occupants: dict[int, Occupant] = {}  # by slot
 
-    def tell(self, works: SequenceOf[Work]) -> tuple[TableWrites, list[Work]]:
-        """What the rank's tables do not yet know of these sequences; and those that join before the step:
-        something is drafted for them from now on, and nothing has been.
+    def occupant(self, work: Work) -> Occupant:
+        """Of the slot of a sequence that was told."""
+        return self._occupants[work.seq.slot]
+
+    def tell(self, works: SequenceOf[Work], draft_wait_s: float = 0.0) -> tuple[TableWrites, list[Work]]:
+        """What the tables do not yet know of these sequences; and those that join before the step: something
+        is drafted for them from now on, and nothing has been. `draft_wait_s`: as of `Runner`.
         """
-        writes = TableWrites(self._state.tables)
-        return writes, [work for work in works if self._tell(work, writes)]
+        writes, polls = TableWrites(self._state.tables), polls_in(draft_wait_s)
+        return writes, [work for work in works if self._tell(work, writes, polls)]
 
     def joined(self, joining: SequenceOf[Work], width: int) -> Joined:
         """`width`: rows of the rounds in the step that follows."""
@@ -72,7 +85,7 @@ class Seats:
         take longest. `width`: rows of a round; those for which nothing is drafted need one.
         """
         rounds = _longest(work for work in works if work.round)
-        wide = [width == 1 or self._occupants[work.seq.slot].drafted for work in rounds]
+        wide = [self._is_wide(work, width) for work in rounds]
         placed = Placed(
             list(itertools.compress(rounds, wide)),
             [work for work, drafted in zip(rounds, wide, strict=True) if not drafted],
@@ -83,7 +96,9 @@ class Seats:
         return placed, StepShape(len(placed.rounds), width, *sizes, singles=len(placed.singles))
 
     def spans(self, chunks: SequenceOf[Work]) -> list[Span]:
-        """The chunks, in pages of the rank's own pool."""
+        """The chunks, in pages of the device's own pool, if something plans them."""
+        if self._state.prompts is None:
+            return []
         return [Span(self._own(work.seq.pages), work.start, len(work.tokens)) for work in chunks]
 
     def shared_rows(self, chunks: SequenceOf[Work], first: int) -> list[tuple[Work, int]]:
@@ -101,29 +116,46 @@ class Seats:
     def _drafts(self) -> bool:
         return self._state.drafter is not None
 
-    def _tell(self, work: Work, writes: TableWrites) -> bool:
+    @property
+    def _elsewhere(self) -> bool:
+        return self._state.tap is not None
+
+    def _is_wide(self, work: Work, width: int) -> bool:
+        if self._elsewhere:
+            return self.occupant(work).verified
+        return width == 1 or self.occupant(work).drafted
+
+    def _tell(self, work: Work, writes: TableWrites, polls: int) -> bool:
         """True: the sequence joins. The head, if there is one, has to run its newest draft row, which is
         counted as there.
         """
-        seq, forced, joins = work.seq, self._forced(work), False
+        seq, joins = work.seq, False
+        tree = self._drafts_of(work) if self._elsewhere else self._forced(work)
         told = self._occupants.get(seq.slot)
         if told is None or (told.occupancy, told.choice) != (seq.occupancy, seq.choice):
             joins = self._joins(work)
             seq.draft_len += joins and self._drafts
             told = self._occupants[seq.slot] = self._occupy(work, writes)
-            forced = forced or DraftTree((), ())  # the sequence before it in this slot has left some
-        if work.round and not told.grows:  # a fork, or all of its prompt but the last row was cached
+            tree = tree or DraftTree((), ())  # the sequence before it in this slot has left some
+        if work.round and not told.grows:  # its prompt came from elsewhere, or all but its last row is done
             writes.put("length", seq.slot, (work.start,))
             writes.put("root", seq.slot, work.tokens[:1])
         told.grows = told.grows or work.sample
-        if forced is not None:
-            writes.draft(seq.slot, forced, branching=self._state.trees)
+        told.verified = bool(tree) or seq.mailed
+        if told.ring is not seq.ring:
+            writes.ring(seq.slot, seq.ring)
+            told.ring = seq.ring
+        if seq.mailed and told.polls != polls:
+            writes.put("polls", seq.slot, (polls,))
+            told.polls = polls
+        if tree is not None:
+            writes.draft(seq.slot, tree, branching=self._state.trees)
         if told.pages < len(seq.pages):
             writes.put("pages", seq.slot, self._own(seq.pages[told.pages :]), start=told.pages)
             told.pages = len(seq.pages)
         return joins
 
-    def _occupy(self, work: Work, writes: TableWrites) -> _Known:
+    def _occupy(self, work: Work, writes: TableWrites) -> Occupant:
         """The sequence takes its slot."""
         seq, lookup, request = work.seq, self._state.lookup, work.seq.generation.request
         params, limits, drafted = request.params, request.draft_limits, self._is_drafted_for(work)
@@ -138,23 +170,39 @@ class Seats:
             lookup.occupy(writes, seq)
             if lookup.reads(seq) and not reads_text(params):  # else it is there already
                 writes.put("text", seq.slot, seq.all_tokens())
-        return _Known(seq.occupancy, seq.choice, drafted)
+        if self._elsewhere:
+            writes.ring(seq.slot, seq.ring)  # whatever the sequence before it had
+        return Occupant(seq.occupancy, seq.choice, drafted, seq.ring)
 
     def _is_drafted_for(self, work: Work) -> bool:
-        """Nothing is proposed where steps draft nothing, nor where a head's KV is missing."""
-        state, seq = self._state, work.seq
-        if not seq.generation.request.speculative or (state.drafter is None and state.lookup is None):
+        """Nothing is proposed for prompts that are decoded elsewhere, nor where a head's KV is missing."""
+        seq, generation = work.seq, work.seq.generation
+        if generation.kind is Kind.PREFILL or not generation.request.speculative:
             return False
         return not self._drafts or seq.draft_len >= work.start
 
     def _joins(self, work: Work) -> bool:
-        """Is this its first round, after a prompt of which others had the last row, or more?"""
+        """Is this its first round, after a prompt whose last feature alone came here, or nothing at all?"""
         seq = work.seq
         if not work.round or not seq.generation.request.speculative:
             return False
         if self._drafts:
             return seq.window.end == work.start and seq.draft_len == work.start - 1
         return self._state.lookup is not None and bool(seq.output)
+
+    def _drafts_of(self, work: Work) -> DraftTree | None:
+        """What this step can verify of the drafts that came from elsewhere.
+
+        They hang below the newest token that is known. If a step is in flight, it is a plain one, and gives
+        one more: if that is the first draft, as it may well be, the others follow it. The device fetches
+        drafts from a mailbox by itself.
+        """
+        tree = None if work.seq.mailed else work.tree
+        if tree and work.seq.in_flight:
+            tree = tree.trim(tree.tokens[:1])
+        if not tree or not (self._state.trees or tree.is_chain):
+            return None
+        return tree.narrow(self._state.tables.sizes.width - 1)
 
     def _forced(self, work: Work) -> DraftTree | None:
         """What a grammar forces, in place of what the step before has drafted; None: that stays."""
@@ -165,12 +213,15 @@ class Seats:
         most = min(deepest, request.draft_limits.deepest or deepest)
         return self._grammars.forced(work.seq, most) or None
 
-    def _own(self, pages: SequenceOf[int]) -> list[int]:
-        return [page - self.layout.first_page for page in pages]
+    def _own(self, pages: SequenceOf[int]) -> SequenceOf[int]:
+        first = self.layout.first_page
+        return [page - first for page in pages] if first else pages
 
 
 def without_singles(placed: Placed) -> Placed:
     """The same as rounds alone, for a shape that has no other rows."""
+    if not placed.singles:
+        return placed
     return Placed(_longest([*placed.rounds, *placed.singles]), (), placed.chunks)
 
 
