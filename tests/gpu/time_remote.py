@@ -56,6 +56,7 @@ PROMPT = 16
 DECODE, DRAFT, METRICS = 47330, 47331, 47332  # ports
 START_S, ANSWER_S = 300.0, 120.0
 CLOSED_S = 0.1  # in which gRPC's tasks of a session that was closed come to their ends
+DRAFTED = 0.8  # of an answer's rounds: its first ones go by before its drafter knows it
 PAGE_S = 1.0  # the metrics are renewed every half second
 MAILBOX, RING, LINE, GRPC, COLOCATED = "mailbox", "ring", "line", "grpc", "colocated"
 TRANSFER = {MAILBOX: "cuda_ipc", RING: "cuda_ipc", LINE: "shm", GRPC: "grpc"}
@@ -182,19 +183,24 @@ async def answered(session: DecodeSession, name: str, batch: int, count: int) ->
     }
 
 
-def commits() -> dict[str, float]:
-    """Commits so far by path, as the decode worker's page says."""
-    page = urllib.request.urlopen(f"http://127.0.0.1:{METRICS}/metrics", timeout=5).read().decode()
-    rows = [line for line in page.splitlines() if line.startswith("eyas_draft_commits_total{")]
-    return {row.split('"')[1]: float(row.split()[-1]) for row in rows}
+def counted(name: str, port: int) -> dict[str, float]:
+    """What a worker's page of metrics says of this counter so far, by its one label ("" without)."""
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    rows = [line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    return {row.split('"')[1] if '"' in row else "": float(row.split()[-1]) for row in rows}
 
 
-async def until_drafting(session: DecodeSession) -> None:
-    """Answers small batches until the worker is there, and its rounds have drafts."""
+def commits(port: int) -> dict[str, float]:
+    """Commits so far by path, as a decode worker's page says."""
+    return counted("eyas_draft_commits_total", port)
+
+
+async def until_drafting(session: DecodeSession, drafted: float) -> None:
+    """Answers small batches until the worker is there, and that share of its rounds has drafts."""
     for number in range(1000):
         async with asyncio.timeout(START_S):
             found = await answered(session, f"warm {number}", 1, 96)
-        if found["drafted"] > 0.8:  # an answer's first rounds go by before its drafter knows it
+        if found["drafted"] >= drafted:
             return
     raise TimeoutError("no drafts came")
 
@@ -209,10 +215,10 @@ async def measured(setting: Setting, way: str, hits: Sequence[float]) -> AsyncGe
                     name = f"{batch} at {chance.value}"
                     await answered(session, f"learn {name}", batch, setting.tokens)
                     await asyncio.sleep(PAGE_S)
-                    before = commits()
+                    before = commits(METRICS)
                     found = await answered(session, f"count {name}", batch, setting.tokens)
                     await asyncio.sleep(PAGE_S)
-                paths = {path: total - before.get(path, 0.0) for path, total in commits().items()}
+                paths = {path: total - before.get(path, 0.0) for path, total in commits(METRICS).items()}
                 yield {"way": way, "hits": chance.value, "batch": batch, **found, "commits": paths}
 
 
@@ -228,8 +234,10 @@ async def opened(channel: grpc.aio.Channel, address: str) -> AsyncIterator[Decod
 
 
 @contextlib.asynccontextmanager
-async def ready(channel: grpc.aio.Channel, address: str) -> AsyncIterator[DecodeSession]:
-    """A session with the worker, once its rounds have drafts."""
+async def ready(
+    channel: grpc.aio.Channel, address: str, drafted: float = DRAFTED
+) -> AsyncIterator[DecodeSession]:
+    """A session with the worker, once that share of its rounds has drafts."""
     began = False
     async with asyncio.timeout(START_S):
         await channel.channel_ready()
@@ -237,7 +245,7 @@ async def ready(channel: grpc.aio.Channel, address: str) -> AsyncIterator[Decode
     while not began:
         async with opened(channel, address) as session:
             with contextlib.suppress(EyasError):  # it is still loading
-                await until_drafting(session)
+                await until_drafting(session, drafted)
                 began = True
             if began:
                 yield session

@@ -1,0 +1,148 @@
+"""A real head on another GPU: a decode worker past whose host drafts go, and a worker that drafts ahead for it,
+give a plain worker's tokens, to the last one, under exact arithmetic.
+
+The embedded model; with one GPU all three workers share it. Timing is `tests.gpu.time_remote`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+import torch
+
+from eyas.common import rpc
+from eyas.common.clients import DecodeSession
+from eyas.common.config import EngineConfig, SpeculationConfig, WorkerConfig, resolve_engine
+from eyas.common.params import SamplingParams
+from eyas.common.replies import Step
+from eyas.common.types import GenerationRequest, Role
+from eyas.engine.speculation.turns import Rounds, Turns
+from eyas.worker import engine_main
+from tests.foresight_rates import embedded_prompts
+from tests.gpu.time_remote import PAGE_S, Engine, commits, counted, ready, running
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
+    pytest.mark.timeout(400),
+]
+
+PLAIN, DECODE, DRAFT, PAGE, DRAFT_PAGE = range(47340, 47345)  # ports
+BATCHES = (1, 8, 32)
+ANSWERS, TOKENS, ANSWER_S = 64, 96, 120.0
+CHAIN = SpeculationConfig(3, 1, 4)
+WAYS = (
+    SamplingParams(temperature=0.0, max_tokens=TOKENS),
+    SamplingParams(temperature=1.0, top_p=0.9, max_tokens=TOKENS, ignore_eos=True),
+    SamplingParams(temperature=0.0, max_tokens=TOKENS, frequency_penalty=0.7, ignore_eos=True),
+    SamplingParams(temperature=0.7, max_tokens=TOKENS),
+)
+
+
+class Always(Turns):
+    """Drafts ahead of every round, whether it pays or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead = True
+
+    def round(self, rounds: Rounds, tokens: int, now: float) -> None:
+        """Measures nothing."""
+
+
+def always_ahead(config: EngineConfig, endpoint: str) -> None:
+    """The engine process of a draft worker that drafts ahead of every round."""
+    with mock.patch("eyas.engine.speculation.foresight.Turns", Always):
+        engine_main.main(config, endpoint)
+
+
+def workers(drafter: Engine) -> list[tuple[WorkerConfig, Engine]]:
+    """One without drafts, one that decodes, one that drafts for it."""
+    last = torch.cuda.device_count() - 1
+
+    def engine(gpu: int, *roles: Role, **more: Any) -> EngineConfig:
+        sizes = {"max_running": max(BATCHES), "num_pages": 4096}
+        return resolve_engine(
+            f"cuda:{gpu}", roles=roles, deterministic=True, speculation=CHAIN, **sizes, **more
+        )
+
+    plain = engine(0, *Role, draft=None)
+    decode = engine(0, Role.DECODE, transfer="cuda_ipc")
+    draft = engine(last, Role.DRAFT, transfer="cuda_ipc")
+    known = f"static:127.0.0.1:{DRAFT}"
+    return [
+        (WorkerConfig(plain, port=PLAIN), engine_main.main),
+        (WorkerConfig(draft, port=DRAFT, metrics_port=DRAFT_PAGE), drafter),
+        (WorkerConfig(decode, port=DECODE, metrics_port=PAGE, registry=known), engine_main.main),
+    ]
+
+
+def asked(prompts: Sequence[tuple[int, ...]], batch: int) -> list[GenerationRequest]:
+    """As many as there are answers, in all the ways in turn."""
+    found = []
+    for i in range(ANSWERS):
+        prompt, params = prompts[i % len(prompts)], WAYS[i % len(WAYS)]
+        found.append(GenerationRequest(f"{batch} {i}", prompt, msgspec.structs.replace(params, seed=i)))
+    return found
+
+
+async def told(session: DecodeSession, requests: Sequence[GenerationRequest], batch: int) -> dict[str, Any]:
+    """The tokens of each request, `batch` at once, and the milliseconds per round of a sequence."""
+    left, open_, tokens = list(requests), set[str](), {one.id: list[int]() for one in requests}
+    began, rounds = time.perf_counter(), 0
+    async with contextlib.aclosing(aiter(session)) as events:
+
+        def submit() -> None:
+            while left and len(open_) < batch:
+                open_.add(left[0].id)
+                session.submit(left.pop(0), 1, False)
+
+        submit()
+        async for event in events:
+            for entry in event.entries if isinstance(event, Step) else ():
+                tokens[entry.id] += entry.tokens
+                rounds += 1
+                open_ -= {entry.id} if entry.finish is not None else set()
+            submit()
+            if not open_:
+                break
+    seconds = time.perf_counter() - began
+    count = sum(map(len, tokens.values()))
+    print(f"{batch:>3} at once: {count / rounds:.2f} tokens per round, {count / seconds:.0f} tokens/s")
+    return tokens
+
+
+async def all_told(
+    port: int, drafted: float, prompts: Sequence[tuple[int, ...]]
+) -> dict[int, dict[str, list[int]]]:
+    """By batch, from the worker at this port, once that share of its rounds has drafts."""
+    address, found = f"127.0.0.1:{port}", {}
+    async with rpc.channel(address) as channel, ready(channel, address, drafted) as session:
+        for batch in BATCHES:
+            async with asyncio.timeout(ANSWER_S):
+                found[batch] = await told(session, asked(prompts, batch), batch)
+    return found
+
+
+@pytest.mark.parametrize("drafter", [always_ahead, engine_main.main])
+def test_drafts_from_another_gpu_change_no_token(drafter: Engine) -> None:
+    prompts = embedded_prompts()
+    with running(workers(drafter)):
+        plain = asyncio.run(all_told(PLAIN, 0.0, prompts))
+        drafted = asyncio.run(all_told(DECODE, 0.5, prompts))
+        time.sleep(2 * PAGE_S)
+        paths, late = commits(PAGE), counted("eyas_draft_rounds_late_total", PAGE)[""]
+        hits, misses = (
+            counted(f"eyas_draft_ahead_{name}_total", DRAFT_PAGE)[""] for name in ("hits", "misses")
+        )
+    print(f"commits {paths}; {hits:.0f} of {hits + misses:.0f} drafted ahead, {late:.0f} rounds too late")
+    assert drafted == plain
+    assert paths["mailbox"] > 0.5 * sum(paths.values())
+    assert hits > 0.5 * (hits + misses) > 0
