@@ -1,5 +1,5 @@
-"""A real head on another GPU: a decode worker past whose host drafts go, and a worker that drafts ahead for it,
-give a plain worker's tokens, to the last one, under exact arithmetic.
+"""A real head on another GPU: drafts go past the decode worker's host, some of them drafted ahead, and every
+answer has a plain worker's tokens, to the last one, under exact arithmetic.
 
 The embedded model; with one GPU all three workers share it. Timing is `tests.gpu.time_remote`'s.
 """
