@@ -29,7 +29,7 @@ MEET_S = 120.0
 
 def gpu(ordinal: int, shape: DraftLine) -> Gpu:
     """As an engine on that GPU has it."""
-    return Gpu(CudaDriver(ordinal), shape.dtype, partial(torch.cuda.synchronize, ordinal))
+    return Gpu(CudaDriver(ordinal), shape.dtype, partial(torch.cuda.synchronize, ordinal), shared=True)
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def own_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
         if not by_name(loaded):
             return None
         made.append(FakeDriver())
-        return Gpu(made[-1], str(loaded.placement.dtype).removeprefix("torch."), lambda: None)
+        return Gpu(made[-1], str(loaded.placement.dtype).removeprefix("torch."), lambda: None, shared=True)
 
     monkeypatch.setattr(build, "gpu_of", gpu_of)
     monkeypatch.setattr(draft_lines, "gpu_of", gpu_of)

@@ -81,7 +81,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
 
     def gpu_of(loaded: EngineSpec) -> Gpu:
         drivers.append(FakeDriver((b"gpu-a", b"gpu-b")[len(drivers)]))
-        return Gpu(drivers[-1], "float32", lambda: None)
+        return Gpu(drivers[-1], "float32", lambda: None, shared=True)
 
     for module in (build, draft_lines):
         monkeypatch.setattr(module, "gpu_of", gpu_of)

@@ -25,7 +25,7 @@ class MailDrive(Drive):
 
     def __init__(self) -> None:
         super().__init__(pages=64)
-        self.memory = RowMemory.new(LINE, Gpu(FakeDriver(), "float32", lambda: None))
+        self.memory = RowMemory.new(LINE, Gpu(FakeDriver(), "float32", lambda: None, shared=True))
         place = MailPlace(KEPT, LINE.nodes)
         self.box = Mailbox(memoryview(bytearray(place.nbytes(PLACES))), place, PLACES)
         self.engine._lines.rows = {PEER: self.memory}.get  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ class RingDrive(Drive):
 
     def __init__(self, *, whole: bool = True) -> None:
         super().__init__()
-        self.memory = RowMemory.new(LINE, Gpu(FakeDriver(), "float32", lambda: None))
+        self.memory = RowMemory.new(LINE, Gpu(FakeDriver(), "float32", lambda: None, shared=True))
         self.engine._lines.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
         self.seen: list = []
         draft = self.runner.draft

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def test_the_memory_outlives_the_draft_worker_for_its_decode_engine(
     assert ctypes.string_at(here.rows.address(2, 31), 1) == b"\7"
 
 
+def test_engines_of_one_gpu_agree_where_that_is_asked_for(tmp_path: Path) -> None:
+    here, there = agreed(tmp_path, gpu(), replace(gpu(), shared=True))
+    assert here.rows.ring == there.rows.ring
+    here.close()
+    there.close()
+
+
 def test_kernels_that_were_launched_end_before_the_memory_goes(tmp_path: Path) -> None:
     driver, held = FakeDriver(), []
     waiting = Gpu(driver, "bfloat16", lambda: held.append((len(driver.registered), driver.mappings)))
@@ -77,7 +85,7 @@ def test_kernels_that_were_launched_end_before_the_memory_goes(tmp_path: Path) -
 
 
 def test_every_sequence_has_a_place_of_its_own_while_there_are_any() -> None:
-    memory = RowMemory.new(SHAPE, gpu())
+    memory = RowMemory.new(SHAPE, gpu(b"gpu-b"))
     places = [memory.take_place() for _ in range(4)]
     assert sorted(places) == [-1, 0, 1, 2]
     memory.give_back(places[1])
@@ -90,8 +98,9 @@ def test_every_sequence_has_a_place_of_its_own_while_there_are_any() -> None:
     [
         ({}, lambda: None, "no GPU"),
         ({}, lambda: gpu(dtype="float16"), "bfloat16"),
-        ({"places": 0}, gpu, "none"),
-        ({"kept": 10**6}, gpu, "GiB"),
+        ({}, gpu, "the same GPU"),
+        ({"places": 0}, lambda: gpu(b"gpu-b"), "none"),
+        ({"kept": 10**6}, lambda: gpu(b"gpu-b"), "GiB"),
         ({}, lambda: gpu(b"gpu-b", sees=(b"gpu-b",)), "does not see"),
     ],
 )

@@ -26,7 +26,7 @@ BY_MEMORY = (AUTO, "shm", "cuda_ipc")
 """What `transfer` may be where drafts may go by memory that two processes share."""
 
 BY_GPU = "cuda_ipc"
-"""What it is where features may go from GPU to GPU: by name alone, until answers were compared on GPUs."""
+"""What it is where drafts go past the host by name: between engines that share a GPU too."""
 
 
 def offered_lines(loaded: EngineSpec) -> OfferedLines:
@@ -54,8 +54,8 @@ def offered_lines(loaded: EngineSpec) -> OfferedLines:
 def from_gpu_to_gpu(loaded: EngineSpec) -> bool:
     """May features go past the host? Not with several ranks: who waits for one has to look after others."""
     config = loaded.config
-    apart = config.device != "cpu" and config.attention_backend != "torch" and config.transfer == BY_GPU
-    return apart and config.tensor_parallel_size == 1
+    kernels = config.device != "cpu" and config.attention_backend != "torch"
+    return kernels and config.transfer in (AUTO, BY_GPU) and config.tensor_parallel_size == 1
 
 
 def gpu_of(loaded: EngineSpec) -> Gpu | None:
@@ -65,4 +65,4 @@ def gpu_of(loaded: EngineSpec) -> Gpu | None:
     config = loaded.config
     dtype = str(loaded.placement.dtype).removeprefix("torch.")
     wait = partial(torch.cuda.synchronize, config.device)
-    return Gpu(CudaDriver(number_of(config.device)), dtype, wait)
+    return Gpu(CudaDriver(number_of(config.device)), dtype, wait, shared=config.transfer == BY_GPU)
