@@ -33,6 +33,7 @@ from eyas.engine.kernels import (
     blocks,
     combine,
     grouped,
+    grouped_sweep,
     grouped_wide,
     latent_attend,
     latent_products,
@@ -56,7 +57,7 @@ KERNELS = {
     "products": [
         (grouped, "product_kernel"),
         (grouped_wide, "_by_depth"),
-        (grouped_wide, "_by_columns"),
+        (grouped_sweep, "_sweep"),
         (single, "_products"),
         (single, "_back"),
     ],

@@ -5,8 +5,8 @@ unit's long side, so that few rows waste nothing; weights come by the tensor mem
 are multiplied at a time, and what they give is added in float32, since Hopper's accumulators keep 14 bits;
 before that it is scaled, but for scales of weight rows, which wait for the sum. Of a tile whose k is split
 the last program to arrive adds the parts up, in order. What need not be exact goes elsewhere where that is
-faster: one row to `single`, tall blocks to `grouped_wide`, many rows of a dense weight in FP8 to `vendor`. It
-knows `group.Grouped`, tiles and weights, and neither routers nor models.
+faster: one row to `single`, a short k to `grouped_sweep`, tall blocks to `grouped_wide`, many rows of a dense
+weight in FP8 to `vendor`. It knows `group.Grouped`, tiles and weights, and neither routers nor models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eyas.engine.kernels import grouped_wide, single, vendor
+from eyas.engine.kernels import grouped_sweep, grouped_wide, single, vendor
 from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, quantise
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped_kernels import product_kernel
@@ -118,7 +118,11 @@ class Products:
 
     def _start(self, x: Rows, weight: Weight, walk: Walk, tile: Tile, gate: Gate | None) -> Rows:
         task = Task(self.read(x, weight), weight, walk, tile, gate)
-        if grouped_wide.takes(task) and not self.launch.exact:
+        if self.launch.exact:
+            _start(task, self.launch)
+        elif grouped_sweep.takes(task):
+            grouped_sweep.start(task, self.launch)
+        elif grouped_wide.takes(task):
             grouped_wide.start(task, self.launch)
         else:
             _start(task, self.launch)

@@ -1,10 +1,9 @@
 """Products of many rows for each expert: rows on the matrix unit's long side.
 
 Where an expert has as many rows as the matrix unit takes at once, a tile lies as its result does: nothing is
-turned round on the way out, and more of what is in shared memory is used twice. `_by_depth` walks k for one
-tile. Where k is short, `_by_columns` keeps a block's rows and walks its weight: rows are read once. Both are
-bound by what L2 gives: tall blocks read a weight less often. They know addresses and sizes; they refuse to
-know who chose, and what a product means.
+turned round on the way out, and more of what is in shared memory is used twice. What bounds them is L2: tall
+blocks read a weight less often. They know addresses and sizes; they refuse to know who chose, and what a
+product means.
 """
 
 from __future__ import annotations
@@ -16,15 +15,11 @@ from eyas.engine.kernels.activation import steepness
 from eyas.engine.kernels.blocks import quantised
 from eyas.engine.kernels.grouped_kernels import where
 from eyas.engine.kernels.grouped_task import Task
-from eyas.engine.kernels.grouped_tiles import SHORT
 from eyas.engine.kernels.launching import after_previous, kernel
-from eyas.engine.kernels.sizes import cdiv
 from eyas.engine.kernels.skinny import Launch
 
 FEWEST = 64
 """Rows of a block: the matrix unit's long side."""
-
-_SWEPT = 14  # tiles of columns that a program walks, about
 
 
 def takes(task: Task) -> bool:
@@ -34,19 +29,15 @@ def takes(task: Task) -> bool:
 
 def start(task: Task, launch: Launch) -> None:
     """Computes `task.out`."""
-    tile, constants = task.tile, task.constants()
-    given = (*task.rows, task.described, task.scales)
-    order = (*task.order, task.most)
-    options = {"PDL": launch.pdl, "num_warps": tile.warps, "launch_pdl": launch.pdl}
-    if task.gate is None and cdiv(task.shape.k, tile.depth) <= SHORT:
-        spans = cdiv(task.tiles, _SWEPT)
-        sizes = {"EACH": cdiv(task.tiles, spans), "SPANS": spans, "STAGES": tile.stages}
-        _by_columns[(task.most * spans,)](*given, task.made[0], *order, **constants, **sizes, **options)
-    else:
-        grid = (task.most * task.tiles,)
-        _by_depth[grid](
-            *given, *task.made, *order, **constants, **task.gated(), STAGES=tile.stages, **options
-        )
+    _by_depth[(task.most * task.tiles,)](
+        *(*task.rows, task.described, task.scales, *task.made, *task.order, task.most),
+        **task.constants(),
+        **task.gated(),
+        STAGES=task.tile.stages,
+        PDL=launch.pdl,
+        num_warps=task.tile.warps,
+        launch_pdl=launch.pdl,
+    )
 
 
 @kernel(do_not_specialize=["most"])
@@ -65,7 +56,7 @@ def _by_depth(
     if tl.program_id(0) >= count * TILES:
         return
     block, tile = where(tl.program_id(0), count, TILES, GROUP)
-    expert, inside, source, target = _rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
+    expert, inside, source, target = rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
     first = tile * COLUMNS
     row = expert * N + first
     whole = 1.0
@@ -76,16 +67,16 @@ def _by_depth(
     a = tl.zeros((ROWS, COLUMNS), tl.float32)
     b = tl.zeros((ROWS, COLUMNS), tl.float32)
     for at in tl.range(0, K, DEPTH, num_stages=STAGES):
-        values = _values(x, source, at, K, DEPTH)
+        values = values_of(x, source, at, K, DEPTH)
         by_row, scale, up_scale = whole, 1.0, 1.0
         if BLOCKS:
             by_row = tl.load(x_scales + source * WIDTH + at // 128)
             scale = tl.load(scales + at // 128)
             if GATED:
                 up_scale = tl.load(scales + OUTPUTS // 128 * WIDTH + at // 128)
-        a = _plus(a, values, weights.load([row, at]), by_row, scale, BLOCKS or CHANNELS)
+        a = plus(a, values, weights.load([row, at]), by_row, scale, BLOCKS or CHANNELS)
         if GATED:
-            b = _plus(b, values, weights.load([row + OUTPUTS, at]), by_row, up_scale, BLOCKS or CHANNELS)
+            b = plus(b, values, weights.load([row + OUTPUTS, at]), by_row, up_scale, BLOCKS or CHANNELS)
     column = first + tl.arange(0, COLUMNS)
     there = column < OUTPUTS
     if CHANNELS:
@@ -102,54 +93,8 @@ def _by_depth(
     tl.store(out + target[:, None] * OUTPUTS + column[None, :], made, mask=inside[:, None] & there[None, :])
 
 
-@kernel(do_not_specialize=["most"])
-def _by_columns(
-    x, x_scales, weights, scales, out, order, blocks, most,
-    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
-    BLOCKS: tl.constexpr, CHANNELS: tl.constexpr, MADE: tl.constexpr, EACH: tl.constexpr,
-    SPANS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Grid (blocks * SPANS): EACH tiles of columns of one block of rows, whose k has one step or two."""
-    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
-    WIDTH: tl.constexpr = (K + 127) // 128
-    TWO: tl.constexpr = K > DEPTH
-    NEXT: tl.constexpr = DEPTH // 128  # block of k
-    after_previous(PDL)
-    count = tl.load(blocks + 3 * most)
-    if tl.program_id(0) >= count * SPANS:
-        return
-    block, span = where(tl.program_id(0), count, SPANS, GROUP)
-    expert, inside, source, target = _rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
-    low = _values(x, source, 0, K, DEPTH)
-    high = _values(x, source, DEPTH, K, DEPTH) if TWO else low
-    by_low, by_high = 1.0, 1.0
-    if BLOCKS or CHANNELS:
-        of_row = x_scales + source * (WIDTH if BLOCKS else 1)
-        by_low = tl.load(of_row)
-        by_high = tl.load(of_row + NEXT) if BLOCKS and TWO else by_low
-    for tile in tl.range(span * EACH, tl.minimum((span + 1) * EACH, TILES), num_stages=STAGES):
-        first = tile * COLUMNS
-        row, column = expert * N + first, first + tl.arange(0, COLUMNS)
-        scale, high_scale = 1.0, 1.0
-        if BLOCKS:
-            of_tile = scales + (expert * ((N + 127) // 128) + first // 128) * WIDTH
-            scale = tl.load(of_tile)
-            if TWO:
-                high_scale = tl.load(of_tile + NEXT)
-        y = tl.zeros((ROWS, COLUMNS), tl.float32)
-        y = _plus(y, low, weights.load([row, 0]), by_low, scale, BLOCKS or CHANNELS)
-        if TWO:
-            y = _plus(y, high, weights.load([row, DEPTH]), by_high, high_scale, BLOCKS or CHANNELS)
-        there = column < OUTPUTS
-        if CHANNELS:
-            y *= tl.load(scales + expert * N + column, mask=there, other=0.0)[None, :]
-        to = out + target[:, None] * OUTPUTS + column[None, :]
-        tl.store(to, y.to(MADE), mask=inside[:, None] & there[None, :])
-
-
 @triton.jit
-def _rows_of(
+def rows_of(
     order, blocks, most, block, ROWS: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr
 ):  # fmt: skip
     """A block's expert; and of its ROWS rows: which are there, where each is read and where it goes."""
@@ -164,7 +109,7 @@ def _rows_of(
 
 
 @triton.jit
-def _values(x, source, at, K: tl.constexpr, DEPTH: tl.constexpr):
+def values_of(x, source, at, K: tl.constexpr, DEPTH: tl.constexpr):
     """DEPTH elements of the rows, from `at` on."""
     column = at + tl.arange(0, DEPTH)
     if K % DEPTH == 0:
@@ -174,7 +119,7 @@ def _values(x, source, at, K: tl.constexpr, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def _plus(total, values, weight, by_row, scale, SCALED: tl.constexpr):
+def plus(total, values, weight, by_row, scale, SCALED: tl.constexpr):
     """The total with rows . weight^T, which is scaled by row, and as a whole, where it is in FP8."""
     if SCALED:
         return total + tl.dot(values, weight.T) * (by_row * scale)[:, None]
