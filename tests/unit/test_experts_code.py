@@ -108,7 +108,8 @@ def products(rows: RowScales) -> None:
         inner = shared.gate_up(read, gate_up, order, V3.per_row, gate)
         assert isinstance(inner, torch.Tensor) == (rows != "block")
         shared.down(inner, down, order)
-        shared.dense(empty(count, HIDDEN), weight_of(2112, HIDDEN, rows=rows))
+        for many in (count, 16):
+            shared.dense(empty(many, HIDDEN), weight_of(2112, HIDDEN, rows=rows))
 
 
 def one_row() -> None:
@@ -135,8 +136,8 @@ def spills(code: Path) -> bool:
     return " 0 bytes spill stores" not in said
 
 
-PRODUCTS = "product_kernel", "_by_depth", "_by_columns"
-KERNELS = {"routed": 22, "exchanged": 2, "bf16": 10, "fp8": 11, "channels": 13, "one_row": 15}
+PRODUCTS = "product_kernel", "_by_depth", "_sweep"
+KERNELS = {"routed": 22, "exchanged": 2, "bf16": 10, "fp8": 12, "channels": 13, "one_row": 15}
 
 
 @pytest.mark.parametrize(("recipe", "kernels"), KERNELS.items())
@@ -154,4 +155,6 @@ def test_kernels_compile(recipe: str, kernels: int, tmp_path: Path, monkeypatch:
         assert all(any(name in code for code in products) for name in tall)
         assert all("wgmma" in code and ("e4m3" in code) == (recipe != "bf16") for code in products)
         assert all(".local" not in code for code in products)
-        assert sum("prefetch.global.L2" in code for code in products) == 2  # of few rows: `down`, and dense
+        assert any("_few" in code and "mma.sync" in code for code in found) == (recipe == "fp8")
+        ahead = 2 if recipe == "bf16" else 1  # of few rows: dense, and `down` that is not swept
+        assert sum("prefetch.global.L2" in code for code in products) == ahead

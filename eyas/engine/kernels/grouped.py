@@ -5,8 +5,9 @@ unit's long side, so that few rows waste nothing; weights come by the tensor mem
 are multiplied at a time, and what they give is added in float32, since Hopper's accumulators keep 14 bits;
 before that it is scaled, but for scales of weight rows, which wait for the sum. Of a tile whose k is split
 the last program to arrive adds the parts up, in order. What need not be exact goes elsewhere where that is
-faster: one row to `single`, a short k to `grouped_sweep`, tall blocks to `grouped_wide`, many rows of a dense
-weight in FP8 to `vendor`. It knows `group.Grouped`, tiles and weights, and neither routers nor models.
+faster: one row to `single`, a short k to `grouped_sweep`, tall blocks to `grouped_wide`; of dense weights in
+FP8 a few rows to `few`, many to `vendor`. It knows `group.Grouped`, tiles and weights, and neither routers
+nor models.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eyas.engine.kernels import grouped_sweep, grouped_wide, single, vendor
+from eyas.engine.kernels import few, grouped_sweep, grouped_wide, single, vendor
 from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, quantise
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped_kernels import product_kernel
@@ -55,7 +56,10 @@ class Products:
             return single.dense(read, weight, self.launch.pdl)
         if self._is_vendors(x, weight):
             return self._by_vendor(x, weight)
-        made = self._start(x, weight, Walk(), self._dense_tile(x, weight, None), None)
+        read = self.read(x, weight)
+        if isinstance(read, Fp8Rows) and isinstance(weight, Fp8Weight) and self._is_few(read, weight):
+            return few.dense(read, weight, self.launch.pdl)
+        made = self._start(read, weight, Walk(), self._dense_tile(read, weight, None), None)
         assert isinstance(made, torch.Tensor)
         return made
 
@@ -95,6 +99,9 @@ class Products:
         made = self._start(x, weight, Walk(grouped, scatter=True), self._tile(weight, grouped, None), None)
         assert isinstance(made, torch.Tensor)
         return made
+
+    def _is_few(self, x: Fp8Rows, weight: Fp8Weight) -> bool:
+        return not self.launch.exact and few.takes(x, weight)
 
     def _is_vendors(self, x: Rows, weight: Weight) -> bool:
         known = self.vendor and not self.launch.exact

@@ -24,7 +24,7 @@ _MANY = 64
 _COLUMNS = 128  # of a program
 _SINGLE = 8  # rows in parts: up to this number each is taken alone
 _PARTS = 8  # of such a row that are added up at a time
-_NARROW = 16  # columns of a program that takes such a row
+_NARROW, _THIN = 16, 2  # columns and warps of a program that takes such a row
 _PROGRAMS = 128  # fewer than that are cut into narrower ones
 
 
@@ -111,7 +111,7 @@ def _single_values(mixed: Parted, factor: torch.Tensor, out: torch.Tensor, pdl: 
         PARTS=_PARTS,
         COLUMNS=columns,
         PDL=pdl,
-        num_warps=4,
+        num_warps=_THIN,
         launch_pdl=pdl,
     )
 

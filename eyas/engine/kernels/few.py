@@ -1,0 +1,80 @@
+"""Products of a few rows with a dense weight in FP8 blocks: weights wait in registers until rows are there.
+
+Such a product takes as long as its weights take to come, and then as long as it takes to add up. So each
+program asks for all of its weight rows at once, before it waits for the kernel that makes the rows. Its warps
+share k: each multiplies a stretch of it on the matrix unit, and they add up what they have once, at the end.
+`single` does this for one row without the matrix unit; `grouped`, which takes any number of rows, is the test
+of it. It knows rows and weights, and refuses to know models; what it computes is no `exact` arithmetic.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight
+from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.sizes import cdiv
+
+MOST_ROWS = 8  # which the matrix unit takes at once; with twice as many it was slower in a layer
+_COLUMNS = 16  # of the result, for each program: weight rows that the matrix unit takes at once
+_WARPS = 8
+_HELD = 128 * 1024  # bytes of weights that a program's registers hold
+_MOST_PROGRAMS = 4 * 132  # with more of them weights are as long on their way as if they were asked for late
+
+
+def takes(x: Fp8Rows, weight: Fp8Weight) -> bool:
+    """Whether there are few enough rows, and little enough of the weight."""
+    n, k = weight.shape
+    small = cdiv(n, _COLUMNS) <= _MOST_PROGRAMS and _COLUMNS * cdiv(k, SIDE * _WARPS) * SIDE * _WARPS <= _HELD
+    return len(x.stored) <= MOST_ROWS and weight.rounding.rows == "block" and small
+
+
+def dense(x: Fp8Rows, weight: Fp8Weight, pdl: bool = False) -> torch.Tensor:
+    """x [m, k] . weight [n, k]^T -> [m, n] in x's type."""
+    (n, k), m = weight.shape, len(x.stored)
+    out = x.scales.new_empty(m, n, dtype=x.dtype)
+    _few[(cdiv(n, _COLUMNS),)](
+        *(x.stored, x.scales, weight.stored, weight.scales, out, m),
+        N=n,
+        K=k,
+        ROWS=MOST_ROWS,
+        COLUMNS=_COLUMNS,
+        SHARES=_WARPS,
+        STEPS=cdiv(k, SIDE * _WARPS),
+        PDL=pdl,
+        num_warps=_WARPS,
+        launch_pdl=pdl,
+    )
+    return out
+
+
+@kernel(do_not_specialize=["m"])
+def _few(
+    x, x_scales, weights, scales, out, m,
+    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHARES: tl.constexpr,
+    STEPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles of columns). A share of k has STEPS blocks of 128."""
+    WIDTH: tl.constexpr = (K + 127) // 128
+    first = tl.program_id(0) * COLUMNS
+    share = tl.arange(0, SHARES)[:, None, None]
+    column = first + tl.arange(0, COLUMNS)[None, :, None]
+    row = tl.arange(0, ROWS)[None, None, :]
+    of_column, of_row = weights + column.to(tl.int64) * K, x + row * K
+    held = ()
+    for step in tl.static_range(STEPS):
+        at = (share * STEPS + step) * 128 + tl.arange(0, 128)[None, None, :]
+        held = held + (tl.load(of_column + at, mask=(column < N) & (at < K), other=0.0),)  # type: ignore[assignment]
+    after_previous(PDL)
+    total = tl.zeros((SHARES, COLUMNS, ROWS), tl.float32)
+    for step in tl.static_range(STEPS):
+        block = share * STEPS + step
+        at = block * 128 + tl.arange(0, 128)[None, :, None]
+        values = tl.load(of_row + at, mask=(row < m) & (at < K), other=0.0)
+        by_row = tl.load(x_scales + row * WIDTH + block, mask=(row < m) & (block < WIDTH), other=0.0)
+        scale = tl.load(scales + first // 128 * WIDTH + block, mask=block < WIDTH, other=0.0)
+        total += tl.dot(held[step], values) * (by_row * scale)
+    y = tl.sum(total, 0)
+    column, row = first + tl.arange(0, COLUMNS)[:, None], tl.arange(0, ROWS)[None, :]
+    tl.store(out + row * N + column, y.to(out.dtype.element_ty), mask=(row < m) & (column < N))

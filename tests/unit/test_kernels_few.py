@@ -1,0 +1,62 @@
+"""Products of a few rows whose weights wait: against plain torch, and the way of any number of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eyas.engine.kernels import few
+from eyas.engine.kernels.blocks import Fp8Weight, quantise
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.skinny import Launch
+from tests.unit.test_kernels_grouped import DEVICE, PDL, in_kind, random
+
+SHAPES = [
+    (2112, 896),
+    (96, 2048),
+    (40, 1000),
+    (16, 128),
+    (272, 3072),
+]  # the last ones have steps that are cut
+
+
+def plainly(x: torch.Tensor, weight: Fp8Weight) -> torch.Tensor:
+    """In float64, of what the parts of both stand for."""
+    read, (n, k) = quantise(x, weight.rounding), weight.shape
+    scales = weight.scales.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    rows = read.stored.double() * read.scales.double().repeat_interleave(128, 1)[:, :k]
+    return rows @ (weight.stored.double() * scales.double()).T
+
+
+@pytest.mark.parametrize("kind", ["blocks", "powers"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rows", [2, 5, 8])
+def test_it_is_the_product(rows: int, shape: tuple[int, int], kind: str) -> None:
+    n, k = shape
+    x = random(rows, k, seed=3).to(DEVICE)
+    weight = in_kind(random(n, k, seed=4) / k**0.5, kind)
+    assert isinstance(weight, Fp8Weight)
+    read = quantise(x, weight.rounding)
+    assert few.takes(read, weight)
+    found, expected = few.dense(read, weight, PDL).double(), plainly(x, weight)
+    assert (found - expected).norm() < 1e-6 * expected.norm()
+    other = Fp8Weight(
+        weight.stored, weight.scales * torch.linspace(1, 1.1, weight.scales.shape[1]).to(DEVICE)
+    )
+    if k > 128:
+        assert (found - plainly(x, other)).norm() > 1e-3 * expected.norm(), "scales of other blocks"
+
+
+def test_others_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows, scales of whole rows, much of a weight, one row, and exact arithmetic."""
+    taken: list[int] = []
+    monkeypatch.setattr(few, "dense", lambda x, weight, pdl: taken.append(len(x.stored)))
+    x, weight = random(9, 256).to(DEVICE), in_kind(random(64, 256), "blocks")
+    shared, exact = (Products(Launch.on(DEVICE, pdl=PDL, exact=exact)) for exact in (False, True))
+    for products, count in ((shared, 1), (shared, 2), (shared, 8), (shared, 9), (exact, 2)):
+        products.dense(x[:count], weight)
+    shared.dense(x[:2], in_kind(random(64, 256), "token"))
+    assert taken == [2, 8]
+    narrow = quantise(x[:2], weight.rounding)
+    sizes = few.takes(narrow, in_kind(random(16 * 600, 128), "blocks"))
+    assert not sizes, "more programs than a GPU has room for"
