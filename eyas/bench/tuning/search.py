@@ -16,7 +16,7 @@ from triton.runtime.errors import OutOfResources
 
 from eyas.bench.kernels.timing import graph_us, host_us
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
-from eyas.engine.kernels import grouped_wide, vendor
+from eyas.engine.kernels import few, grouped_wide, vendor
 from eyas.engine.kernels.blocks import SIDE, Fp8Weight, rounding_of
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped import Products
@@ -121,7 +121,7 @@ def search(jobs: tuple[Job, ...], device: str, deadline: float) -> Iterator[tupl
         for rows in ROWS:
             if time.monotonic() > deadline:
                 return
-            if not bench.is_vendors(rows):
+            if not bench.is_elsewhere(rows):
                 yield from bench.best(rows, deadline)
 
 
@@ -169,10 +169,14 @@ class Bench:
         self._launch = Launch.on(device, pdl=device != "cpu")
         self._weights = [self._weight(shape) for shape in job.shapes]
 
-    def is_vendors(self, rows: int) -> bool:
-        """Whether an engine asks cuBLAS for this many rows, and no tile."""
-        dense = not self.job.per_row and vendor.is_there(self._device)
-        return dense and vendor.takes(rows, self._dtype, self._weights[0])
+    def is_elsewhere(self, rows: int) -> bool:
+        """Whether this many rows meet their dense weight without a tile: by `few`, or by cuBLAS."""
+        weight = self._weights[0]
+        if self.job.per_row or not isinstance(weight, Fp8Weight):
+            return False
+        if few.takes(rows, weight) and not self.job.shapes[0].gated:
+            return True
+        return vendor.is_there(self._device) and vendor.takes(rows, self._dtype, weight)
 
     def best(self, rows: int, deadline: float) -> Iterator[tuple[Key, Found]]:
         """Both products of experts have blocks of one size: that of the smaller sum."""

@@ -23,11 +23,11 @@ _HELD = 128 * 1024  # bytes of weights that a program's registers hold
 _MOST_PROGRAMS = 4 * 132  # with more of them weights are as long on their way as if they were asked for late
 
 
-def takes(x: Fp8Rows, weight: Fp8Weight) -> bool:
+def takes(rows: int, weight: Fp8Weight) -> bool:
     """Whether there are few enough rows, and little enough of the weight."""
     n, k = weight.shape
     small = cdiv(n, _COLUMNS) <= _MOST_PROGRAMS and _COLUMNS * cdiv(k, SIDE * _WARPS) * SIDE * _WARPS <= _HELD
-    return len(x.stored) <= MOST_ROWS and weight.rounding.rows == "block" and small
+    return rows <= MOST_ROWS and weight.rounding.rows == "block" and small
 
 
 def dense(x: Fp8Rows, weight: Fp8Weight, pdl: bool = False) -> torch.Tensor:

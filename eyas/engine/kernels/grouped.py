@@ -57,8 +57,9 @@ class Products:
         if self._is_vendors(x, weight):
             return self._by_vendor(x, weight)
         read = self.read(x, weight)
-        if isinstance(read, Fp8Rows) and isinstance(weight, Fp8Weight) and self._is_few(read, weight):
-            return few.dense(read, weight, self.launch.pdl)
+        if isinstance(read, Fp8Rows) and isinstance(weight, Fp8Weight) and not self.launch.exact:
+            if few.takes(single.count_of(x), weight):
+                return few.dense(read, weight, self.launch.pdl)
         made = self._start(read, weight, Walk(), self._dense_tile(read, weight, None), None)
         assert isinstance(made, torch.Tensor)
         return made
@@ -99,9 +100,6 @@ class Products:
         made = self._start(x, weight, Walk(grouped, scatter=True), self._tile(weight, grouped, None), None)
         assert isinstance(made, torch.Tensor)
         return made
-
-    def _is_few(self, x: Fp8Rows, weight: Fp8Weight) -> bool:
-        return not self.launch.exact and few.takes(x, weight)
 
     def _is_vendors(self, x: Rows, weight: Weight) -> bool:
         known = self.vendor and not self.launch.exact
