@@ -7,7 +7,7 @@ import torch
 
 from eyas.engine.kernels import grouped_sweep
 from eyas.engine.kernels.grouped_tiles import Tile
-from tests.unit.test_kernels_grouped import close, computed, random
+from tests.unit.test_kernels_grouped import DEVICE, close, meant, random, rounded
 from tests.unit.test_kernels_grouped_wide import KINDS, experts_of, layers, run, with_tile
 
 FEW = [Tile(16, 64, 128, 4, 3), Tile(32, 128, 128, 4, 2, group=2), Tile(16, 64, 64, 4, 4, group=1)]
@@ -33,15 +33,16 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_each_row_meets_its_own_expert(width: int, tile: Tile, kind: str, swept: list[int]) -> None:
     """k has one step or two; a block of rows that is not full, and columns that no tile ends with."""
     hidden = 1920 if width == 128 else 256  # 15 and 30 tiles: two sweeps, and three
-    x, experts, weights = random(ROWS, hidden), experts_of(ROWS), layers(kind, hidden, width)
-    found = run(with_tile(tile, weights, experts.numel()), x, experts, weights)[1]
-    short = width <= (256 if kind != "float32" else 2 * tile.depth)
-    assert swept == [width] * short
-    expected = computed(x, experts, weights)[1]
-    error = (found.double().cpu() - expected).norm() / expected.norm()
-    assert error < (2e-6 if kind == "float32" else 5e-3)  # rounding may tip a number of the inner rows
+    experts, (gate_up, down) = experts_of(ROWS), layers(kind, hidden, width)
+    shared = with_tile(tile, (gate_up, down), experts.numel())
+    order, inner = shared.group(experts, (gate_up, down)), random(experts.numel(), width)
+    found = shared.down(inner[order.order.cpu().long()].to(DEVICE), down, order)
+    assert swept == [width] * (width <= (256 if kind != "float32" else 2 * tile.depth))
+    read, whole, whose = rounded(inner, down), meant(down), experts.flatten().tolist()
+    expected = torch.stack([row @ whole[e].t() for row, e in zip(read, whose, strict=True)])
+    close(found, expected, kind)
     with pytest.raises(AssertionError):  # a choice that goes to its neighbour's expert
-        close(found, computed(x, experts.flip(1), weights)[1], kind)
+        close(found, expected.roll(1, 0), kind)
 
 
 @pytest.mark.parametrize("kind", ["blocks", "token"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
 from eyas.engine.speculation.ahead import Foreseer
 from eyas.engine.speculation.draft_commits import DraftRefused
-from eyas.engine.speculation.draft_runner import Asked
+from eyas.engine.speculation.draft_runner import AnyChain, Asked
 from eyas.engine.speculation.draft_sequences import (
     BatchRunner,
     DraftedSequence,
@@ -160,9 +160,10 @@ class DraftEngine:
         now = time.monotonic()
         followed = self._sequences.followed.items()
         asking = [(key, one) for key, one in followed if one.is_here and one.is_due]
-        missed = [one for one in asking if not self._foreseen(one, now)]
-        if len(missed) < len(asking):
-            self._send_replies()
+        chains = [self._foreseen(one, now) for one in asking]
+        if any(chains):
+            self._go_on(asking, chains)
+        missed = [one for one, chain in zip(asking, chains, strict=True) if chain is None]
         groups: dict[SpeculationConfig, list[Asking]] = defaultdict(list)
         for key, one in missed:
             spec = one.wanted or ROWS_ALONE
@@ -174,24 +175,30 @@ class DraftEngine:
             self._step_seconds.add(time.monotonic() - began)
             self._step_sequences.add(len(group))
 
-    def _foreseen(self, asking: Asking, now: float) -> bool:
+    def _foreseen(self, asking: Asking, now: float) -> AnyChain | None:
         """Answers a commit with what was drafted ahead of it, if that is what it asks for."""
         key, followed = asking
         if followed.wanted is None:
             self._sequences.end_ahead(followed)
-            return False
+            return None
         chain = self._foresight.answer(followed, now)
-        if chain is None:
-            return False
-        followed.answered()
-        self._propose(key, followed, chain.tree)
-        self._foresight.begin(key, followed, chain)
-        return True
+        if chain is not None:
+            followed.answered()
+            self._propose(key, followed, chain.tree)
+        return chain
+
+    def _go_on(self, answered: list[Asking], chains: Iterable[AnyChain | None]) -> None:
+        """Sends the answers, for which devices wait; then these chains' verdicts may be drafted ahead of."""
+        self._send_replies()
+        for (key, followed), chain in zip(answered, chains, strict=True):
+            if chain is not None:
+                self._foresight.begin(key, followed, chain)
 
     def _draft(self, spec: SpeculationConfig, group: list[Asking]) -> None:
         """Writes the rows of their commits, and proposes below them."""
         asked = self._asked(group)
         proposed = self._parts.runner.draft(list(asked.values()), spec)
+        answered, chains = [], []
         for key, one in zip(asked, proposed, strict=True):
             if not one.whole:  # the decode engine has them still, and opens it anew
                 self._sequences.close(key, "its features were not in its ring any more")
@@ -202,8 +209,9 @@ class DraftEngine:
             followed.written()
             if wanted:
                 self._propose(key, followed, one.tree)
-                if one.chain is not None:
-                    self._foresight.begin(key, followed, one.chain)
+                answered.append((key, followed))
+                chains.append(one.chain)
+        self._go_on(answered, chains)
 
     def _asked(self, group: list[Asking]) -> dict[Key, Asked]:
         """By sequence; one whose features are nowhere is closed."""
