@@ -156,7 +156,6 @@ BROKEN = [
     Variant(  # a head seldom drafts what penalties forbid; an answer that is foretold is all drafts
         "penalties without ancestors",
         InProcess((CHAIN,), TOGETHER, foretold=True),
-        quick=False,
         fault=faults.penalties_without_ancestors,
     ),
     Variant("rows stay", InProcess((TREE,), TOGETHER), fault=faults.rows_stay),
@@ -194,7 +193,8 @@ def _parameter_sets(rng: random.Random, *, harsh: bool) -> dict[str, SamplingPar
     }
     if harsh:
         weights = {"repetition_penalty": 1.1, "presence_penalty": 2.0, "frequency_penalty": 2.0}
-        sets["harsh"] = change(plain, temperature=0.0, **weights)
+        wanted = {rng.randrange(VOCAB): 60.0 for _ in range(4)}  # which take turns: penalties say whose it is
+        sets["harsh"] = change(plain, temperature=0.0, logit_bias=wanted, **weights)
     return sets
 
 

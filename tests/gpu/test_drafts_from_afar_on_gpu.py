@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import msgspec
@@ -25,6 +26,7 @@ from eyas.common.replies import Step
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.speculation.turns import Rounds, Turns
 from eyas.worker import engine_main
+from eyas.worker.ports import free_ports
 from tests.foresight_rates import embedded_prompts
 from tests.gpu.time_remote import PAGE_S, Engine, commits, counted, ready, running
 
@@ -34,7 +36,6 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-PLAIN, DECODE, DRAFT, PAGE, DRAFT_PAGE = range(47340, 47345)  # ports
 BATCHES = (1, 8, 32)
 ANSWERS, TOKENS, ANSWER_S = 64, 96, 120.0
 CHAIN = SpeculationConfig(3, 1, 4)
@@ -63,7 +64,17 @@ def always_ahead(config: EngineConfig, endpoint: str) -> None:
         engine_main.main(config, endpoint)
 
 
-def workers(drafter: Engine) -> list[tuple[WorkerConfig, Engine]]:
+class Ports(NamedTuple):
+    """Of the three workers, and of the pages of two."""
+
+    plain: int
+    decode: int
+    draft: int
+    page: int
+    draft_page: int
+
+
+def workers(drafter: Engine, ports: Ports) -> list[tuple[WorkerConfig, Engine]]:
     """One without drafts, one that decodes, one that drafts for it."""
     last = torch.cuda.device_count() - 1
 
@@ -77,11 +88,11 @@ def workers(drafter: Engine) -> list[tuple[WorkerConfig, Engine]]:
     way = "auto" if last else "cuda_ipc"  # on one GPU drafts go past the host by name alone
     decode = engine(0, Role.DECODE, transfer=way)
     draft = engine(last, Role.DRAFT, transfer=way)
-    known = f"static:127.0.0.1:{DRAFT}"
+    known = f"static:127.0.0.1:{ports.draft}"
     return [
-        (WorkerConfig(plain, port=PLAIN), engine_main.main),
-        (WorkerConfig(draft, port=DRAFT, metrics_port=DRAFT_PAGE), drafter),
-        (WorkerConfig(decode, port=DECODE, metrics_port=PAGE, registry=known), engine_main.main),
+        (WorkerConfig(plain, port=ports.plain), engine_main.main),
+        (WorkerConfig(draft, port=ports.draft, metrics_port=ports.draft_page), drafter),
+        (WorkerConfig(decode, port=ports.decode, metrics_port=ports.page, registry=known), engine_main.main),
     ]
 
 
@@ -94,8 +105,10 @@ def asked(prompts: Sequence[tuple[int, ...]], batch: int) -> list[GenerationRequ
     return found
 
 
-async def told(session: DecodeSession, requests: Sequence[GenerationRequest], batch: int) -> dict[str, Any]:
-    """The tokens of each request, `batch` at once, and the milliseconds per round of a sequence."""
+async def told(
+    session: DecodeSession, requests: Sequence[GenerationRequest], batch: int
+) -> dict[str, list[int]]:
+    """The tokens of each request, `batch` at once."""
     left, open_, tokens = list(requests), set[str](), {one.id: list[int]() for one in requests}
     began, rounds = time.perf_counter(), 0
     async with contextlib.aclosing(aiter(session)) as events:
@@ -134,14 +147,14 @@ async def all_told(
 
 @pytest.mark.parametrize("drafter", [always_ahead, engine_main.main])
 def test_drafts_from_another_gpu_change_no_token(drafter: Engine) -> None:
-    prompts = embedded_prompts()
-    with running(workers(drafter)):
-        plain = asyncio.run(all_told(PLAIN, 0.0, prompts))
-        drafted = asyncio.run(all_told(DECODE, 0.5, prompts))
+    prompts, ports = embedded_prompts(), Ports(*itertools.islice(free_ports(), 5))
+    with running(workers(drafter, ports)):
+        plain = asyncio.run(all_told(ports.plain, 0.0, prompts))
+        drafted = asyncio.run(all_told(ports.decode, 0.5, prompts))
         time.sleep(2 * PAGE_S)
-        paths, late = commits(PAGE), counted("eyas_draft_rounds_late_total", PAGE)[""]
+        paths, late = commits(ports.page), counted("eyas_draft_rounds_late_total", ports.page)[""]
         hits, misses = (
-            counted(f"eyas_draft_ahead_{name}_total", DRAFT_PAGE)[""] for name in ("hits", "misses")
+            counted(f"eyas_draft_ahead_{name}_total", ports.draft_page)[""] for name in ("hits", "misses")
         )
     print(f"commits {paths}; {hits:.0f} of {hits + misses:.0f} drafted ahead, {late:.0f} rounds too late")
     assert drafted == plain

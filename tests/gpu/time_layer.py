@@ -32,6 +32,7 @@ from eyas.engine.checkpoint.weights import DummyWeights, Placement
 from eyas.engine.kernels import (
     blocks,
     combine,
+    few,
     grouped,
     grouped_sweep,
     grouped_wide,
@@ -58,6 +59,7 @@ KERNELS = {
         (grouped, "product_kernel"),
         (grouped_wide, "_by_depth"),
         (grouped_sweep, "_sweep"),
+        (few, "_few"),
         (single, "_products"),
         (single, "_back"),
     ],

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from eyas.engine.kernels import grouped_sweep
+from eyas.engine.kernels.grouped_task import Task
 from eyas.engine.kernels.grouped_tiles import Tile
 from tests.unit.test_kernels_grouped import DEVICE, close, meant, random, rounded
 from tests.unit.test_kernels_grouped_wide import KINDS, experts_of, layers, run, with_tile
@@ -29,14 +30,19 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tile", FEW, ids=str)
-@pytest.mark.parametrize("width", [64, 128, 256], ids=str)
-def test_each_row_meets_its_own_expert(width: int, tile: Tile, kind: str, swept: list[int]) -> None:
-    """k has one step or two; a block of rows that is not full, and columns that no tile ends with."""
-    hidden = 1920 if width == 128 else 256  # 15 and 30 tiles: two sweeps, and three
+@pytest.mark.parametrize("width", [64, 128, 192, 256])
+def test_each_row_meets_its_own_expert(
+    width: int, tile: Tile, kind: str, swept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """k has one step or two, and may end within one; blocks of rows are not full, the last tile is cut."""
+    hidden = 1904 if width == 128 else 272  # of 15 or 30 tiles, so that sweeps are two and three; of 3 or 5
     experts, (gate_up, down) = experts_of(ROWS), layers(kind, hidden, width)
     shared = with_tile(tile, (gate_up, down), experts.numel())
     order, inner = shared.group(experts, (gate_up, down)), random(experts.numel(), width)
+    room = torch.full((experts.numel() + 1, hidden), 7.0, device=DEVICE)
+    monkeypatch.setattr(Task, "out", room[:-1])
     found = shared.down(inner[order.order.cpu().long()].to(DEVICE), down, order)
+    assert found.data_ptr() == room.data_ptr() and (room[-1] == 7.0).all(), "written behind the last row"
     assert swept == [width] * (width <= (256 if kind != "float32" else 2 * tile.depth))
     read, whole, whose = rounded(inner, down), meant(down), experts.flatten().tolist()
     expected = torch.stack([row @ whole[e].t() for row, e in zip(read, whose, strict=True)])

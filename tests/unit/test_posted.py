@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from fake_gpu import FakeDriver
-from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
+from test_draft_engine import PEER, WIDTH, CountingRunner, Drive, _commit, _open
 
 from eyas.engine.ipc.mailbox import NEWEST, Mailbox, MailPlace, tags
 from eyas.engine.ipc.messages import DraftClose, DraftClosed, DraftLine, Proposal
@@ -196,3 +196,18 @@ def test_waiting_for_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _proposal() -> Proposal:
     return Proposal(1, 1, 5, (1,), (-1,))
+
+
+def test_all_answers_are_left_before_any_is_drafted_ahead_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices wait for them."""
+    drive, seen = MailDrive(), []
+    drive.follow(1, place=0)
+    drive.follow(2, place=1)
+    drive.runner.draft = CountingRunner.draft.__get__(drive.runner)  # type: ignore[method-assign]
+    monkeypatch.setattr(
+        drive.engine._foresight, "begin", lambda *_: seen.append([drive.left(place)[0] for place in (0, 1)])
+    )
+    drive.post(0, 1, 4, 11)
+    drive.post(1, 2, 4, 12)
+    drive.hear()
+    assert seen == [[tag(1, 5) & 0xFFFFFFFF, tag(2, 5) & 0xFFFFFFFF]] * 2

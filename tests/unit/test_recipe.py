@@ -231,7 +231,7 @@ def test_layers_left_out_launch_nothing_else(tmp_path: Path, cache: Path, family
     told = _told(LAYERS, json.dumps([str(tmp_path / "model"), compiled[family]]))
     assert told["found"] == told["every"]
     routed = {"_choose", "_count", "_place", "product_kernel", "_combine", "_products", "_back"}
-    routed |= {"_by_depth", "_by_columns"}  # of prompts with many rows per expert
+    routed |= {"_by_depth", "_sweep"}  # of prompts with many rows per expert, and of a short k
     expected = PLAIN | routed if family == "qwen3_moe" else PLAIN
     assert {name for name, _ in told["found"]} == expected
     windows = {"window=40" in key for name, key in told["found"] if name in ("_attend", "_attend_chunks")}

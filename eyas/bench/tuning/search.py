@@ -16,7 +16,7 @@ from triton.runtime.errors import OutOfResources
 
 from eyas.bench.kernels.timing import graph_us, host_us
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
-from eyas.engine.kernels import few, grouped_wide, vendor
+from eyas.engine.kernels import few, grouped_wide, single, vendor
 from eyas.engine.kernels.blocks import SIDE, Fp8Weight, rounding_of
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped import Products
@@ -170,13 +170,14 @@ class Bench:
         self._weights = [self._weight(shape) for shape in job.shapes]
 
     def is_elsewhere(self, rows: int) -> bool:
-        """Whether this many rows meet their dense weight without a tile: by `few`, or by cuBLAS."""
+        """Whether an engine multiplies this many rows by the dense weight without a tile."""
         weight = self._weights[0]
         if self.job.per_row or not isinstance(weight, Fp8Weight):
             return False
-        if few.takes(rows, weight) and not self.job.shapes[0].gated:
-            return True
-        return vendor.is_there(self._device) and vendor.takes(rows, self._dtype, weight)
+        alone = rows == 1 and single.can_hold(weight)
+        by_few = few.takes(rows, weight) and not self.job.shapes[0].gated
+        by_vendor = vendor.is_there(self._device) and vendor.takes(rows, self._dtype, weight)
+        return alone or by_few or by_vendor
 
     def best(self, rows: int, deadline: float) -> Iterator[tuple[Key, Found]]:
         """Both products of experts have blocks of one size: that of the smaller sum."""

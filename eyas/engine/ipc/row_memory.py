@@ -21,7 +21,7 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 @dataclass(frozen=True)
 class Gpu:
     """The GPU of this engine. `dtype`: of features, as torch names it. `wait`: until all that was launched
-    there has run. `shared`: a peer's features may come there from a process on the same GPU.
+    there has run. `shared`: a decode engine on this same GPU may write features here.
     """
 
     driver: Driver
@@ -46,8 +46,10 @@ class RowMemory:
             raise ConfigError("the draft worker has no GPU for them")
         if line.dtype != gpu.dtype:
             raise ConfigError(f"they are {line.dtype}, the draft worker's {gpu.dtype}")
-        if line.gpu == gpu.driver.uuid and not gpu.shared:  # a step that waits there is in the drafter's way
-            raise ConfigError("both workers are on the same GPU")
+        if (
+            line.gpu == gpu.driver.uuid and not gpu.shared
+        ):  # a step that waits would hold up the drafter there
+            raise ConfigError("both workers are on the same GPU; --transfer cuda_ipc of this one allows that")
         ring = _agreed(line)
         if min(ring.places, ring.kept, ring.words) < 1 or ring.nbytes > MOST_BYTES:
             most = MOST_BYTES / 2**30

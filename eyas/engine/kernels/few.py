@@ -1,10 +1,11 @@
 """Products of a few rows with a dense weight in FP8 blocks: weights wait in registers until rows are there.
 
-Such a product takes as long as its weights take to come, and then as long as it takes to add up. So each
-program asks for all of its weight rows at once, before it waits for the kernel that makes the rows. Its warps
-share k: each multiplies a stretch of it on the matrix unit, and they add up what they have once, at the end.
-`single` does this for one row without the matrix unit; `grouped`, which takes any number of rows, is the test
-of it. It knows rows and weights, and refuses to know models; what it computes is no `exact` arithmetic.
+What such a product takes is not its bytes, which kernels before it hide: it is the way from the rows to the
+sum. So each program loads its weight rows, and lays them out for the matrix unit, before it waits for the
+kernel that makes the rows. Its warps share k: each multiplies a stretch of it, and they add up what they have
+once, at the end. `single` does this for one row without the matrix unit. Tests compare it with plain torch,
+and with `grouped`, which takes any number of rows. It knows rows and weights, and refuses to know models.
+What it computes is no `exact` arithmetic.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight
 from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.sizes import cdiv
 
-MOST_ROWS = 8  # which the matrix unit takes at once; with twice as many it was slower in a layer
+MOST_ROWS = 8  # which the matrix unit takes at once
 _COLUMNS = 16  # of the result, for each program: weight rows that the matrix unit takes at once
 _WARPS = 8
 _HELD = 128 * 1024  # bytes of weights that a program's registers hold
-_MOST_PROGRAMS = 4 * 132  # with more of them weights are as long on their way as if they were asked for late
+_MOST_BYTES = 26 << 20  # of a weight: of more, most programs begin only after the rows are there
 
 
 def takes(rows: int, weight: Fp8Weight) -> bool:
-    """Whether there are few enough rows, and little enough of the weight."""
+    """Whether `dense` takes this: few rows, scales by blocks, and a weight that fits into registers."""
     n, k = weight.shape
-    small = cdiv(n, _COLUMNS) <= _MOST_PROGRAMS and _COLUMNS * cdiv(k, SIDE * _WARPS) * SIDE * _WARPS <= _HELD
-    return rows <= MOST_ROWS and weight.rounding.rows == "block" and small
+    held = _COLUMNS * cdiv(k, SIDE * _WARPS) * SIDE * _WARPS
+    fits = held <= _HELD and n * k <= _MOST_BYTES
+    return rows <= MOST_ROWS and weight.rounding.rows == "block" and fits
 
 
 def dense(x: Fp8Rows, weight: Fp8Weight, pdl: bool = False) -> torch.Tensor:
@@ -65,7 +67,8 @@ def _few(
     held = ()
     for step in tl.static_range(STEPS):
         at = (share * STEPS + step) * 128 + tl.arange(0, 128)[None, None, :]
-        held = held + (tl.load(of_column + at, mask=(column < N) & (at < K), other=0.0),)  # type: ignore[assignment]
+        weight = tl.load(of_column + at, mask=(column < N) & (at < K), other=0.0)
+        held = held + (weight,)  # type: ignore[assignment]
     after_previous(PDL)
     total = tl.zeros((SHARES, COLUMNS, ROWS), tl.float32)
     for step in tl.static_range(STEPS):

@@ -1,9 +1,9 @@
 """Products of experts whose k is short: a program keeps a block's rows, and sweeps over its expert's weight.
 
-A tile of such a product ends before it has begun, so a program that looked up who is in each tile would wait
-for that most of the time. Here rows are read once, and what the loop reads comes by the tensor memory
-accelerator, from addresses that are known: many tiles ahead. Few rows lie on the matrix unit's short side,
-and the result is turned round on its way out; tall blocks lie as it does. It knows addresses and sizes; it
+A tile of such a product is over in two steps, so most of its time would go into finding out which expert and
+rows it has. Here rows are read once, and what the loop reads comes by the tensor memory accelerator, from
+addresses that are known: tiles ahead. Few rows lie on the matrix unit's short side, and the result is
+transposed before it is stored; tall blocks need no transposing. It knows addresses and sizes; it
 refuses to know who chose, and what a product means.
 """
 
@@ -24,7 +24,9 @@ _SWEPT = 14  # tiles of columns over which a program sweeps, about
 
 
 def takes(task: Task) -> bool:
-    """Whether its k has one step or two."""
+    """Whether it is experts' `down`, k has at most two steps and is not split, and a tile has 64 columns or
+    more.
+    """
     short = cdiv(task.shape.k, task.tile.depth) <= SHORT and task.tile.columns >= FEWEST
     return task.walk.grouped is not None and task.gate is None and short and task.tile.split == 1
 

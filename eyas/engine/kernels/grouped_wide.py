@@ -19,7 +19,7 @@ from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.skinny import Launch
 
 FEWEST = 64
-"""Rows of a block: the matrix unit's long side."""
+"""Numbers along the matrix unit's long side."""
 
 
 def takes(task: Task) -> bool:

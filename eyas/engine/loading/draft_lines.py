@@ -26,7 +26,7 @@ BY_MEMORY = (AUTO, "shm", "cuda_ipc")
 """What `transfer` may be where drafts may go by memory that two processes share."""
 
 BY_GPU = "cuda_ipc"
-"""What it is where drafts go past the host by name: between engines that share a GPU too."""
+"""With this, drafts go past the host even between two engines on one GPU; `auto` needs two GPUs."""
 
 
 def offered_lines(loaded: EngineSpec) -> OfferedLines:
@@ -55,7 +55,8 @@ def from_gpu_to_gpu(loaded: EngineSpec) -> bool:
     """May features go past the host? Not with several ranks: who waits for one has to look after others."""
     config = loaded.config
     kernels = config.device != "cpu" and config.attention_backend != "torch"
-    return kernels and config.transfer in (AUTO, BY_GPU) and config.tensor_parallel_size == 1
+    others = config.transfer == AUTO and torch.cuda.device_count() > 1
+    return kernels and (others or config.transfer == BY_GPU) and config.tensor_parallel_size == 1
 
 
 def gpu_of(loaded: EngineSpec) -> Gpu | None:

@@ -28,7 +28,7 @@ from eyas.engine.speculation.short_runs import DraftState, ShortProgram, short_l
 from eyas.engine.speculation.told_rows import ToldLayout, ToldMemory
 
 NARROWEST = 16
-"""Rows of the smallest product: those of others are twice as many each time."""
+"""Rows of the smallest product by tiles: those of others are twice as many each time."""
 
 
 @torch.inference_mode()

@@ -24,6 +24,7 @@ from eyas.engine.device.program import StepProgram
 from eyas.engine.device.runner import late_sizes
 from eyas.engine.device.special import SLICE
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.few import MOST_ROWS
 from eyas.engine.kernels.rows import put_rows
 from eyas.engine.kernels.skinny import MAX_ROWS
 from eyas.engine.kernels.special import COLUMNS, mask_words
@@ -118,11 +119,13 @@ def _shapes(loaded: EngineSpec) -> Iterator[StepShape]:
 
 
 def wide_rows(decoder: ModelConfig, most: int) -> Iterator[int]:
-    """Rows of prompts: the fewest of a wide step; where tiles are chosen by rows, a fourth more each time, up
-    to `most`.
+    """Rows of prompts: the fewest of a wide step; in FP8 of a narrow one too; where tiles are chosen by rows,
+    a fourth more each time, up to `most`.
     """
     rows = MAX_ROWS + 1
     yield rows
+    if decoder.fp8:
+        yield 2 * MOST_ROWS  # a bucket of tiles that `few` does not take
     if decoder.fp8 or any(isinstance(layer.feed_forward, ExpertsSpec) for layer in decoder.layers):
         while (rows := rows + rows // 4) < most:
             yield rows

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +60,7 @@ LOAD_S = 0.5
 STOP_S = 5.0
 
 Asking = tuple[Key, DraftedSequence]
+Answered = tuple[Key, DraftedSequence, AnyChain]
 
 ROWS_ALONE = SpeculationConfig(steps=1, topk=1, draft_tokens=2)
 """Of rows that are written though nothing is wanted below them: the smallest proposal, which is dropped."""
@@ -160,10 +161,15 @@ class DraftEngine:
         now = time.monotonic()
         followed = self._sequences.followed.items()
         asking = [(key, one) for key, one in followed if one.is_here and one.is_due]
-        chains = [self._foreseen(one, now) for one in asking]
-        if any(chains):
-            self._go_on(asking, chains)
-        missed = [one for one, chain in zip(asking, chains, strict=True) if chain is None]
+        answered, missed = [], []
+        for key, one in asking:
+            chain = self._foreseen(key, one, now)
+            if chain is None:
+                missed.append((key, one))
+            else:
+                answered.append((key, one, chain))
+        if answered:
+            self._go_on(answered)
         groups: dict[SpeculationConfig, list[Asking]] = defaultdict(list)
         for key, one in missed:
             spec = one.wanted or ROWS_ALONE
@@ -175,9 +181,8 @@ class DraftEngine:
             self._step_seconds.add(time.monotonic() - began)
             self._step_sequences.add(len(group))
 
-    def _foreseen(self, asking: Asking, now: float) -> AnyChain | None:
+    def _foreseen(self, key: Key, followed: DraftedSequence, now: float) -> AnyChain | None:
         """Answers a commit with what was drafted ahead of it, if that is what it asks for."""
-        key, followed = asking
         if followed.wanted is None:
             self._sequences.end_ahead(followed)
             return None
@@ -187,18 +192,19 @@ class DraftEngine:
             self._propose(key, followed, chain.tree)
         return chain
 
-    def _go_on(self, answered: list[Asking], chains: Iterable[AnyChain | None]) -> None:
-        """Sends the answers, for which devices wait; then these chains' verdicts may be drafted ahead of."""
+    def _go_on(self, answered: list[Answered]) -> None:
+        """Sends the answers first, since devices wait for them; then begins to draft ahead of verdicts on
+        these chains.
+        """
         self._send_replies()
-        for (key, followed), chain in zip(answered, chains, strict=True):
-            if chain is not None:
-                self._foresight.begin(key, followed, chain)
+        for key, followed, chain in answered:
+            self._foresight.begin(key, followed, chain)
 
     def _draft(self, spec: SpeculationConfig, group: list[Asking]) -> None:
         """Writes the rows of their commits, and proposes below them."""
         asked = self._asked(group)
         proposed = self._parts.runner.draft(list(asked.values()), spec)
-        answered, chains = [], []
+        answered = []
         for key, one in zip(asked, proposed, strict=True):
             if not one.whole:  # the decode engine has them still, and opens it anew
                 self._sequences.close(key, "its features were not in its ring any more")
@@ -209,9 +215,9 @@ class DraftEngine:
             followed.written()
             if wanted:
                 self._propose(key, followed, one.tree)
-                answered.append((key, followed))
-                chains.append(one.chain)
-        self._go_on(answered, chains)
+                if one.chain is not None:
+                    answered.append((key, followed, one.chain))
+        self._go_on(answered)
 
     def _asked(self, group: list[Asking]) -> dict[Key, Asked]:
         """By sequence; one whose features are nowhere is closed."""
