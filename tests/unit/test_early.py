@@ -46,9 +46,9 @@ class Worker:
         self._turn()
 
     def _turn(self) -> None:
+        self.drive.events = []
         self.engine._early.pass_on()
         self.engine._step()
-        self.drive.events = []
         self.engine._send_replies()
         for down in self.drive.events:
             self.proposals += down.proposals
