@@ -1,6 +1,9 @@
 # Every target creates what it needs in .venv; nothing is installed outside this folder.
 PYTHON ?= python3
 BIN := .venv/bin
+
+# Some systems forbid it; then each process that a test starts compiles all of Eyas once more.
+export PYTHONDONTWRITEBYTECODE :=
 STAMP := .venv/installed
 
 .PHONY: install demo serve test test-slow test-gpu check lossless chaos two-hosts bench protos

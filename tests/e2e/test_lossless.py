@@ -9,7 +9,7 @@ from tests.e2e.lossless_ways import Tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PROMPTS = 8
+PROMPTS = 4
 SEED = 21
 QUICK = [variant for variant in VARIANTS if variant.quick]
 QUICK_BROKEN = [variant for variant in BROKEN if variant.quick]

@@ -156,7 +156,7 @@ WORLDS = {  # and what is to be seen in each
         {"pull drained", "preempted", "computed again"},
     ),
 }
-LARGE = {"one cancelled", "three"}  # their runs take the longest to walk
+LARGE = {"a Watch breaks", "one cancelled", "three"}  # their runs take the longest to walk
 
 
 @pytest.fixture(autouse=True)

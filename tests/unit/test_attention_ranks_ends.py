@@ -154,6 +154,7 @@ def _loaded_early(rank_info: RankInfo, channel: Channel) -> None:
     attention_ranks.serve(None, rank_info, channel)
 
 
+@pytest.mark.slow
 def test_a_rank_that_loads_much_longer_than_another_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

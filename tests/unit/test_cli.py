@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -37,10 +40,28 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configuration, "visible", lambda: 1)
 
 
+class Told(NamedTuple):
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
 def eyas(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "eyas.cli", *args], capture_output=True, text=True, timeout=60
     )
+
+
+def told(capsys: pytest.CaptureFixture[str], *args: str) -> Told:
+    """The same in this process, for what ends before it starts anything."""
+    with mock.patch.dict(os.environ):  # `main` sets some for good
+        try:
+            code = cli.main(list(args))
+        except SystemExit as ended:  # of argparse
+            code = int(ended.code or 0)
+    return Told(code, *capsys.readouterr())
 
 
 def test_help_is_quick() -> None:
@@ -111,11 +132,18 @@ def test_help_is_quick() -> None:
         ([], "COMMAND"),
     ],
 )
-def test_what_cannot_work_ends_in_one_line(args: list[str], says: str) -> None:
-    done = eyas(*args)
-    assert done.returncode != 0
-    assert len(done.stderr.splitlines()) == 1 and says in done.stderr, done.stderr
-    assert done.stdout == ""
+def test_what_cannot_work_ends_in_one_line(
+    capsys: pytest.CaptureFixture[str], args: list[str], says: str
+) -> None:
+    done = told(capsys, *args)
+    assert done.code != 0 and done.out == ""
+    assert len(done.err.splitlines()) == 1 and says in done.err, done.err
+
+
+def test_a_process_tells_the_same_and_exits() -> None:
+    done = eyas("serve", "--model", "/no\udcffwhere")
+    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1
+    assert r"eyas: --model: the path '/no\udcffwhere' is not UTF-8" in done.stderr
 
 
 def test_version() -> None:

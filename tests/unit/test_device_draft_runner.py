@@ -192,6 +192,7 @@ def test_a_warm_up_leaves_nothing_that_counts(runners: list[BatchRunner]) -> Non
     assert theirs == ours
 
 
+@pytest.mark.slow
 def test_a_warm_up_of_a_large_pool_keeps_to_its_slots_pages(plain: EngineConfig) -> None:
     """A GPU has more pages than one sequence can have, and the tables know no bounds."""
     device = draft_worker(EngineSpec.of(replace(on_device(plain), num_pages=400))).runner
@@ -203,7 +204,7 @@ def test_a_warm_up_of_a_large_pool_keeps_to_its_slots_pages(plain: EngineConfig)
     device.pool.close()
 
 
-@pytest.mark.parametrize("runners", [CHAIN, TREE], indirect=True)
+@pytest.mark.parametrize("runners", [pytest.param(CHAIN, marks=pytest.mark.slow), TREE], indirect=True)
 def test_no_row_is_written_behind_those_that_are_reserved(runners: list[BatchRunner]) -> None:
     """Also where less is wanted than this engine drafts: the pages behind are other sequences'."""
     device, less = runners[1], replace(CHAIN, steps=1)
@@ -268,6 +269,7 @@ def test_a_sequence_whose_features_are_in_no_ring_any_more_is_named(runners: lis
     assert [one.whole for one in runners[1].draft(some, CHAIN)] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_run_in_several_batches_is_whole_if_each_of_them_is(runners: list[BatchRunner]) -> None:
     """Eleven rows take three batches of four; the feature that is missing belongs to the first."""
     free, rings = pages(), Rings()
@@ -282,6 +284,7 @@ def test_a_run_in_several_batches_is_whole_if_each_of_them_is(runners: list[Batc
     assert found == [True, False]
 
 
+@pytest.mark.slow
 def test_more_new_pages_than_a_batch_has_room_for(runners: list[BatchRunner]) -> None:
     """A sequence that has lost its slot brings all its pages back with one row."""
     free = pages()

@@ -106,7 +106,7 @@ def test_unified_speculation_changes_no_token(base: EngineConfig) -> None:
 
 
 def test_tree_speculation_changes_no_token(base: EngineConfig) -> None:
-    requests = _requests(18, seed=1)
+    requests = _requests(9, seed=1)
     expected = _plain(base, requests)
     spec = SpeculationConfig(steps=3, topk=4, draft_tokens=12)
     cluster = Loopback(replace(base, speculation=spec))
@@ -120,7 +120,7 @@ def test_tree_speculation_changes_no_token(base: EngineConfig) -> None:
 
 
 def test_split_services_change_no_token(base: EngineConfig) -> None:
-    requests = _requests(18, seed=2)
+    requests = _requests(9, seed=2)
     expected = _plain(base, requests)
     cluster = Loopback(*split_configs(base))
     assert _run(cluster, requests, split=True) == expected
@@ -167,7 +167,7 @@ def test_preemption_changes_no_token(base: EngineConfig) -> None:
 @pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_giving_way_to_another_call_changes_no_token(base: EngineConfig, split: bool) -> None:
     """One call has all slots and more in the queue when a short one comes: it ends first."""
-    params = SamplingParams(temperature=0.7, seed=3, max_tokens=60, ignore_eos=True)
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=40, ignore_eos=True)
     prompts = [tuple(range(i, i + 40)) for i in range(4)]
     many = [
         GenerationRequest(f"r{i}", prompt, params, tuple(map(Choice, range(3))), call="many")
@@ -216,7 +216,7 @@ def turns(base: EngineConfig) -> tuple[list[GenerationRequest], list[dict]]:
     return [first, follow], _plain(base, [first, follow])
 
 
-@pytest.mark.parametrize("draft", [True, False])
+@pytest.mark.parametrize("draft", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_prompt_is_cached_while_its_answer_goes_on(
     base: EngineConfig, turns: tuple[list[GenerationRequest], list[dict]], draft: bool
 ) -> None:

@@ -18,6 +18,7 @@ from eyas.engine.kernels.grouped import Products
 from eyas.engine.kernels.grouped_task import Gate, Weight, shape_of
 from eyas.engine.kernels.grouped_tiles import Tile, key_of, tile_for
 from eyas.engine.kernels.skinny import Launch
+from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PDL = COMPILED = torch.cuda.is_available() and not triton.knobs.runtime.interpret
@@ -137,8 +138,14 @@ def run(x: torch.Tensor, experts: torch.Tensor, weights: tuple[Weight, Weight]) 
     return [by_choice, shared.down(inner, weights[1], order)]
 
 
-@pytest.mark.parametrize("kind", ["float32", "blocks", "powers", "token", "tensor"])
-@pytest.mark.parametrize("rows", SIZES)
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    crossed(
+        SIZES,
+        ["float32", "blocks", "powers", "token", "tensor"],
+        quick=lambda rows, kind: kind == "blocks" or rows == 17,
+    ),
+)
 def test_each_row_meets_its_own_experts(rows: int, kind: str) -> None:
     x, experts, weights = random(rows, HIDDEN, seed=rows + 1), experts_of(rows), layers(kind)
     found = run(x.to(DEVICE), experts, weights)
@@ -174,10 +181,14 @@ def test_a_planted_fault_is_caught(fault: str, kind: str, monkeypatch: pytest.Mo
         close(run(x.to(DEVICE), experts, (gate_up, down))[0], expected, kind)
 
 
-@pytest.mark.parametrize("kind", ["float32", "blocks", "token", "tensor"])
-@pytest.mark.parametrize("gate", [None, Gate(), Gate(gelu=True)])
 @pytest.mark.parametrize(
-    "tile", [Tile(16, 64, 32, 4, 3, split=3), Tile(32, 128, 128, 4, 2), Tile(64, 32, 64, 8, 3, group=1)]
+    ("tile", "gate", "kind"),
+    crossed(
+        [Tile(16, 64, 32, 4, 3, split=3), Tile(32, 128, 128, 4, 2), Tile(64, 32, 64, 8, 3, group=1)],
+        [None, Gate(), Gate(gelu=True)],
+        ["float32", "blocks", "token", "tensor"],
+        quick=lambda tile, gate, kind: kind == "blocks" or gate is None and tile.rows == 32,
+    ),
 )
 def test_dense_products_however_they_are_cut(
     tile: Tile, gate: Gate | None, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ import torch
 from eyas.engine.kernels import grouped_sweep
 from eyas.engine.kernels.grouped_task import Task
 from eyas.engine.kernels.grouped_tiles import Tile
+from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import DEVICE, close, meant, random, rounded
 from tests.unit.test_kernels_grouped_wide import KINDS, experts_of, layers, run, with_tile
 
@@ -28,9 +29,15 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tile", FEW, ids=str)
-@pytest.mark.parametrize("width", [64, 128, 192, 256])
+@pytest.mark.parametrize(
+    ("width", "tile", "kind"),
+    crossed(
+        [64, 128, 192, 256],
+        FEW,
+        KINDS,
+        quick=lambda width, tile, kind: kind == "blocks" or width == 192 and tile is FEW[0],
+    ),
+)
 def test_each_row_meets_its_own_expert(
     width: int, tile: Tile, kind: str, swept: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from eyas.engine.kernels.grouped import Products
 from eyas.engine.kernels.grouped_task import Gate, Weight, shape_of
 from eyas.engine.kernels.grouped_tiles import Tile, key_of, tile_for
 from eyas.engine.kernels.skinny import Launch
+from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import DEVICE, PDL, close, computed, in_kind, products, random
 
 EXPERTS, PER_ROW, ROWS = 4, 2, 70
@@ -62,9 +63,15 @@ def only_wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("only_wide")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tile", TALL, ids=str)
-@pytest.mark.parametrize("sizes", [(384, 128), (256, 256), (256, 384)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "tile", "kind"),
+    crossed(
+        [(384, 128), (256, 256), (256, 384)],
+        TALL,
+        KINDS,
+        quick=lambda sizes, tile, kind: kind == "blocks" or sizes[0] == 384 and tile is TALL[0],
+    ),
+)
 def test_each_row_meets_its_own_experts(sizes: tuple[int, int], tile: Tile, kind: str) -> None:
     """k has one step, two, or more: `down` keeps a block's rows, or walks k."""
     x, experts, weights = random(ROWS, sizes[0]), experts_of(ROWS), layers(kind, *sizes)

@@ -11,6 +11,7 @@ from eyas.engine.kernels import single
 from eyas.engine.kernels.blocks import Fp8Weight, quantise
 from eyas.engine.kernels.route import Chosen
 from eyas.engine.kernels.single import Rows, Weight
+from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import DEVICE, PDL, act, in_kind, meant, random, rounded
 
 EXPERTS, HIDDEN, WIDTH = 6, 400, 384  # no powers of two, and not all whole blocks
@@ -27,9 +28,16 @@ def close(found: torch.Tensor, expected: torch.Tensor, most: float = 2e-6) -> No
     assert error < most, error
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n", "k"), [(272, 384), (48, 1536), (2112, 192)])
-def test_a_dense_product(n: int, k: int, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    crossed(
+        [(272, 384), (48, 1536), (2112, 192)],
+        KINDS,
+        quick=lambda shape, kind: shape[0] == 48 or kind == "blocks",
+    ),
+)
+def test_a_dense_product(shape: tuple[int, int], kind: str) -> None:
+    n, k = shape
     x, weight = random(1, k, seed=n), in_kind(random(n, k, seed=1) / k**0.5, kind)
     expected = rounded(x, weight) @ meant(weight).t()
     found = single.dense(read(x, weight), weight, PDL)
@@ -49,8 +57,10 @@ def test_few_rows_meet_a_weight_one_after_the_other(rows: int, dtype: torch.dtyp
     close(found, x.double() @ weight.double().t())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "gelu"),
+    crossed(KINDS, [False, True], quick=lambda kind, gelu: kind == "blocks" or kind == "float32" and gelu),
+)
 def test_a_gated_product(kind: str, gelu: bool) -> None:
     x, weight = random(1, HIDDEN), in_kind(random(2 * WIDTH, HIDDEN, seed=1) / HIDDEN**0.5, kind)
     expected = act(rounded(x, weight) @ meant(weight).t(), gelu)
@@ -79,7 +89,7 @@ def back_of(inner: torch.Tensor, weight: Weight, shares: torch.Tensor) -> torch.
     return torch.stack(made).sum(0, keepdim=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", crossed(KINDS, quick=lambda kind: kind in ("blocks", "tensor")))
 def test_a_row_meets_its_experts(kind: str) -> None:
     x, weight, _, chosen = layer(kind)
     expected = inner_of(x, weight)

@@ -14,6 +14,7 @@ from eyas.engine.kernels.blocks import Fp8Weight, quantise
 from eyas.engine.kernels.grouped import Products
 from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.skinny import Launch
+from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import act, as_blocks, as_channels, in_kind, meant, random, rounded
 
 N, K = 256, 512
@@ -68,8 +69,12 @@ def test_wide_products_are_cublas(kind: str, plain: list[str]) -> None:
     assert plain == ["blocks" if kind in ("blocks", "powers") else "channels"]
 
 
-@pytest.mark.parametrize("gelu", [False, True])
-@pytest.mark.parametrize("kind", ["blocks", "powers", "token"])
+@pytest.mark.parametrize(
+    ("kind", "gelu"),
+    crossed(
+        ["blocks", "powers", "token"], [False, True], quick=lambda kind, gelu: gelu == (kind == "blocks")
+    ),
+)
 def test_a_gate_behind_cublas(kind: str, gelu: bool, plain: list[str]) -> None:
     x, weight = random(ROWS, K).bfloat16(), in_kind(random(2 * N, K, seed=1), kind)
     assert isinstance(weight, Fp8Weight)

@@ -39,8 +39,8 @@ class ProcessGroup:
     """One rank's membership. All ranks construct it at about the same time, on the thread of their steps.
 
     `device`: "cpu" (gloo) or "cuda:N" (NCCL; becomes the current device). `check` is called while this host
-    waits for the others in `least` and `barrier`; it raises if one is gone. Raises EngineError if a rank does
-    not join within `timeout_s`.
+    waits for the others: before it joins them, in `least` and in `barrier`. It raises if one is gone. Raises
+    EngineError if a rank does not join within `timeout_s`.
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class ProcessGroup:
         with self._in_plain_words("joining"):
             self._store = dist.FileStore(rank_info.meeting, self.ranks)
             self._store.set_timeout(self._timeout)
+        self.barrier()  # PyTorch's own wait for the others would not notice that one has ended
+        with self._in_plain_words("joining"):
             self._join()
         if self._device.type == "cuda":
             self._open_one_shot()

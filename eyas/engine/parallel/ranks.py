@@ -59,7 +59,7 @@ class RankInfo:
 
 
 class Channel:
-    """A follower's end of its pipe to rank 0. Iterating yields every call until rank 0 closes its end."""
+    """An end of the pipe between a follower and rank 0. Iterating yields calls until the other end closes."""
 
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
@@ -87,6 +87,11 @@ class Channel:
         """Tells rank 0 why this rank ends; does nothing if rank 0 is gone."""
         with contextlib.suppress(OSError):  # rank 0 may be gone too
             self._pipe.sendall(_framed(RankCall(FAILED, data=reason.encode())))
+
+    def close(self) -> None:
+        """Closes this end, which is the end of the stream for the other."""
+        self._reader.close()
+        self._pipe.close()
 
 
 def follow(channel: Channel, calls: Mapping[str, Callable[[RankCall], None]]) -> None:
@@ -180,6 +185,7 @@ class _Follower:
         self._name = f"rank {rank_info.rank} of {rank_info.ranks}"
         self._pipe, theirs = socket.socketpair()
         self._pipe.settimeout(SEND_S)
+        self._told = Channel(self._pipe)  # one for all that it says: a reader reads ahead
         context = multiprocessing.get_context("spawn")
         arguments = (main, rank_info, theirs, os.getpid())
         self._process: SpawnProcess = context.Process(target=_run, args=arguments, daemon=True)
@@ -206,13 +212,13 @@ class _Follower:
                 self.check()
                 if time.monotonic() > deadline:
                     raise EngineError(f"{self._name} was not ready in time")
-        call = Channel(self._pipe).read()
+        call = self._told.read()
         if call is None or call.kind != READY:
             self._process.join(LEAVE_S)
             raise EngineError(f"{self._name} could not start: {_words(call) or self._exit()}")
 
     def dismiss(self) -> None:
-        self._pipe.close()
+        self._told.close()
 
     def reap(self, deadline: float) -> None:
         self._process.join(max(0.0, deadline - time.monotonic()))
@@ -222,7 +228,7 @@ class _Follower:
 
     def _reason(self) -> str:
         """Why a process has ended: its last message, or else its exit code."""
-        return _words(Channel(self._pipe).read()) or self._exit()
+        return _words(self._told.read()) or self._exit()
 
     def _exit(self) -> str:
         code = self._process.exitcode
