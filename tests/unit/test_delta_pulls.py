@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAGE = 16
 PAGE_BYTES = 8 * 2 * PAGE * 2 * 16 * 4  # layers, K and V, rows, heads, dims, float32
-CHATS, TURNS, ANSWER = 3, 5, 30
+CHATS, TURNS, ANSWER = 3, 4, 24
 
 
 @pytest.fixture

@@ -109,6 +109,7 @@ def long() -> list[GenerationRequest]:
     return found
 
 
+@pytest.mark.slow
 def test_no_features_of_rounds_come_to_the_host(
     config: EngineConfig, two_gpus: list[FakeDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,7 +211,7 @@ def test_cached_prefixes_change_no_token(base: EngineConfig) -> None:
 def turns(base: EngineConfig) -> tuple[list[GenerationRequest], list[dict]]:
     """A turn of a chat with a long answer, the turn after it, and what both give alone."""
     prompt = tuple(random.Random(6).randrange(VOCAB) for _ in range(100))
-    first = GenerationRequest("a", prompt, SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True))
+    first = GenerationRequest("a", prompt, SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True))
     follow = GenerationRequest("b", (*prompt, 1, 2, 3), SamplingParams(temperature=0.0, max_tokens=8))
     return [first, follow], _plain(base, [first, follow])
 
@@ -228,7 +228,7 @@ def test_a_prompt_is_cached_while_its_answer_goes_on(
         time.sleep(0.001)
     after = cluster.submit(follow, split=False)
     wait_all([after], 30)
-    assert len(before.tokens[0]) < 300, "the first answer ended too soon to show anything"
+    assert len(before.tokens[0]) < 150, "the first answer ended too soon to show anything"
     wait_all([before], 60)
     assert [before.tokens, after.tokens] == wanted
     assert next(e.timings for e in after.entries if e.timings).cached_tokens == 96
@@ -306,7 +306,7 @@ def test_refusals_are_clear(base: EngineConfig) -> None:
 
 def test_the_load_tells_of_a_queue_behind_many_choices(base: EngineConfig) -> None:
     cluster = Loopback(replace(base, draft=None, max_running=3))
-    params = SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
+    params = SamplingParams(temperature=1.0, max_tokens=100, ignore_eos=True)
     many = cluster.submit(
         GenerationRequest("many", (1, 2), params, tuple(map(Choice, range(3)))), split=False
     )
