@@ -115,6 +115,7 @@ VARIANTS = [
     Variant(
         "unified tree, features a row late",
         InProcess((TREE,), TOGETHER),
+        quick=False,
         fault=faults.stale_features,
         harmless=True,
     ),

@@ -21,12 +21,12 @@ FAULTS = (
 
 
 async def test_no_request_notices(tmp_path: Path) -> None:
-    plan = Plan(SEED, seconds=0, streams=8, aborts=60, stop_s=7.0, lease_s=5.0, faults=FAULTS)
+    plan = Plan(SEED, seconds=0, streams=8, aborts=24, stop_s=7.0, lease_s=5.0, faults=FAULTS)
     with (tmp_path / "chaos.jsonl").open("w") as journal:
         findings = await Campaign(plan, journal, Console()).run(await make_requests(16, SEED))
     assert findings.problems == []
     assert findings.faults == list(FAULTS) and not findings.unreached
-    assert sum(findings.aborts.values()) == 60 and findings.aborts["finished"] < 6
+    assert sum(findings.aborts.values()) == 24 and findings.aborts["finished"] < 6
     events = [json.loads(line) for line in (tmp_path / "chaos.jsonl").read_text().splitlines()]
     assert sum(event["event"] == "fault" for event in events) == len(FAULTS)
 

@@ -17,6 +17,7 @@ from eyas.common.errors import EngineError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.loop import attention_ranks
+from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import Channel, Followers, RankInfo
 from tests.unit.attention_ranks_rig import BASE, SIZES, alone, answers, mixed, model_of, ranked, request
 from tests.unit.families import write_family
@@ -165,3 +166,18 @@ def test_a_rank_that_loads_much_longer_than_another_is_waited_for(
     monkeypatch.setattr(followers, "wait_ready", lambda timeout_s: None)
     time.sleep(4.0)
     assert attention_ranks.AttentionRanks(None, followers).close()
+
+
+def _ended_early(rank_info: RankInfo, channel: Channel) -> None:
+    channel.ready()
+    raise ValueError("the device is gone")
+
+
+def test_a_rank_that_ends_before_it_joins_is_not_waited_for(tmp_path: Path) -> None:
+    with Followers(_ended_early, 2, tmp_path / "meeting") as followers:
+        followers._followers[0]._process.join(60.0)  # its reason lies in the pipe right behind its ready
+        followers.wait_ready(60.0)
+        began = time.monotonic()
+        with pytest.raises(EngineError, match="the device is gone"):
+            ProcessGroup(followers.rank_info, "cpu", 60.0, followers.check)
+        assert time.monotonic() - began < 20

@@ -15,7 +15,6 @@ import pytest
 
 from eyas.common.errors import EngineError
 from eyas.engine.parallel import ranks
-from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo, follow
 from eyas.worker.pool_folder import remove_pools
 
@@ -46,11 +45,6 @@ def _cannot_load(rank_info: RankInfo, channel: Channel) -> None:
 
 def _never_ready(rank_info: RankInfo, channel: Channel) -> None:
     time.sleep(600)
-
-
-def _ends_before_it_joins(rank_info: RankInfo, channel: Channel) -> None:
-    channel.ready()
-    raise ValueError("the device is gone")
 
 
 def _killed(rank_info: RankInfo, channel: Channel) -> None:
@@ -128,16 +122,6 @@ def test_close_ends_even_a_follower_that_hangs(trio: Followers, monkeypatch: pyt
 def test_a_follower_that_cannot_start_says_why(main: ranks.FollowerMain, words: str, tmp_path: Path) -> None:
     with Followers(main, 2, tmp_path / "meeting") as followers, pytest.raises(EngineError, match=words):
         followers.wait_ready(READY_S)
-
-
-def test_a_follower_that_ends_before_it_joins_is_not_waited_for(tmp_path: Path) -> None:
-    with Followers(_ends_before_it_joins, 2, tmp_path / "meeting") as followers:
-        followers._followers[0]._process.join(READY_S)  # its reason lies in the pipe right behind its ready
-        followers.wait_ready(READY_S)
-        began = time.monotonic()
-        with pytest.raises(EngineError, match="the device is gone"):
-            ProcessGroup(followers.rank_info, "cpu", 60.0, followers.check)
-        assert time.monotonic() - began < 20
 
 
 def test_a_follower_that_is_late_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
