@@ -141,9 +141,23 @@ class _Session:
         """Passed on for requests of this Session only: the engine gives an ended one's handles back."""
         id = self._id(attach.id)
         if id in self._alive or id in self._ended:
-            handles = convert.handles_from_pb(attach.handles)
-            first_tokens = convert.first_tokens_from_pb(attach.first_tokens)
-            self._engine.send(Attach(id, attach.attempt, handles, first_tokens))
+            try:
+                handles = convert.handles_from_pb(attach.handles)
+                first_tokens = convert.first_tokens_from_pb(attach.first_tokens)
+            except InvalidRequest as error:  # of a newer caller: its other requests go on
+                self._fail(attach, error)
+            else:
+                self._engine.send(Attach(id, attach.attempt, handles, first_tokens))
+
+    def _fail(self, attach: decode_pb2.Attach, error: EyasError) -> None:
+        """Ends a request whose pages cannot be named, here and for the gateway."""
+        id = self._id(attach.id)
+        if id in self._alive:
+            self._forget(id, None)
+            self._engine.send(Cancel(id))
+            status = convert.error_to_pb(error)
+            failed = decode_pb2.Failed(id=attach.id, attempt=attach.attempt, status=status)
+            self.buffer.put(decode_pb2.DecodeServiceSessionResponse(failed=failed))
 
     def _id(self, id: str) -> str:
         return engine_id(self._number, id)
@@ -166,17 +180,13 @@ class _Session:
     # --- down -----------------------------------------------------------------------------------------
 
     async def beat(self, describe: Callable[[], WorkerInfo]) -> None:
-        while True:
-            info = describe()
-            beat = decode_pb2.Heartbeat(
-                running=info.running,
-                waiting=info.waiting,
-                pages_used=info.pages_used,
-                pages_total=info.pages_total,
-                draining=not info.serving,
-            )
-            self.buffer.put(decode_pb2.DecodeServiceSessionResponse(heartbeat=beat))
-            await asyncio.sleep(HEARTBEAT_S)
+        try:
+            while True:
+                beat = _heartbeat(describe())
+                self.buffer.put(decode_pb2.DecodeServiceSessionResponse(heartbeat=beat))
+                await asyncio.sleep(HEARTBEAT_S)
+        except Exception as error:
+            self.buffer.end(error)  # a Session without heartbeats would be taken for a dead worker's
 
     def _reject(self, id: str, attempt: int, error: EyasError) -> None:
         rejected = decode_pb2.Rejected(id=id, attempt=attempt, status=convert.error_to_pb(error))
@@ -211,3 +221,13 @@ class _Session:
             if entry.finish is not None:
                 self._forget(entry.id, entry.choice)
         return decode_pb2.DecodeServiceSessionResponse(step=step_to_pb(entries, wire_id))
+
+
+def _heartbeat(info: WorkerInfo) -> decode_pb2.Heartbeat:
+    return decode_pb2.Heartbeat(
+        running=info.running,
+        waiting=info.waiting,
+        pages_used=info.pages_used,
+        pages_total=info.pages_total,
+        draining=not info.serving,
+    )

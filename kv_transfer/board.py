@@ -18,31 +18,33 @@ from eyas.common.pool import Export, PoolInfo
 from kv_transfer.area import create_file
 from kv_transfer.host_file import HostFile
 
-PLACES = 8192
-"""Of words: more leases than a worker ever has."""
+LEASES_PER_PAGE = 2
+"""A prompt has a lease for the target's KV and one for the draft's, and a page that it shares with none."""
 
 
 class LeaseBoard:
-    """The owner's. `path`: a new file, which `close` removes."""
+    """The owner's. `path`: a new file, which `close` removes. `pages`: of its pool, so that at the most half
+    of the places are taken.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pages: int) -> None:
         self._path = path
-        self._words = memoryview(create_file(path, 8 * PLACES)).cast("Q")
+        self._words = memoryview(create_file(path, 8 * 2 * LEASES_PER_PAGE * pages)).cast("Q")
 
     def new_id(self) -> int:
         """An id below 2**63 that no peer can guess, with a place of its own on the board."""
         while True:
             lease = secrets.randbits(63)
-            if lease and not self._words[lease % PLACES]:
+            if lease and not self._words[lease % len(self._words)]:
                 return lease
 
     def post(self, lease: int) -> None:
         """The pages of this lease stay as they are until `strike`."""
-        self._words[lease % PLACES] = lease
+        self._words[lease % len(self._words)] = lease
 
     def strike(self, lease: int) -> None:
         """From now on the pages may be written to."""
-        self._words[lease % PLACES] = 0
+        self._words[lease % len(self._words)] = 0
 
     def export(self) -> Export:
         """What pullers are told of it."""
@@ -59,13 +61,13 @@ class BoardView:
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
-            self._words = memoryview(mmap.mmap(descriptor, 8 * PLACES, access=mmap.ACCESS_READ)).cast("Q")
+            self._words = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)).cast("Q")
         finally:
             os.close(descriptor)
 
     def holds(self, lease: int) -> bool:
         """Whether the pages of this lease are still what they were."""
-        return self._words[lease % PLACES] == lease
+        return self._words[lease % len(self._words)] == lease
 
 
 @dataclass
@@ -88,5 +90,5 @@ class Boards:
             return BoardView(HostFile.find(export, self.pool_dir).path)
         except ConfigError:
             return None
-        except (OSError, ValueError):  # it ends at this moment, or is too small
+        except (OSError, ValueError, TypeError):  # it ends at this moment, or is no list of words
             return None

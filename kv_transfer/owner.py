@@ -1,8 +1,8 @@
 """The owner's half of the transfer protocol: leases on pages that another worker may read.
 
-    FILLING ──finished──> READY ──release──> RELEASED
-       └─────────┴── lease ran out ──> EXPIRED
-       └─────────┴── withdrawn ──> FAILED
+    filling ──finished──> ready ──release──> its end
+       └─────────┴── lease ran out ──────────> its end
+       └─────────┴── withdrawn ──────────────> its end
 
 A pure state machine of all handles of one worker. It knows handles, times and who watches; never bytes,
 threads or the wire. Every call brings `now` (monotonic seconds), and a lease that has run out by
@@ -15,23 +15,11 @@ computed keeps its own claim, which is the engine's business.
 
 from __future__ import annotations
 
-import enum
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
-
-
-class State(enum.StrEnum):
-    """Where a lease stands; the module's picture shows the ways between them."""
-
-    FILLING = "filling"
-    READY = "ready"
-    RELEASED = "released"
-    EXPIRED = "expired"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -62,8 +50,8 @@ class _Lease:
     handle: KvHandle
     deadline: float
     expires: float
-    state: State = State.FILLING
     readable: int = 0
+    is_ready: bool = False  # else its pages are being filled
     attempt: int = 0  # the highest one seen
     watch: int | None = None
     first_tokens: tuple[FirstToken, ...] = ()
@@ -77,7 +65,6 @@ class Owner:
     """
 
     def __init__(self, worker: str, epoch: int, lease_s: float, new_id: Callable[[], int]) -> None:
-        self.ended: Counter[State] = Counter()  # how handles ended so far, for metrics
         self._worker = worker
         self._epoch = epoch
         self._lease_s = lease_s
@@ -99,7 +86,7 @@ class Owner:
         handle = KvHandle(
             worker=self._worker,
             epoch=self._epoch,
-            attention_rank=0,  # a data-parallel rank has its own scheduler, and so its own owner
+            attention_rank=0,  # one owner serves all attention ranks, whose pages are numbered on
             id=self._new_id(),
             group=offer.group,
             layout=offer.layout,
@@ -123,7 +110,7 @@ class Owner:
         """Every row may be read, and this is what the prompt gave besides. FILLING -> READY."""
         lease = self._alive(handle_id, now)
         if lease is not None:
-            lease.state, lease.readable = State.READY, lease.handle.tokens
+            lease.is_ready, lease.readable = True, lease.handle.tokens
             lease.first_tokens, lease.last_feature = first_tokens, last_feature
             self._tell(lease)
 
@@ -131,7 +118,7 @@ class Owner:
         """The request was cancelled on this side."""
         lease = self._alive(handle_id, now)
         if lease is not None:
-            self._end(lease, State.FAILED, Cancelled("The request was cancelled where its prompt ran."))
+            self._end(lease, Cancelled("The request was cancelled where its prompt ran."))
 
     # --- the puller's side: who reads them ------------------------------------------------------------
 
@@ -166,9 +153,9 @@ class Owner:
         lease = self._claimed(handle_id, epoch, attempt, now)
         if lease is None:
             return False
-        valid = lease.state is State.READY
+        valid = lease.is_ready
         superseded = _not_valid(handle_id) if attempt > lease.attempt else None
-        self._end(lease, State.RELEASED, superseded)
+        self._end(lease, superseded)
         return valid
 
     # --- the loop's side: once a step -----------------------------------------------------------------
@@ -189,7 +176,7 @@ class Owner:
     def _alive(self, handle_id: int, now: float) -> _Lease | None:
         lease = self._leases.get(handle_id)
         if lease is not None and now >= lease.expires:
-            self._end(lease, State.EXPIRED, TransferFailed(f"The lease of KV handle {handle_id} ran out."))
+            self._end(lease, TransferFailed(f"The lease of KV handle {handle_id} ran out."))
             return None
         return lease
 
@@ -200,8 +187,7 @@ class Owner:
 
     def _tell(self, lease: _Lease) -> None:
         if lease.watch is not None:
-            done = lease.state is State.READY
-            words = (lease.readable, done, lease.first_tokens, lease.last_feature)
+            words = (lease.readable, lease.is_ready, lease.first_tokens, lease.last_feature)
             self._updates[lease.watch] = Update(lease.watch, *words)
 
     def _hang_up(self, lease: _Lease, failure: EyasError | None) -> None:
@@ -213,11 +199,10 @@ class Owner:
                 self._updates[lease.watch] = Update(lease.watch, failure=failure)
             lease.watch = None
 
-    def _end(self, lease: _Lease, end: State, failure: EyasError | None) -> None:
+    def _end(self, lease: _Lease, failure: EyasError | None) -> None:
         self._hang_up(lease, failure)
         del self._leases[lease.handle.id]
         self._freed.append(lease.handle.id)
-        self.ended[end] += 1
 
 
 def _not_valid(handle_id: int) -> TransferFailed:

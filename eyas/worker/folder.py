@@ -11,7 +11,8 @@ from pathlib import Path
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.folder import check_whole, has_weights
+from eyas.engine.checkpoint.folder import PICKLED, check_whole, has_weights, read_config, tensor_shapes
+from eyas.engine.models.mtp_names import prefixes_among, told_layers
 from eyas.engine.models.table import read_model
 from gateway.sampling_defaults import sampling_defaults
 from gateway.tokenizer_files import load_chat_template
@@ -21,6 +22,7 @@ def check_engine(config: EngineConfig) -> None:
     """Raises ConfigError unless the folders have what an engine needs, and it knows what they describe."""
     check_model(config.model, config.load_format)
     check_draft(config.draft, config.load_format)
+    _check_own_layers(config)
     read_model(config.model, "dummy").limited_to(config.context_length)  # the files were looked at
 
 
@@ -38,6 +40,22 @@ def check_draft(folder: str | None, load_format: str = "auto") -> None:
     """Raises ConfigError unless `folder` is None (no drafting) or has the files of a draft head."""
     if folder is not None:
         _check(folder, "draft", ["config.json"], load_format)
+
+
+def _check_own_layers(config: EngineConfig) -> None:
+    """Raises ConfigError for a model that is to be its own head (--draft mtp), and has no layer for it.
+
+    Of weights in an older export the engine finds it out: their names cannot be read without torch.
+    """
+    folder = Path(config.model)
+    if config.draft is None or Path(config.draft).resolve() != folder.resolve():
+        return
+    if config.load_format == "dummy":
+        there = told_layers(read_config(folder)) > 0
+    else:
+        there = any(folder.glob(PICKLED)) or bool(prefixes_among(tensor_shapes(folder)))
+    if not there:
+        raise ConfigError(f"--draft: {folder} has no MTP layer to draft with", param="draft")
 
 
 def _check(folder: str, flag: str, names: list[str], load_format: str) -> None:

@@ -28,6 +28,7 @@ from kv_transfer.copy_thread import Done
 
 AGENT_S = 30.0  # an agent that is not made by then is none
 _MEMORY = struct.Struct("<QQ")  # address, pages
+_MOST_PAGES = 2**31 - 1  # the library numbers them so
 _EAGER_S, _PATIENT_S = 5e-5, 2e-3  # between looks at what runs: at first, and after a while
 _IDLE_S = 0.05  # between looks at what was given up
 
@@ -77,6 +78,8 @@ class NixlBackend(Backend):
             address, pages = _MEMORY.unpack(export["memory"])
         except (KeyError, ValueError, struct.error) as error:
             raise ConfigError(f"what the peer exports is not a NIXL agent's: {error!r}") from error
+        if not 0 < pages <= _MOST_PAGES:
+            raise ConfigError(f"what the peer exports has {pages} pages")
         memory = Memory(address, self._area.pages.shape[1], pages)
         return Peer(Remote(agent, metadata, memory), is_staging="staged" in export)
 

@@ -11,16 +11,24 @@ import pytest
 from fake_engine import DIE, REFUSE, SLOW, STALL, WEDGE, FakeEngine, Traits, request, token, worker
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from decode_svc import servicer
 from eyas.common import clients, convert, replies, rpc
 from eyas.common.config import EngineConfig, WorkerConfig
-from eyas.common.errors import ConfigError, DeadlineExceeded, EyasError, Overloaded, Unavailable
-from eyas.common.types import Entry, Finish, FirstToken, Role, Timings
+from eyas.common.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EyasError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+from eyas.common.types import Entry, Finish, FirstToken, Role, Timings, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
 from eyas.worker.front import Front
 from eyas.worker.liveness import Liveness
 from prefill_svc.servicer import PrefillServicer
-from protos import prefill_pb2
+from protos import common_pb2, decode_pb2, prefill_pb2
 from tests.rpc.local_link import LocalEngine, LocalFront
 
 
@@ -80,6 +88,41 @@ async def test_a_refusal_keeps_its_class() -> None:
         with pytest.raises(DeadlineExceeded, match="too late"):
             async for _ in clients.PrefillClient(channel).prefill(request(DIE), 1, False):
                 pass
+
+
+async def test_pages_that_cannot_be_named_end_their_request_alone() -> None:
+    """As of a newer caller, whose kinds of KV this worker does not know."""
+    async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
+        session = clients.DecodeSessionClient(channel, w.address).open()
+        for id in ("a", "b"):
+            session.submit(request(1, id=id), attempt=3, attach=True)
+        await w.heard(Submit, 2)
+        handle = common_pb2.KvHandle(group=99)  # type: ignore[arg-type]
+        attach = decode_pb2.Attach(id="a", attempt=3, handles=[handle])
+        session._up.put_nowait(decode_pb2.DecodeServiceSessionRequest(attach=attach))
+        failed = await next_of(aiter(session), replies.Failed)
+        assert (failed.id, failed.attempt, failed.choice) == ("a", 3, None)
+        assert type(failed.failure.error()) is InvalidRequest
+        assert [c.id.partition(":")[2] for c in await w.heard(Cancel, 1)] == ["a"]
+        session.cancel("b")
+        await w.heard(Cancel, 2)
+        session.close()
+
+
+async def test_a_session_that_has_no_heartbeats_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its gateway would take the worker for dead, and no log would say why."""
+
+    def broken(info: WorkerInfo) -> decode_pb2.Heartbeat:
+        raise KeyError("no such figure")
+
+    monkeypatch.setattr(servicer, "_heartbeat", broken)
+    async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
+        session = clients.DecodeSessionClient(channel, w.address).open()
+        with pytest.raises(EyasError, match="internal error"):
+            await next_of(aiter(session), clients.Heartbeat)
+    assert "no such figure" in caplog.text
 
 
 async def test_cancel_and_the_end_of_a_session_reach_the_engine() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from eyas.common.pool import Export, Geometry, PoolInfo, RankPool
-from kv_transfer.board import PLACES, Boards, LeaseBoard
+from kv_transfer.board import LEASES_PER_PAGE, Boards, LeaseBoard
 
+PLACES = 2 * LEASES_PER_PAGE * 4  # of a pool of four pages
 GEOMETRY = Geometry(pages=4, page_size=4, layers=1, kv_heads=1, head_dim=4, dtype="float32")
 
 
@@ -19,7 +20,7 @@ def info(board: Export, epoch: int = 1) -> PoolInfo:
 
 
 def test_a_lease_is_seen_from_post_to_strike(tmp_path: Path) -> None:
-    board = LeaseBoard(tmp_path / "eyas-1-a-leases")
+    board = LeaseBoard(tmp_path / "eyas-1-a-leases", pages=4)
     view = Boards(str(tmp_path)).of("w", info(board.export()))
     assert view is not None
     first, second = board.new_id(), board.new_id()
@@ -32,7 +33,7 @@ def test_a_lease_is_seen_from_post_to_strike(tmp_path: Path) -> None:
 
 
 def test_every_id_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = LeaseBoard(tmp_path / "board")
+    board = LeaseBoard(tmp_path / "board", pages=4)
     drawn = itertools.chain([0, 5, 5 + PLACES, 5 + 2 * PLACES, 6], itertools.repeat(7))
     monkeypatch.setattr("kv_transfer.board.secrets.randbits", lambda bits: next(drawn))
     ids = []
@@ -42,9 +43,17 @@ def test_every_id_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert ids == [5, 6, 7]
 
 
+def test_a_pool_of_leases_has_places_left(tmp_path: Path) -> None:
+    """An id is found as soon with the most leases that the pages allow as with few."""
+    board = LeaseBoard(tmp_path / "board", pages=5000)
+    for _ in range(LEASES_PER_PAGE * 5000):
+        board.post(board.new_id())
+    assert board.new_id()
+
+
 def test_an_owner_that_is_gone_is_seen_as_it_was(tmp_path: Path) -> None:
     """It writes to no page any more."""
-    board = LeaseBoard(tmp_path / "board")
+    board = LeaseBoard(tmp_path / "board", pages=4)
     lease = board.new_id()
     board.post(lease)
     boards, told = Boards(str(tmp_path)), info(board.export())
@@ -59,12 +68,13 @@ def test_a_board_of_another_host_or_folder_is_none(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
         folder.mkdir()
-    board = LeaseBoard(here / "board").export()
-    other = LeaseBoard(there / "board").export()
+    board = LeaseBoard(here / "board", pages=4).export()
+    other = LeaseBoard(there / "board", pages=4).export()
     for epoch, export in enumerate(
         [{}, other, {**board, "identity": b"another"}, {**board, "path": b"\0"}, {"path": board["path"]}]
     ):
         assert Boards(str(here)).of("w", info(export, epoch + 1)) is None
     short = here / "short"
-    short.write_bytes(b"x")
-    assert Boards(str(here)).of("w", info({**board, "path": os.fsencode(short)})) is None
+    for content in (b"", b"x"):
+        short.write_bytes(content)
+        assert Boards(str(here)).of("w", info({**board, "path": os.fsencode(short)})) is None

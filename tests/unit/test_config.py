@@ -17,6 +17,7 @@ import pytest
 from eyas.common.config import NANO, EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.worker.folder import check_draft, check_engine, check_model
+from tests.unit.tiny_mtp import write_tiny_mimo
 
 
 def test_a_config_is_frozen_and_refuses_unknown_keys() -> None:
@@ -124,10 +125,28 @@ def test_a_model_that_no_engine_runs_is_told_at_once(
         check_engine(EngineConfig(model=str(tmp_path), draft=None, context_length=4096))
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_model_that_is_to_be_its_own_head_has_a_layer_for_it(tmp_path: Path, load_format: str) -> None:
+    """`--draft mtp`. Its engine would say so, long after the command has returned from its checks."""
+    own = write_tiny_mimo(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(NANO / name, own)
+    config = EngineConfig(model=str(own), draft=str(own), load_format=load_format)
+    check_engine(config)
+    nano = dataclasses.replace(config, model=str(NANO), draft=str(NANO))
+    with pytest.raises(ConfigError, match="--draft: .* has no MTP layer to draft with") as refused:
+        check_engine(nano)
+    assert refused.value.param == "draft"
+
+
 def test_looking_at_folders_loads_no_torch() -> None:
     script = (
-        "import sys; from eyas.common.config import EngineConfig;"
+        "import sys; from eyas.common.config import NANO, EngineConfig;"
+        "from eyas.common.errors import ConfigError;"
         "from eyas.worker.folder import check_engine;"
-        "check_engine(EngineConfig()); sys.exit('torch' in sys.modules)"
+        "check_engine(EngineConfig())\n"
+        "try: check_engine(EngineConfig(draft=str(NANO)))\n"
+        "except ConfigError: sys.exit('torch' in sys.modules)\n"
+        "sys.exit('taken')"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -24,7 +24,7 @@ from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.flight import DeviceFlight
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.ipc.mailbox import Mailbox, MailPlace
+from eyas.engine.ipc.mailbox import Mailbox, MailLayout
 from eyas.engine.ipc.messages import Proposal
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kernels import mailbox
@@ -58,9 +58,9 @@ class Patient:
 
     wait_s: float = PATIENT_S
     found: list[bool] = field(default_factory=list)
-    _fetch: Callable[[Batch, MailPlace, Reach], None] = mailbox.fetch
+    _fetch: Callable[[Batch, MailLayout, Reach], None] = mailbox.fetch
 
-    def __call__(self, batch: Batch, place: MailPlace, reach: Reach) -> None:
+    def __call__(self, batch: Batch, place: MailLayout, reach: Reach) -> None:
         tables, deadline = batch.tables, time.monotonic() + self.wait_s
         for slot in batch.slots.tolist():
             address, length = int(tables.mailbox[slot]), int(tables.length[slot])

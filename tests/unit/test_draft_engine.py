@@ -70,6 +70,7 @@ class CountingRunner:
         return max(spec.steps * spec.topk, self.least_rows)
 
     def draft(self, asked, spec):
+        assert asked, "a pass over nothing"
         return [self._drafted(one.extension, spec.steps) for one in asked]
 
     def _drafted(self, new, steps):

@@ -14,7 +14,7 @@ from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels.join import join
 from eyas.engine.models import fused_mtp
 from eyas.engine.models.fused import FusedDecoder
-from eyas.engine.models.mtp import MIMO, NEXTN, Dialect
+from eyas.engine.models.mtp_names import MIMO, NEXTN, Dialect
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_models_fused import (
     FIRST,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.ipc.mailbox import LATE_ROUNDS, NEWEST, Mailbox, MailPlace, tags
+from eyas.engine.ipc.mailbox import LATE_ROUNDS, NEWEST, Mailbox, MailLayout, tags
 from eyas.engine.ipc.messages import Proposal
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.kernels import mailbox
@@ -41,7 +41,7 @@ class Rig:
     lengths: list[int] = field(default_factory=lambda: [5, 9, 30])
 
     def __post_init__(self) -> None:
-        self.place = MailPlace(KEPT, self.nodes)
+        self.place = MailLayout(KEPT, self.nodes)
         self.memory = np.zeros(self.place.nbytes(PLACES), np.uint8)
         self.box = Mailbox(memoryview(self.memory), self.place, PLACES)
         self.tables = Tables(TableSizes(PLACES + 1, 4, self.width), "cpu")
@@ -178,21 +178,21 @@ def test_chains_leave_the_tables_chain_as_it_is() -> None:
         assert torch.equal(getattr(rig.tables, name), old)
 
 
-Spoil = Callable[[np.ndarray, MailPlace], None]
+Spoil = Callable[[np.ndarray, MailLayout], None]
 
 
-def _put(column: Callable[[MailPlace], int], half: int) -> Spoil:
+def _put(column: Callable[[MailLayout], int], half: int) -> Spoil:
     """Another content below the same tag."""
 
-    def spoil(words: np.ndarray, place: MailPlace) -> None:
+    def spoil(words: np.ndarray, place: MailLayout) -> None:
         at = column(place)
         words[at] = words[at] >> np.uint64(32) << np.uint64(32) | np.uint64(half & 0xFFFFFFFF)
 
     return spoil
 
 
-def _stale(column: Callable[[MailPlace], int], generation: int, position: int) -> Spoil:
-    def spoil(words: np.ndarray, place: MailPlace) -> None:
+def _stale(column: Callable[[MailLayout], int], generation: int, position: int) -> Spoil:
+    def spoil(words: np.ndarray, place: MailLayout) -> None:
         (old,) = tags([generation], np.array([position])) << np.uint64(32)
         words[column(place)] = old | np.uint64(1)
 

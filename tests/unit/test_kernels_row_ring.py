@@ -248,4 +248,4 @@ def test_no_two_rows_share_a_byte() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 33])
 def test_a_ring_keeps_two_rounds_and_what_may_wait(rows: int) -> None:
-    assert kept_rows(rows) >= layout.WAITING + 2 * rows and kept_rows(rows) & (kept_rows(rows) - 1) == 0
+    assert kept_rows(rows) >= layout.WAITING_ROWS + 2 * rows and kept_rows(rows) & (kept_rows(rows) - 1) == 0

@@ -29,7 +29,7 @@ from eyas.engine.batch.sequence import RingPlace, Sequence, Work
 from eyas.engine.batch.tree import Drafts
 from eyas.engine.ipc import draft_line
 from eyas.engine.ipc.draft_line import Line, OfferedLine, answer
-from eyas.engine.ipc.mailbox import PAGE, Mailbox, MailPlace
+from eyas.engine.ipc.mailbox import PAGE, Mailbox, MailLayout
 from eyas.engine.ipc.messages import DraftClosed, DraftCommit, DraftDown, DraftLine, Proposal
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.loop.patience import Patience
@@ -107,9 +107,9 @@ def test_a_mailbox_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_places_do_not_share_cache_lines() -> None:
     for kept, nodes in ((8, 3), (32, 6), (128, 256)):
-        place = MailPlace(kept, nodes)
+        place = MailLayout(kept, nodes)
         assert place.words % 16 == 0 and place.words >= kept + 1 + 2 * nodes
-    box = Mailbox(memoryview(bytearray(PAGE)), MailPlace(8, 3), 2)
+    box = Mailbox(memoryview(bytearray(PAGE)), MailLayout(8, 3), 2)
     assert box.words.shape == (2, 16)
 
 

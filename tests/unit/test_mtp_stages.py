@@ -193,7 +193,7 @@ def test_wrong_heads_are_noticed(case: Case, run: Run, wrong: str, monkeypatch: 
     elif wrong == "newest":
         monkeypatch.setattr(Newest, "before", lambda self, gave, stage: gave.roll(1, 0))
     else:
-        monkeypatch.setattr(mtp, "_prefixes", lambda names, own=mtp._prefixes: sorted(own(names)))
+        monkeypatch.setattr(mtp, "prefixes_among", lambda names, own=mtp.prefixes_among: sorted(own(names)))
     found = served(case.folder)
     paper = wanted(case.folder, case.form, Rule(), found.features, found.drafts)
     right = wrong == "numbers" and case.form.prefix != ""  # three of MiMo's have one digit each

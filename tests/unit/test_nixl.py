@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -282,10 +283,17 @@ def wait_for_one(backend: NixlBackend) -> None:
 @pytest.mark.parametrize("field", ["agent", "metadata", "memory"])
 def test_an_export_of_something_else_is_refused(field: str) -> None:
     backend = NixlBackend(Site(area(1), "", None), FakeNixl)  # type: ignore[arg-type]
-    export = {"agent": b"a", "metadata": b"m", "memory": bytes(16)}
+    export = {"agent": b"a", "metadata": b"m", "memory": struct.pack("<QQ", 4096, 1)}
     backend.open(export)
     with pytest.raises(ConfigError, match="is not a NIXL agent's"):
         backend.open({name: value for name, value in export.items() if name != field})
+
+
+@pytest.mark.parametrize("pages", [0, 2**31, 2**64 - 1])
+def test_an_export_of_no_pages_or_too_many_is_refused(pages: int) -> None:
+    backend = NixlBackend(Site(area(1), "", None), FakeNixl)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"has {pages} pages"):
+        backend.open({"agent": b"a", "metadata": b"m", "memory": struct.pack("<QQ", 4096, pages)})
 
 
 def test_staging_is_told_as_what_it_is() -> None:

@@ -9,7 +9,7 @@ import pytest
 from fake_gpu import FakeDriver
 from test_draft_engine import PEER, WIDTH, CountingRunner, Drive, _commit, _open
 
-from eyas.engine.ipc.mailbox import NEWEST, Mailbox, MailPlace, tags
+from eyas.engine.ipc.mailbox import NEWEST, Mailbox, MailLayout, tags
 from eyas.engine.ipc.messages import DraftClose, DraftClosed, DraftLine, Proposal
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.ipc.row_ring import tag
@@ -26,7 +26,7 @@ class MailDrive(Drive):
     def __init__(self) -> None:
         super().__init__(pages=64)
         self.memory = RowMemory.new(LINE, Gpu(FakeDriver(), "float32", lambda: None, shared=True))
-        place = MailPlace(KEPT, LINE.nodes)
+        place = MailLayout(KEPT, LINE.nodes)
         self.box = Mailbox(memoryview(bytearray(place.nbytes(PLACES))), place, PLACES)
         self.engine._lines.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
         self.boxes = {PEER: self.box}

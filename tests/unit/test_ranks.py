@@ -51,6 +51,12 @@ def _killed(rank_info: RankInfo, channel: Channel) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _only_the_second_ends(rank_info: RankInfo, channel: Channel) -> None:
+    if rank_info.rank == 2:
+        raise ValueError("the folder is empty")
+    time.sleep(600)
+
+
 @pytest.fixture
 def trio(tmp_path: Path) -> Iterator[Followers]:
     with Followers(functools.partial(_write_down, tmp_path), 3, tmp_path / "meeting") as followers:
@@ -96,7 +102,7 @@ def test_a_follower_that_is_killed_is_noticed_at_the_next_call(trio: Followers) 
 def test_a_follower_that_takes_nothing_is_an_error(trio: Followers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
     for follower in trio._followers:
-        follower._pipe.settimeout(0.5)
+        follower.pipe.settimeout(0.5)
     trio.broadcast(RankCall("hang"))
     began = time.monotonic()
     with pytest.raises(EngineError, match="rank 1 of 3 has taken no message"):
@@ -121,6 +127,17 @@ def test_close_ends_even_a_follower_that_hangs(trio: Followers, monkeypatch: pyt
 )
 def test_a_follower_that_cannot_start_says_why(main: ranks.FollowerMain, words: str, tmp_path: Path) -> None:
     with Followers(main, 2, tmp_path / "meeting") as followers, pytest.raises(EngineError, match=words):
+        followers.wait_ready(READY_S)
+
+
+def test_one_that_cannot_start_is_told_while_another_loads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ranks, "LEAVE_S", 0.2)
+    with (
+        Followers(_only_the_second_ends, 3, tmp_path / "meeting") as followers,
+        pytest.raises(EngineError, match="rank 2 of 3 could not start: ValueError: the folder is empty"),
+    ):
         followers.wait_ready(READY_S)
 
 

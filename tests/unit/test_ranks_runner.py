@@ -16,8 +16,8 @@ from eyas.engine.batch.prompt_scores import Asked, PromptScores
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, Buckets
+from eyas.engine.device.occupants import Occupants
 from eyas.engine.device.ranks_runner import RanksRunner
-from eyas.engine.device.seats import Seats
 from eyas.engine.device.step import Joined, Layout, StepInput, StepShape
 from eyas.engine.kernels.special import COLUMNS
 from eyas.engine.sampling.scores import Scores
@@ -89,8 +89,8 @@ def made(ranks: int = 2, width: int = 1) -> tuple[RanksRunner, Told]:
     """`width`: rows of a round; with more than one steps have a head."""
     told = Told(Tables(TableSizes(SLOTS + 1, 4, width, 64), "cpu"), ranks, width > 1)
     grammars = PaperGrammars(drafts=width > 1)
-    seats: list[Seats] = [
-        Seats(told.state, Layout(SIZE, SLOTS, TILE, PAGES * rank), grammars)  # type: ignore[arg-type]
+    seats: list[Occupants] = [
+        Occupants(told.state, Layout(SIZE, SLOTS, TILE, PAGES * rank), grammars)  # type: ignore[arg-type]
         for rank in range(ranks)
     ]
     buckets = Buckets(width, TILE, (1, 2, 4), (), 16, 16)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
 from eyas.engine.device import calls, lead
-from eyas.engine.device.lead import Lead
+from eyas.engine.device.executor import Executor
+from eyas.engine.device.lead import Lead, LedExecutor
 from eyas.engine.device.step import Joined, StepInput, StepShape
 from eyas.engine.loading import build, follower
 from eyas.engine.loading.spec import EngineSpec
@@ -332,6 +334,26 @@ def test_a_device_that_fails_is_no_more_waited_for(
     led = Lead(_idle, 2, "cpu", tmp_path / "meeting")
     with pytest.raises(EngineError, match="could not do a step together: CUDA error"):
         getattr(lead.Watched(SimpleNamespace(query=failed), led), asked)()  # type: ignore[arg-type]
+    assert not led.whole
+    led.close()
+
+
+@pytest.mark.usefixtures("no_group_is_left")
+@pytest.mark.parametrize("failure", [RuntimeError("CUDA out of memory"), ValueError("too many rows")])
+def test_what_rank_zero_alone_cannot_do_is_done_together_no_more(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The followers are in the middle of it, and wait for rank 0: nothing may wait for them."""
+    monkeypatch.setattr(lead, "LOST_S", 0.3)
+    led = Lead(_idle, 2, "cpu", tmp_path / "meeting")
+    executor = object.__new__(LedExecutor)
+    executor._lead = led
+    with (
+        mock.patch.object(Executor, "copy_page", side_effect=failure),
+        mock.patch.object(led, "tell"),
+        pytest.raises((EngineError, ValueError), match=str(failure)),
+    ):
+        executor.copy_page(1, 2)
     assert not led.whole
     led.close()
 

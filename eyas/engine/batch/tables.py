@@ -158,7 +158,8 @@ class Tables:
         return range(begin, begin + count)
 
     def apply(self, writes: torch.Tensor) -> None:
-        """memory[writes[0]] = writes[1], for `writes` int32 [2, n] on the device; places are distinct."""
+        """memory[writes[0]] = writes[1], for `writes` int32 [2, n] on the device; a place that is named
+        twice gets the same value twice."""
         self.memory.index_copy_(0, writes[0].long(), writes[1])
 
 

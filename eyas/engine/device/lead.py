@@ -57,24 +57,22 @@ class Lead:
 
     def tell(self, call: RankCall) -> None:
         """Every follower will do `call`. Raises EngineError if one is gone."""
-        with self._watched():
-            self._followers.broadcast(call)
+        self._followers.broadcast(call)
 
     def tell_each(self, messages: SequenceOf[RankCall]) -> None:
         """Every follower will do its own, rank 1's first. Raises EngineError if one is gone."""
-        with self._watched():
-            for rank, call in enumerate(messages, start=1):
-                self._followers.send(rank, call)
+        for rank, call in enumerate(messages, start=1):
+            self._followers.send(rank, call)
 
     def tell_one(self, rank: int, call: RankCall) -> None:
         """That follower will do `call`. Raises EngineError if it is gone."""
-        with self._watched():
-            self._followers.send(rank, call)
+        self._followers.send(rank, call)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Around what is done on all ranks. Raises EngineError, in plain words, if an exchange fails, or this
-        rank's device, which then takes part in nothing any more.
+        """Around what all ranks are told and do. Raises EngineError, in plain words, if an exchange fails, or
+        this rank's device. Whatever it raises, the others have begun what this rank has not done: nothing is
+        done together any more.
         """
         try:
             yield
@@ -85,12 +83,7 @@ class Lead:
                 self._followers.check()
                 time.sleep(CHECK_S)
             raise EngineError(f"the ranks could not do a step together: {error}") from error
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        try:
-            yield
-        except EngineError:
+        except BaseException:
             self.whole = False
             raise
 
@@ -99,7 +92,7 @@ class Lead:
         device is lost.
         """
         began = looked = time.monotonic()
-        with self.together(), self._watched():
+        with self.together():
             while not event.query():
                 time.sleep(NAP_S)
                 now = time.monotonic()
@@ -125,40 +118,48 @@ class LedExecutor(Executor):
         self._lead = lead
 
     def begin(self, step: StepInput) -> None:
-        self._lead.tell(calls.begin(step))
-        super().begin(step)
+        with self._lead.together():
+            self._lead.tell(calls.begin(step))
+            super().begin(step)
 
     def score(self, asked: Asked) -> Scores:
-        self._lead.tell(calls.score(asked))
-        return super().score(asked)
+        with self._lead.together():
+            self._lead.tell(calls.score(asked))
+            return super().score(asked)
 
     def join(self, joined: Joined, writes: np.ndarray) -> None:
-        self._lead.tell(calls.join(joined, writes))
-        super().join(joined, writes)
+        with self._lead.together():
+            self._lead.tell(calls.join(joined, writes))
+            super().join(joined, writes)
 
     def catch_up(self, late: Late) -> None:
-        self._lead.tell(calls.catch_up(late))
-        super().catch_up(late)
+        with self._lead.together():
+            self._lead.tell(calls.catch_up(late))
+            super().catch_up(late)
 
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:
-        self._lead.tell(calls.features(rows))
-        return super().features(rows)
+        with self._lead.together():
+            self._lead.tell(calls.features(rows))
+            return super().features(rows)
 
     def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
-        self._lead.tell(calls.sample(rows))
-        return super().sample(rows)
+        with self._lead.together():
+            self._lead.tell(calls.sample(rows))
+            return super().sample(rows)
 
     def finish(self, step: StepInput) -> tuple[torch.Tensor, Event | None]:
-        self._lead.tell(calls.finish())
-        return super().finish(step)
+        with self._lead.together():
+            self._lead.tell(calls.finish())
+            return super().finish(step)
 
     def _event(self) -> Event | None:
         event = super()._event()
         return Watched(event, self._lead) if isinstance(event, torch.cuda.Event) else None
 
     def copy_page(self, source: int, target: int) -> None:
-        self._lead.tell(calls.copy_page(source, target))
-        super().copy_page(source, target)
+        with self._lead.together():
+            self._lead.tell(calls.copy_page(source, target))
+            super().copy_page(source, target)
 
     def wait(self) -> None:
         if self.state.device != "cpu":

@@ -3,7 +3,8 @@
 Every rank has a scheduler, tables and pages of its own; the ranks' experts serve all rows, and so those of a
 draft head do. So an idle rank takes every step, and every pass of its drafts, with rows of padding, and
 captured graphs stay in step. What is launched beside steps is launched on all ranks too, for as many. It
-decides neither what runs nor on which rank, and never waits for a device.
+decides neither what runs nor on which rank, and waits for a device only where a grammar has
+to see the drafts.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.flight import DeviceFlight, Features, Results, Scored
 from eyas.engine.device.led_ranks import LedRanks
 from eyas.engine.device.masks import Nodes, StepMasks
+from eyas.engine.device.occupants import Occupants, without_singles
 from eyas.engine.device.runner import asked_rows, held_slots
-from eyas.engine.device.seats import Seats, without_singles
 from eyas.engine.device.special import SpecialRows, Told, padding_rows
 from eyas.engine.device.step import Placed, StepInput, StepShape, pack
 from eyas.engine.grammar.grammars import Grammars
@@ -56,7 +57,7 @@ class RanksFlight:
 
 
 class RanksRunner:
-    """`seats`: of each rank. `ahead`: may a step be launched while another is in flight?"""
+    """`occupants`: of each rank. `ahead`: may a step be launched while another is in flight?"""
 
     draft_wait_s = 0.0  # their drafts are made inside the step
 
@@ -64,7 +65,7 @@ class RanksRunner:
         self,
         executor: LedRanks,
         buckets: Buckets,
-        seats: SequenceOf[Seats],
+        occupants: SequenceOf[Occupants],
         grammars: Grammars,
         *,
         ahead: bool,
@@ -73,12 +74,12 @@ class RanksRunner:
         self.ahead = ahead
         self._executor = executor
         self._buckets = buckets
-        self._seats = seats
+        self._occupants = occupants
         self._grammars = grammars
 
     def launch(self, works: SequenceOf[Work]) -> RanksFlight:
         """Starts a step; `land` of the result waits for it."""
-        mine: list[list[Work]] = [[] for _ in self._seats]
+        mine: list[list[Work]] = [[] for _ in self._occupants]
         for work in works:
             mine[work.seq.generation.rank or 0].append(work)
         writes = self._tell(mine)
@@ -88,14 +89,14 @@ class RanksRunner:
         steps = [
             StepInput(
                 shape,
-                pack(each, shape, seats.layout),
+                pack(each, shape, occupants.layout),
                 told,
-                spans=seats.spans(each.chunks),
+                spans=occupants.spans(each.chunks),
                 scored=any(asked),
                 held=slots,
             )
-            for seats, each, told, slots in zip(
-                self._seats, placed, writes, _filled(held, self._padding), strict=True
+            for occupants, each, told, slots in zip(
+                self._occupants, placed, writes, _filled(held, self._padding), strict=True
             )
         ]
         self._executor.begin_each(steps)
@@ -120,7 +121,7 @@ class RanksRunner:
 
     def copy_page(self, source: int, target: int) -> None:
         """Of one rank; between the steps launched before and those after."""
-        pages = self._seats[1].layout.first_page
+        pages = self._occupants[1].layout.first_page
         self._executor.copy_page_of(source // pages, source % pages, target % pages)
 
     def wait(self) -> None:
@@ -140,13 +141,15 @@ class RanksRunner:
         told before it, and drafted for them: on all ranks at once, for as many.
         """
         writes, joining = zip(
-            *(seats.tell(own) for seats, own in zip(self._seats, mine, strict=True)), strict=True
+            *(occupants.tell(own) for occupants, own in zip(self._occupants, mine, strict=True)), strict=True
         )
         told = [each.array() for each in writes]
         if not any(joining):
             return told
         width = self._buckets.width
-        joined = [seats.joined(own, width) for seats, own in zip(self._seats, joining, strict=True)]
+        joined = [
+            occupants.joined(own, width) for occupants, own in zip(self._occupants, joining, strict=True)
+        ]
         most, head_width = max(map(len, joining)), max(each.features.shape[1] for each in joined)
         joined = [each.filled(most, head_width, self._padding) for each in joined]
         self._executor.join_each(joined, told)
@@ -155,7 +158,10 @@ class RanksRunner:
     def _place(self, mine: SequenceOf[list[Work]]) -> tuple[StepShape, list[Placed]]:
         """The shape of every rank's step, and its rows in it."""
         placed, least = zip(
-            *(seats.place(own, self._buckets.width) for seats, own in zip(self._seats, mine, strict=True)),
+            *(
+                occupants.place(own, self._buckets.width)
+                for occupants, own in zip(self._occupants, mine, strict=True)
+            ),
             strict=True,
         )
         shape = self._shape(least)
@@ -174,8 +180,8 @@ class RanksRunner:
 
     def _features(self, placed: SequenceOf[Placed], shape: StepShape) -> list[Features | None]:
         """Of each rank's prompts that others start from. All ranks give as many rows."""
-        pairs = zip(self._seats, placed, strict=True)
-        shared = [seats.shared_rows(each.chunks, shape.round_rows) for seats, each in pairs]
+        pairs = zip(self._occupants, placed, strict=True)
+        shared = [occupants.shared_rows(each.chunks, shape.round_rows) for occupants, each in pairs]
         if not any(shared):
             return [None] * len(shared)
         found = self._executor.features_each(_filled([[row for _, row in own] for own in shared], 0))

@@ -1,8 +1,8 @@
 """Launches the scheduler's steps on the device and keeps its tables true.
 
 It turns works into a `StepInput`, and says which of its rows are special; what the tables are told is the
-business of `eyas.engine.device.seats`. It does not decide what runs, nor what tokens mean; and it never waits
-for the device.
+business of `eyas.engine.device.occupants`. It does not decide what runs, nor what tokens mean; and it waits
+for the device only where a grammar has to see the drafts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import DeviceFlight, Features, Results, Scored
 from eyas.engine.device.masks import Nodes, StepMasks
-from eyas.engine.device.seats import Seats, without_singles
+from eyas.engine.device.occupants import Occupants, without_singles
 from eyas.engine.device.special import SpecialRows
 from eyas.engine.device.step import (
     Late,
@@ -61,18 +61,18 @@ class DeviceRunner:
         self._depths = depths
         self._layout = layout
         self._grammars = grammars
-        self._seats = Seats(executor.state, layout, grammars)
+        self._occupants = Occupants(executor.state, layout, grammars)
 
     def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
         """Starts a step; `land` of the result waits for it."""
-        writes, joining = self._seats.tell(works, self.draft_wait_s)
+        writes, joining = self._occupants.tell(works, self.draft_wait_s)
         depth, buckets = self._depth(works)
         if joining:  # they are told, and drafted for, before the step
-            self._executor.join(self._seats.joined(joining, buckets.width), writes.array())
+            self._executor.join(self._occupants.joined(joining, buckets.width), writes.array())
             writes = TableWrites(self._executor.tables)
         self._catch_up(works, buckets.width)
         shape, placed = self._place(works, buckets)
-        data, spans = pack(placed, shape, self._layout), self._seats.spans(placed.chunks)
+        data, spans = pack(placed, shape, self._layout), self._occupants.spans(placed.chunks)
         asked = asked_rows(placed.chunks, shape.round_rows)
         certain, features_wanted = self._certain(placed, shape)
         held = held_slots(placed, shape)
@@ -117,7 +117,7 @@ class DeviceRunner:
         if self._depths is None:
             return None, self._buckets
         rounds = [work for work in works if work.round]
-        followed = [self._seats.occupant(work).drafted for work in rounds]
+        followed = [self._occupants.occupant(work).drafted for work in rounds]
         seqs = [work.seq for work in rounds]
         return self._depths.choose(seqs, followed, prompts=len(seqs) < len(works))
 
@@ -128,7 +128,7 @@ class DeviceRunner:
         """
         if self._depths is None or not self.drafts:
             return
-        known = ((work, self._seats.occupant(work)) for work in works if work.round)
+        known = ((work, self._occupants.occupant(work)) for work in works if work.round)
         followed = [(work, told) for work, told in known if told.drafted]
         due = width > 1 or any(told.waiting == KEPT_ROWS for _, told in followed)
         late = []
@@ -146,13 +146,13 @@ class DeviceRunner:
 
     def _place(self, works: SequenceOf[Work], buckets: Buckets) -> tuple[StepShape, Placed]:
         """Those that nothing is drafted for have a row each, if the step's shape has such rows."""
-        placed, least = self._seats.place(works, buckets.width)
+        placed, least = self._occupants.place(works, buckets.width)
         shape = buckets.shape(least.batch, least.chunk, least.tiles, least.ends, singles=least.singles)
         return shape, placed if shape.singles else without_singles(placed)
 
     def _features(self, chunks: SequenceOf[Work], shape: StepShape) -> Features | None:
         """Of the last rows of prompts that others start from, here or elsewhere."""
-        shared = self._seats.shared_rows(chunks, shape.round_rows)
+        shared = self._occupants.shared_rows(chunks, shape.round_rows)
         if not shared:
             return None
         return Features([work for work, _ in shared], self._executor.features([row for _, row in shared]))

@@ -4,13 +4,12 @@ on GPUs a ring of rows and a mailbox beside them.
 The decode engine offers it (`OfferedLine`) and says so by way of the fronts; the draft worker answers
 (`answer`): it connects, and hands over the memory that both then map. The memory has no name, so it is gone
 as soon as both have let go of it, however they ended. The connection stays: a byte on it says that there are
-new records, its end that the other engine has let go. No call waits. It knows how records come and go, and
-nothing of sequences.
+new records, its end that the other engine has let go. No record is waited for: `answer` alone waits for the
+other engine to accept, and `close` for the GPU. It knows how records come and go, and nothing of sequences.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import mmap
 import os
@@ -23,7 +22,7 @@ from typing import Generic, TypeVar
 from eyas.common.config import MOST_NODES, MOST_STEPS
 from eyas.common.errors import ConfigError
 from eyas.engine.ipc.draft_records import CommitRecords, ProposalRecords, Records
-from eyas.engine.ipc.mailbox import PAGE, Mailbox, MailPlace
+from eyas.engine.ipc.mailbox import PAGE, Mailbox, MailLayout
 from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
 from eyas.engine.ipc.ring import STORES_IN_ORDER, RingReader, RingShape, RingWriter
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
@@ -101,12 +100,13 @@ class Line(Generic[Out, In]):
         return taken
 
     def _listen(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            try:
-                while self._bell.recv(_RUNG):
-                    pass
-            except ConnectionError:
+        try:
+            while self._bell.recv(_RUNG):
                 pass
+            self.gone = True
+        except BlockingIOError:
+            pass  # there is no more
+        except ConnectionError:
             self.gone = True
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class OfferedLine:
         """For this engine's GPU, if that can use memory of the host."""
         line = self._line
         try:
-            return Mailbox(memory, MailPlace(line.kept, line.nodes), line.places, self._gpu)
+            return Mailbox(memory, MailLayout(line.kept, line.nodes), line.places, self._gpu)
         except DriverError as error:
             _log.warning("rounds and drafts go by the host: %s", error)
             return None
@@ -242,7 +242,7 @@ def answer(
         (RingWriter(view[parts.split :], parts.proposals), ProposalRecords(line)),
         (RingReader(view[: parts.split], parts.commits), CommitRecords(line)),
         rows,
-        Mailbox(view[parts.mailbox :], MailPlace(line.kept, line.nodes), line.places)
+        Mailbox(view[parts.mailbox :], MailLayout(line.kept, line.nodes), line.places)
         if rows is not None
         else None,
     )
@@ -283,7 +283,7 @@ class _Parts:
         if not mailbox:
             return cls(commits, proposals, rings, rings)
         first = -(-rings // PAGE) * PAGE
-        size = MailPlace(line.kept, line.nodes).nbytes(line.places)
+        size = MailLayout(line.kept, line.nodes).nbytes(line.places)
         return cls(commits, proposals, first, first + size)
 
 

@@ -39,7 +39,7 @@ Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class MailPlace:
+class MailLayout:
     """Where words lie in one place: `kept` rows, then a proposal of up to `nodes` nodes."""
 
     kept: int
@@ -74,7 +74,7 @@ class Mailbox:
     this process is the draft worker's. Raises DriverError if the driver does not let the GPU use it.
     """
 
-    def __init__(self, memory: memoryview, place: MailPlace, places: int, gpu: Gpu | None = None) -> None:
+    def __init__(self, memory: memoryview, place: MailLayout, places: int, gpu: Gpu | None = None) -> None:
         self.place = place
         self.places = places
         size = place.nbytes(places)

@@ -80,7 +80,7 @@ class Prefill(Message, frozen=True):
     offer_draft: bool
 
 
-# --- draft mailbox: decode engine -> its front -> draft front -> draft engine, and back ----------------
+# --- drafting: decode engine -> its front -> draft front -> draft engine, and back ----------------------
 
 
 class DraftOpen(Message, frozen=True):
@@ -103,7 +103,8 @@ class DraftCommit(Message, frozen=True):
 
     Row j is (feature of position base_len + j, token base_len + j + 1). `features`: float32 little-endian,
     [len(tokens), head width]. `steps`, `topk`, `draft_tokens`: the shape of the proposal. `place`: where its
-    features are in the line's ring of rows, and `features` is empty; -1: they are here.
+    features are in the line's ring of rows, and `features` is empty; -1: they are here. No rows, but a
+    `place`: from now on the sequence's commits and proposals go through the line's mailbox.
     """
 
     seq: int

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 WORD_BYTES = 8
 GOLDEN = 0x9E3779B1  # odd: 2^32 over the golden ratio, so that generations lie far from each other
-WAITING = 16
-"""Rows of a sequence that a draft worker may leave there, beside those of two rounds."""
+WAITING_ROWS = 16
+"""Rows of a sequence that a draft worker may leave there, beside those of two rounds, until its head takes
+them: many at once cost hardly more than one."""
 
 
 @dataclass(frozen=True)
@@ -55,4 +56,4 @@ def tag(generation: int, position: int) -> int:
 
 def kept_rows(round_rows: int) -> int:
     """Rows that a ring keeps per sequence, if a round makes up to `round_rows` certain."""
-    return 1 << (WAITING + 2 * round_rows - 1).bit_length()
+    return 1 << (WAITING_ROWS + 2 * round_rows - 1).bit_length()

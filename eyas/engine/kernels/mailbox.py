@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.engine.batch.tables import Tables
-from eyas.engine.ipc.mailbox import LATE_ROUNDS, NEWEST, MailPlace
+from eyas.engine.ipc.mailbox import LATE_ROUNDS, NEWEST, MailLayout
 from eyas.engine.ipc.row_ring import GOLDEN
 from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.rounds import FACTS, PLAIN, Batch
@@ -51,7 +51,7 @@ class Reach:
     trees: bool
 
 
-def post(tables: Tables, slots: Tensor, result: Tensor, place: MailPlace) -> None:
+def post(tables: Tables, slots: Tensor, result: Tensor, place: MailLayout) -> None:
     """Tells of the rows that a step has made certain, of those of `slots` int32 [B] that have a mailbox.
 
     `result` int32 [B, FACTS + W] as `rounds.Verdicts` has it; lengths count these rows already.
@@ -96,7 +96,7 @@ def _post(
         tl.store(address.to(tl.pointer_type(tl.int64)) + position % KEPT, word, mask=inside)
 
 
-def fetch(batch: Batch, place: MailPlace, reach: Reach) -> None:
+def fetch(batch: Batch, place: MailLayout, reach: Reach) -> None:
     """The drafts of each sequence with a mailbox become those of the round that is about to be prepared.
 
     That is the proposal below its root. A slot looks `polls` times until all of it is there. It looks once if

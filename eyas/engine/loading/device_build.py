@@ -24,10 +24,10 @@ from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.lead import Lead, LedExecutor
 from eyas.engine.device.led_ranks import LedRanks
+from eyas.engine.device.occupants import Occupants
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.ranks_runner import RanksRunner
 from eyas.engine.device.runner import DeviceRunner, late_sizes
-from eyas.engine.device.seats import Seats
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.grammar.grammars import Grammars
@@ -117,12 +117,12 @@ def _attention_ranks(
     state = rank.executor.state
     assert isinstance(rank.executor, LedRanks)
     layout = Layout(rank.loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
-    seats = [
-        Seats(state, replace(layout, first_page=first), grammars)
+    occupants = [
+        Occupants(state, replace(layout, first_page=first), grammars)
         for first in range(0, state.pool.shape.pages * lead.group.ranks, state.pool.shape.pages)
     ]
     ahead = rank.loaded.config.overlap_schedule
-    runner = RanksRunner(rank.executor, rank.buckets, seats, grammars, ahead=ahead)
+    runner = RanksRunner(rank.executor, rank.buckets, occupants, grammars, ahead=ahead)
     return rank.loaded, Device(runner, None, state.pools, rank.slowest_step_s)
 
 

@@ -88,8 +88,9 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Tra
 def _board(spec: EngineSpec, pools: dict[KvKind, KvPool]) -> LeaseBoard | None:
     if spec.config.transfer == NONE or Role.PREFILL not in spec.config.roles:
         return None
-    board = LeaseBoard(new_pool_path("leases", Path(spec.config.pool_dir)))
-    pools[KvKind.TARGET].attached.append(board)
+    pool = pools[KvKind.TARGET]
+    board = LeaseBoard(new_pool_path("leases", Path(spec.config.pool_dir)), pool.shape.pages)
+    pool.attached.append(board)
     return board
 
 

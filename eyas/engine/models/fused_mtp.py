@@ -23,7 +23,7 @@ from eyas.engine.models.fused_layer import FusedLayer
 from eyas.engine.models.fused_residual import NarrowRows, source_of
 from eyas.engine.models.fused_step import Forward, LayerContext, load_gain
 from eyas.engine.models.head_parts import LastHiddenTap
-from eyas.engine.models.mtp import dialect_of
+from eyas.engine.models.mtp_names import dialect_of
 
 
 class FusedMtpLayer:

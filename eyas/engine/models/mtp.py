@@ -15,8 +15,6 @@ last one, of its own states, as all drafts are by the one layer that most models
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,51 +33,10 @@ from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.decoder import DecoderLayer, EmbeddingAndHead, rotaries, step_of
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.keys import Fit, Raw
+from eyas.engine.models.mtp_names import dialect_of, prefixes_among, prefixes_told, told_layers
 from eyas.engine.models.newest import Newest
 
 NAME = "an MTP head"
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """A published form. Its tensors' names begin with `stem` and the number of the head's layer.
-
-    `token_norm`, `feature_norm`, `join` and `final_norm` name what the layer itself does not have.
-    `feature_first`: the first half of the columns of `join` is the feature's, not the token's.
-    `first_is_blank`: at position 0 the token's embedding counts as zeros.
-    """
-
-    stem: str
-    token_norm: str
-    feature_norm: str
-    join: str
-    final_norm: str
-    feature_first: bool = False
-    first_is_blank: bool = False
-
-
-MIMO = Dialect(
-    stem="model.mtp_layers.",
-    token_norm="token_layernorm",
-    feature_norm="hidden_layernorm",
-    join="input_proj",
-    final_norm="final_layernorm",
-    feature_first=True,
-    first_is_blank=True,
-)
-NEXTN = Dialect(
-    stem="model.layers.",  # numbered on from the target's, or from 0 in a folder of its own
-    token_norm="enorm",
-    feature_norm="hnorm",
-    join="eh_proj",
-    final_norm="shared_head.norm",
-)
-DIALECTS = (MIMO, NEXTN)
-
-
-def dialect_of(prefix: str) -> Dialect:
-    """Of a layer whose tensors' names begin with `prefix`."""
-    return next(dialect for dialect in DIALECTS if prefix.startswith(dialect.stem))
 
 
 def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str) -> DraftConfig | None:
@@ -87,14 +44,9 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
 
     A "dummy" one has no tensors yet: its config.json says that the model has such layers.
     """
-    told = int(raw.get("num_nextn_predict_layers") or 0)
-    if load_format == "dummy":
-        shapes = {}
-        stem, first = (MIMO.stem, 0) if raw.get("model_type") == "mimo" else (NEXTN.stem, target.num_layers)
-        prefixes = [f"{stem}{first + i}" for i in range(told)]
-    else:
-        shapes = tensor_shapes(folder)
-        prefixes = _prefixes(shapes)
+    told, dummy = told_layers(raw), load_format == "dummy"
+    shapes = {} if dummy else tensor_shapes(folder)
+    prefixes = prefixes_told(raw, target.num_layers) if dummy else prefixes_among(shapes)
     if not prefixes:
         return None
     prefix, count, layer = prefixes[0], len(prefixes), target.layers[-1]
@@ -226,17 +178,6 @@ def load_draft(
 ) -> MtpDraft:
     """The half that drafts. `ends`: the target's."""
     return MtpDraft(config, weights, ends, backend)
-
-
-def _prefixes(names: Iterable[str]) -> list[str]:
-    """Those under which a tensor that joins stands, one per MTP layer, in the order of their numbers."""
-    found = (
-        name.removesuffix(f".{dialect.join}.weight")
-        for name in names
-        for dialect in DIALECTS
-        if name.startswith(dialect.stem) and name.endswith(f".{dialect.join}.weight")
-    )
-    return sorted(found, key=lambda prefix: int(prefix.rpartition(".")[2]))
 
 
 def _stages(layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:

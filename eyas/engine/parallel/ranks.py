@@ -14,13 +14,13 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import selectors
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -130,9 +130,11 @@ class Followers:
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until every follower has said ready. Raises EngineError if one ends or is late."""
-        deadline = time.monotonic() + timeout_s
-        for follower in self._followers:
-            follower.wait_ready(deadline)
+        deadline, left = time.monotonic() + timeout_s, self._followers
+        while left := [follower for follower in left if not follower.is_ready()]:
+            if time.monotonic() > deadline:
+                raise EngineError(f"{left[0].name} was not ready in time")
+            wait([follower.pipe for follower in left], POLL_S)
 
     def check(self) -> None:
         """Raises EngineError if a follower has ended, with the reason that it gave."""
@@ -182,10 +184,10 @@ class _Follower:
     """One follower's process, and rank 0's end of its pipe."""
 
     def __init__(self, main: FollowerMain, rank_info: RankInfo) -> None:
-        self._name = f"rank {rank_info.rank} of {rank_info.ranks}"
-        self._pipe, theirs = socket.socketpair()
-        self._pipe.settimeout(SEND_S)
-        self._told = Channel(self._pipe)  # one for all that it says: a reader reads ahead
+        self.name = f"rank {rank_info.rank} of {rank_info.ranks}"
+        self.pipe, theirs = socket.socketpair()
+        self.pipe.settimeout(SEND_S)
+        self._told = Channel(self.pipe)  # one for all that it says: a reader reads ahead
         context = multiprocessing.get_context("spawn")
         arguments = (main, rank_info, theirs, os.getpid())
         self._process: SpawnProcess = context.Process(target=_run, args=arguments, daemon=True)
@@ -194,28 +196,27 @@ class _Follower:
 
     def check(self) -> None:
         if not self._process.is_alive():
-            raise EngineError(f"{self._name} has ended: {self._reason()}")
+            raise EngineError(f"{self.name} has ended: {self._reason()}")
 
     def send(self, payload: bytes) -> None:
         try:
-            self._pipe.sendall(payload)
+            self.pipe.sendall(payload)
         except TimeoutError:
-            raise EngineError(f"{self._name} has taken no message for {SEND_S:g} s") from None
+            raise EngineError(f"{self.name} has taken no message for {SEND_S:g} s") from None
         except OSError:
             self._process.join(LEAVE_S)
-            raise EngineError(f"{self._name} has ended: {self._reason()}") from None
+            raise EngineError(f"{self.name} has ended: {self._reason()}") from None
 
-    def wait_ready(self, deadline: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._pipe, selectors.EVENT_READ)
-            while not selector.select(POLL_S):
-                self.check()
-                if time.monotonic() > deadline:
-                    raise EngineError(f"{self._name} was not ready in time")
+    def is_ready(self) -> bool:
+        """Whether it says so by now; asked until it is True. Raises EngineError if it has ended instead."""
+        if not wait([self.pipe], timeout=0):
+            self.check()
+            return False
         call = self._told.read()
         if call is None or call.kind != READY:
             self._process.join(LEAVE_S)
-            raise EngineError(f"{self._name} could not start: {_words(call) or self._exit()}")
+            raise EngineError(f"{self.name} could not start: {_words(call) or self._exit()}")
+        return True
 
     def dismiss(self) -> None:
         self._told.close()

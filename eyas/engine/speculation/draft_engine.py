@@ -203,6 +203,8 @@ class DraftEngine:
     def _draft(self, spec: SpeculationConfig, group: list[Asking]) -> None:
         """Writes the rows of their commits, and proposes below them."""
         asked = self._asked(group)
+        if not asked:
+            return
         proposed = self._parts.runner.draft(list(asked.values()), spec)
         answered = []
         for key, one in zip(asked, proposed, strict=True):

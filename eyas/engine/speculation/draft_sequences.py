@@ -20,6 +20,7 @@ from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.types import KvHandle
 from eyas.engine.ipc.messages import DraftClosed, DraftCommit, DraftOpen, DraftUp, Ready
 from eyas.engine.ipc.row_memory import RowMemory
+from eyas.engine.ipc.row_ring import WAITING_ROWS
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import Arrival, Pulls
@@ -31,7 +32,6 @@ from kv_transfer.layout import pages_for
 
 NO_PAGES = "the draft worker has no free pages"
 PULL_S = 30.0  # draft KV that takes longer to arrive is of no use any more
-WAITING_ROWS = 16  # of a sequence, until the head takes them: many at once cost hardly more than one
 
 _log = logging.getLogger("eyas.engine")
 

@@ -1,4 +1,4 @@
-"""The drafter's interface: a mailbox that takes commits, gives proposals, and never blocks a step.
+"""The drafter's interface: it takes commits, gives proposals, and never blocks a step.
 
 One implementation drafts in this engine, another talks to a draft service, a third looks drafts up in the
 text. Proposals are advice: a missing, late or wrong one costs speed, never a token.

@@ -1,7 +1,7 @@
-"""The drafter that uses a draft service: turns commits into mailbox messages, and proposals into drafts.
+"""The drafter that uses a draft service: turns commits into messages, and proposals into drafts.
 
-It picks one draft worker per sequence from those that are connected, and never waits: the engine trims late
-proposals, and decodes plainly where one is lost.
+It picks one draft worker per sequence from those that are connected, and never waits for one: the engine
+trims late proposals, and decodes plainly where one is lost.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Outbox:
 
 
 class RemoteDrafter(Drafter):
-    """Commits go by a direct line to the draft worker, or wait in a mailbox for `outgoing`, so for the front.
+    """Commits go by a direct line to the draft worker, or wait for `outgoing`, so for the front.
 
     `deliver` takes what draft workers send back, whichever way it came.
     """

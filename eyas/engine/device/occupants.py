@@ -1,7 +1,7 @@
 """Works as a step's input: what the tables must be told of them, and their rows in order.
 
 It knows who sits in which slot of one device's tables, and what these know of each; of several attention
-ranks each has seats of its own. What runs, in which graph, and how it is launched, it does not know.
+ranks each has its own. What runs, in which graph, and how it is launched, it does not know.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Occupant:
     grows: bool = False
 
 
-class Seats:
+class Occupants:
     """The slots of a device. `state`: of any attention rank, as all have the same; `layout`: with the rank's
     first page.
     """

@@ -1,0 +1,75 @@
+"""The names by which a folder's MTP layers are known, without any tensor: who loads no torch asks here.
+
+What the layers compute is the business of `eyas.engine.models.mtp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from eyas.engine.models.keys import Raw
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A published form. Its tensors' names begin with `stem` and the number of the head's layer.
+
+    `token_norm`, `feature_norm`, `join` and `final_norm` name what the layer itself does not have.
+    `feature_first`: the first half of the columns of `join` is the feature's, not the token's.
+    `first_is_blank`: at position 0 the token's embedding counts as zeros.
+    """
+
+    stem: str
+    token_norm: str
+    feature_norm: str
+    join: str
+    final_norm: str
+    feature_first: bool = False
+    first_is_blank: bool = False
+
+
+MIMO = Dialect(
+    stem="model.mtp_layers.",
+    token_norm="token_layernorm",
+    feature_norm="hidden_layernorm",
+    join="input_proj",
+    final_norm="final_layernorm",
+    feature_first=True,
+    first_is_blank=True,
+)
+NEXTN = Dialect(
+    stem="model.layers.",  # numbered on from the target's, or from 0 in a folder of its own
+    token_norm="enorm",
+    feature_norm="hnorm",
+    join="eh_proj",
+    final_norm="shared_head.norm",
+)
+DIALECTS = (MIMO, NEXTN)
+
+
+def dialect_of(prefix: str) -> Dialect:
+    """Of a layer whose tensors' names begin with `prefix`."""
+    return next(dialect for dialect in DIALECTS if prefix.startswith(dialect.stem))
+
+
+def told_layers(raw: Raw) -> int:
+    """How many layers config.json tells of."""
+    return int(raw.get("num_nextn_predict_layers") or 0)
+
+
+def prefixes_told(raw: Raw, target_layers: int) -> list[str]:
+    """Under which a folder that has no tensors yet would have its layers, by its config.json."""
+    stem, first = (MIMO.stem, 0) if raw.get("model_type") == "mimo" else (NEXTN.stem, target_layers)
+    return [f"{stem}{first + i}" for i in range(told_layers(raw))]
+
+
+def prefixes_among(names: Iterable[str]) -> list[str]:
+    """Those under which a tensor that joins stands, one per MTP layer, in the order of their numbers."""
+    found = (
+        name.removesuffix(f".{dialect.join}.weight")
+        for name in names
+        for dialect in DIALECTS
+        if name.startswith(dialect.stem) and name.endswith(f".{dialect.join}.weight")
+    )
+    return sorted(found, key=lambda prefix: int(prefix.rpartition(".")[2]))
