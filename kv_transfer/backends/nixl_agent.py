@@ -125,8 +125,8 @@ class Agent:
 
         It may block as long as the copy takes. A failure to begin is its fate.
         """
-        mine, theirs = np.array(dst, np.int32), np.array(src, np.int32)
         with _plain("NIXL cannot prepare a READ"):
+            mine, theirs = np.array(dst, np.int32), np.array(src, np.int32)
             handle = int(self._agent.makeXferReq(self._nixl.NIXL_READ, self._own, mine, pages, theirs))
         with contextlib.suppress(EyasError), _plain("NIXL cannot begin a READ"):
             self._agent.postXferReq(handle)
