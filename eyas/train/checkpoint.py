@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.saved import load_saved
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class Checkpoint:
     def load(self, device: str) -> dict[str, Any]:
         """The state, on a device. Raises ConfigError for a file that is missing, broken or of another run."""
         try:
-            state: dict[str, Any] = torch.load(self.path, map_location=device, weights_only=True)
+            state: Any = load_saved(self.path, device)
         except FileNotFoundError:
             raise ConfigError(f"--resume: there is no {self.path}", param="resume") from None
-        except Exception as error:  # the library raises many kinds for a broken file
+        except (OSError, ValueError) as error:
             raise ConfigError(f"--resume: {self.path} cannot be read: {error}", param="resume") from error
+        if not isinstance(state, dict) or "settings" not in state:
+            raise ConfigError(f"--resume: {self.path} is no checkpoint of a run", param="resume")
         theirs = state.pop("settings")
         for flag, value in self.settings.items():
             if theirs.get(flag) != value:

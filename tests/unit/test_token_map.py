@@ -59,7 +59,7 @@ class Rude:
         ("ids.json", "[5, 6", r"ids.json cannot be read: "),
         ("ids.pt", {"ids": [5]}, r"ids.pt cannot be read: it holds a dict, not a list of ids"),
         ("ids.pt", torch.zeros(2, 2, dtype=torch.int64), r"entry 1 of .*ids.pt is \[0, 0\], which is no"),
-        ("ids.pt", Rude(), r"ids.pt cannot be read: "),
+        ("ids.pt", Rude(), r"ids.pt cannot be read: it is damaged, or holds other objects than .* lists$"),
         ("none.txt", None, r"none.txt cannot be read: "),
     ],
 )

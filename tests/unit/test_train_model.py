@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import eyas
+from eyas.common.errors import ConfigError
 from eyas.train.checkpoint import Checkpoint
 from eyas.train.export import STOP, load_head, load_target, read_config, save_head, save_target
 from eyas.train.generate import Acceptance, HeadRows, SamplingOptions, draft_chain, generate, speculate
@@ -151,6 +152,17 @@ def test_a_target_goes_on_where_it_was_saved(tmp_path: Path, monkeypatch: pytest
     states = [one.model.state_dict() for one in (whole, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert whole.history == again.history
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", {"step": 3}, [1, 2]], ids=str)
+def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path, content: object) -> None:
+    path = tmp_path / "head.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(ConfigError, match=r"^--resume: \S+ [^\n]*$"):
+        Checkpoint(path, {"steps": 3}).load("cpu")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from eyas.common.cache import cache_home
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.saved import load_saved
 
 log = logging.getLogger("eyas.engine")
 
@@ -41,13 +42,9 @@ def converted(path: Path, digest: str) -> Path:
 def _tensors(path: Path) -> dict[str, torch.Tensor]:
     """By name; each has memory of its own, as safetensors demand. PyTorch before 1.6 wrote no archives."""
     try:
-        mapped = zipfile.is_zipfile(path)
-        found = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # a damaged pickle raises whatever its instructions come upon
-        told = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{path} is not a PyTorch file of tensors: {told}") from None
+        found = load_saved(path, mapped=zipfile.is_zipfile(path))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a PyTorch file of tensors: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise ConfigError(f"{path} does not hold tensors by name")
     return {name: value.clone(memory_format=torch.contiguous_format) for name, value in found.items()}

@@ -7,13 +7,13 @@ fraction of reading all of them (FR-Spec, arXiv 2502.14856). It knows file forma
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.saved import load_saved
 
 FLAG = "speculative-token-map"
 TORCH = (".pt", ".pth", ".bin")
@@ -31,7 +31,7 @@ def read_token_map(path: Path, vocab_size: int) -> tuple[int, ...]:
     """
     try:
         entries = _saved(path) if path.suffix in TORCH else _written(path.read_text())
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except (OSError, ValueError) as error:
         raise refused(f"{path} cannot be read: {error}") from error
     ids: dict[int, str] = {}
     for place, entry in entries:
@@ -53,8 +53,7 @@ def refused(why: str) -> ConfigError:
 
 
 def _saved(path: Path) -> Iterable[Numbered]:
-    """Of plain objects and tensors alone: a pickle that would run code is not loaded."""
-    found = torch.load(path, map_location="cpu", weights_only=True)
+    found = load_saved(path)
     if isinstance(found, torch.Tensor):
         found = found.tolist()
     return _listed(found)

@@ -241,9 +241,9 @@ def _check_widths(raw: Raw, config: DraftConfig, shapes: Shapes, fit: Fit) -> No
     """Was the head made for rows of the target's width?"""
     target = config.target_hidden_size
     same = config.decoder.hidden_size == target
-    needed = " and ".join(sorted(OWN_ENDS))
+    lacks = " and ".join(sorted(OWN_ENDS - set(shapes)))
     fit.wants(raw.get("target_hidden_size") in (None, target), "its target_hidden_size is not the target's")
-    fit.wants(same or OWN_ENDS <= set(shapes), f"its hidden_size is not the target's, and it lacks {needed}")
+    fit.wants(same or not lacks, f"its hidden_size is not the target's, and it lacks {lacks}")
     fit.wants(
         same or "last_hidden" not in config.variants,
         "its hidden_size is not the target's, whose rows it reads",
