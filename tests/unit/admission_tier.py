@@ -257,7 +257,7 @@ class Tier:
             ],
             (len(self.copier.jobs), len(self.copier.results)),
             [
-                (lease.state, lease.readable, lease.attempt, lease.watch is None, named(_leased(lease)))
+                (lease.is_ready, lease.readable, lease.attempt, lease.watch is None, named(_leased(lease)))
                 for lease in owner._leases.values()
             ],
             [

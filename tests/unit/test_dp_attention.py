@@ -16,7 +16,7 @@ from eyas.engine.loading.build import build_engine
 from eyas.engine.loading.spec import EngineSpec
 from eyas.worker.plan import Machine, plan, worker_argv
 from tests.unit.families import write_family
-from tests.unit.test_cli import parse
+from tests.unit.test_cli_configs import parse
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_deepseek import SMALL, write_tiny_nextn_deepseek
 

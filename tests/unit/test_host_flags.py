@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_cli import parse
+from test_cli_configs import parse
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
