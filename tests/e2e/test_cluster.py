@@ -177,7 +177,7 @@ def test_a_second_ctrl_c_does_not_wait(folders: Folders) -> None:
         time.sleep(0.5)
         began = time.monotonic()
         served.interrupt()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 8  # a worker that cannot stop in order has 10
         assert gone(family)
         assert not pools.exists()
 
