@@ -73,9 +73,12 @@ def _call(call: ToolCall, dialect: Dialect, ids: _Ids) -> Mapping[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """The object of this text, which stays text if it is none: a model's mistakes are part of its history."""
+    """The object of this text, which stays text if it is none, or holds half of a surrogate pair: a model's
+    mistakes are part of its history.
+    """
     try:
         read = json.loads(arguments) if arguments.strip() else {}
+        json.dumps(read, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return arguments
     return read if isinstance(read, dict) else arguments

@@ -13,7 +13,8 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar, GrammarKind, renewed
-from eyas.common.json_schema import exact
+from eyas.common.json_schema import exact, refuse
+from eyas.common.schema_branches import types_of
 from gateway.parsers.message import Reading
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.table import ToolFormat
@@ -120,10 +121,13 @@ def _schema(tool: Tool, must: bool, field: str) -> Mapping[str, Any]:
     if function.parameters is None:
         return _NO_ARGUMENTS
     try:
-        exact(copy.deepcopy(function.parameters))
+        schema = exact(copy.deepcopy(function.parameters))
+        types = types_of(schema, schema, "#")
+        if not types <= {"object"}:
+            refuse("#", "the parameters of a tool must be an object")
     except InvalidRequest as error:
         raise InvalidRequest(f"{field} cannot be followed: {error.message}", param=field) from None
-    return function.parameters
+    return function.parameters if types else {"type": "object", **function.parameters}
 
 
 def _thought(tags: Tags, is_open: bool, mark: Mark) -> list[Format]:

@@ -110,7 +110,9 @@ def _json_text(value: Any, what: str) -> str:
     try:
         if isinstance(value, str):
             value = json.loads(value)
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        text.encode()  # half of a surrogate pair is no text
+        return text
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} must be JSON: {error}", param="grammar") from None
 

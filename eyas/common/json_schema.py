@@ -9,7 +9,9 @@ JSON Schema, and refuses to know tokens. The walk does not recurse.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any, NoReturn
 
 from eyas.common import text_formats
@@ -47,8 +49,19 @@ _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _CONSTRAINTS = {"type", *_INSTEAD}.union(*_OF_TYPE.values())
 _NOT_IN_JSON = "".join(map(chr, range(0x20))) + '"\\'
 _JSON_ESCAPES = {character: json.dumps(character)[1:-1] for character in _NOT_IN_JSON}
-_AS_PATTERNS = ("email", "json-pointer", "relative-json-pointer")
-"""Formats for which xgrammar lets through what is no JSON: quotes and backslashes without an escape."""
+_AS_PATTERNS = ("email", "json-pointer", "relative-json-pointer", "date", "time", "date-time", "ipv4")
+"""Formats for which xgrammar lets through what is no JSON (quotes and backslashes without an escape), or no
+such text: the 30th of February, a second 60, numbers that begin with 0."""
+_SHAPES: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("properties", "patternProperties"), (dict, "an object")),
+    **dict.fromkeys(("required", "prefixItems", "enum", "anyOf", "oneOf", "allOf"), (list, "a list")),
+    "format": (str, "a text"),
+}
+_STEP = Fraction(1, 10**6)  # of a bounded number: xgrammar writes six decimals
+_OVERLAP = (
+    "oneOf is only supported where a type, or a required property's const, tells its parts from each other: "
+    "anyOf may be what is meant"
+)
 _LOOKS_AROUND = ("(?=", "(?!", "(?<")
 
 Schema = dict[str, Any]
@@ -69,6 +82,7 @@ class _Walk:
         self._root = root
         self._todo: list[tuple[Any, str, int]] = [(root, pointer, 0)]
         self._seen: set[int] = set()
+        self._one_ofs: list[tuple[Schema, str]] = []
         self._values = self._properties = 0
 
     def run(self) -> Any:
@@ -85,12 +99,20 @@ class _Walk:
             self._todo += [(below, at, depth + 1) for below, at in _below(schema, pointer)]
             if "$ref" in schema:  # a definition is only read if something refers to it
                 self._todo.append((resolve(self._root, schema, pointer), schema["$ref"], depth))
+        for schema, pointer in self._one_ofs:  # whose parts were looked at by now
+            if not disjoint(self._root, schema["oneOf"], pointer):
+                message = (
+                    "oneOf is only supported where a type, or a required property's const, tells its parts"
+                )
+                refuse(f"{pointer}/oneOf", f"{message} from each other: anyOf may be what is meant")
         return self._root
 
     def _look(self, schema: Schema, pointer: str) -> None:
         for name in schema:
             if name in _UNSUPPORTED:
                 refuse(f"{pointer}/{name}", f"{name} is not supported")
+            if name in _SHAPES and not isinstance(schema[name], _SHAPES[name][0]):
+                refuse(f"{pointer}/{name}", f"{name} must be {_SHAPES[name][1]}")
         instead = [name for name in _INSTEAD if name in schema]
         if instead:
             self._look_instead(schema, pointer, instead[0])
@@ -119,9 +141,8 @@ class _Walk:
             refuse(f"{pointer}/{min(beside)}", f"{min(beside)} is not supported beside {name}")
         if name == "allOf" and len(_list(schema, name, pointer)) > 1:
             refuse(f"{pointer}/allOf", "allOf of several schemas is not supported")
-        if name == "oneOf" and not disjoint(self._root, _list(schema, name, pointer), pointer):
-            message = "oneOf is only supported where a type, or a required property's const, tells its parts"
-            refuse(f"{pointer}/oneOf", f"{message} from each other: anyOf may be what is meant")
+        if name == "oneOf" and _list(schema, name, pointer):
+            self._one_ofs.append((schema, pointer))
 
     def _look_at_values(self, schema: Schema, pointer: str, name: str) -> None:
         values = _list(schema, "enum", pointer) if name == "enum" else [schema["const"]]
@@ -218,6 +239,22 @@ def _look_at_number(schema: Schema, pointer: str, types: set[str]) -> None:
         refuse(f"{pointer}/multipleOf", f"multipleOf must be a whole number from 1 to {MAX_MULTIPLE}")
     if "multipleOf" in schema and (bounds := _BOUNDS & schema.keys()):
         refuse(f"{pointer}/{min(bounds)}", f"{min(bounds)} is not supported beside multipleOf")
+    for name in _BOUNDS & schema.keys():
+        bound = schema[name]
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
+            refuse(f"{pointer}/{name}", f"{name} must be a number")
+    if not _has_room(schema):
+        refuse(pointer, "no number of six decimals lies between the bounds")
+
+
+def _has_room(schema: Schema) -> bool:
+    """Whether a number that is written in steps of _STEP lies within its bounds."""
+    at = {name: Fraction(str(schema[name])) / _STEP for name in _BOUNDS & schema.keys()}
+    least = [math.ceil(at["minimum"])] if "minimum" in at else []
+    least += [math.floor(at["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in at else []
+    most = [math.floor(at["maximum"])] if "maximum" in at else []
+    most += [math.ceil(at["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in at else []
+    return not least or not most or max(least) <= min(most)
 
 
 def _look_at_array(schema: Schema, pointer: str) -> None:
@@ -230,11 +267,8 @@ def _look_at_array(schema: Schema, pointer: str) -> None:
 
 def _look_at_object(schema: Schema, pointer: str) -> None:
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    required = schema.get("required", [])
-    if not isinstance(properties, dict) or not isinstance(patterns, dict) or not isinstance(required, list):
-        refuse(pointer, "properties and patternProperties must be objects, required a list")
-    for name in required:
-        if name not in properties:
+    for name in schema.get("required", []):
+        if not isinstance(name, str) or name not in properties:
             refuse(f"{pointer}/required", f"{str(name)[:40]!r} is required, but properties has no such name")
     named = [name for name in ("properties", "patternProperties", "propertyNames") if schema.get(name)]
     if len(named) > 1:

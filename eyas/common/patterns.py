@@ -23,7 +23,8 @@ _SETS: dict[str, Ranges] = {
     "s": [(0x09, 0x0D), (0x20, 0x20)],
 }
 _NAMED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
-_TIMES = re.compile(r"\{(\d{1,5})(,(\d{0,5}))?\}")
+_TIMES = re.compile(r"\{(\d+)(,(\d*))?\}")
+_MOST_TIMES = 99_999
 _NUMBERED = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}")
 _LETTER_OR_DIGIT = re.compile(r"[0-9A-Za-z]")
 
@@ -180,6 +181,8 @@ class _Reader:
             return ""
         self._at = found.end()
         least, most = found[1], found[1] if found[2] is None else found[3]
+        if max(len(least), len(most)) > len(str(_MOST_TIMES)):
+            raise Unheld(f"a repetition has more than {_MOST_TIMES}")
         if most and int(most) < int(least):
             raise Unheld("a repetition has its numbers in the wrong order")
         return f"{{{least},{most}}}"

@@ -51,6 +51,24 @@ def type_of_value(value: Any) -> set[str]:
     return {"object"}
 
 
+def types_of(root: Any, schema: Any, pointer: str) -> set[str]:
+    """The types that it allows, by its parts too; numbers count as integers. Empty: any, or not known."""
+    todo, seen, types = [schema], set[int](), set[str]()
+    while todo:
+        one = resolve(root, todo.pop(), pointer)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        parts = [name for name in ("anyOf", "oneOf", "allOf") if isinstance(one, dict) and name in one]
+        if parts:
+            todo += one[parts[0]]
+        elif isinstance(one, dict) and (own := _types(one)):
+            types |= own
+        else:
+            return set()
+    return types
+
+
 def disjoint(root: Any, parts: list[Any], pointer: str) -> bool:
     """Does no value fit two of these schemas, as can be seen from their types, values or a required tag?"""
     resolved = [resolve(root, part, pointer) for part in parts]

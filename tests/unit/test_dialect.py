@@ -82,6 +82,12 @@ def test_templates_that_count_calls_get_them_counted() -> None:
     assert "## Return of other\n" in rendered("kimi_k2", ASKED, called(id="call_1"), result("other"))
 
 
+def test_arguments_with_half_a_character_stay_as_they_are() -> None:
+    """Models write such calls, and no template could render what is read from them."""
+    text = rendered("hermes", ASKED, called('{"city": "\\ud83d"}'), result())
+    assert "ud83d" in text and text.encode()
+
+
 def test_arguments_that_are_no_object_stay_as_they_are() -> None:
     assert '"arguments": {"city": }' in rendered("hermes", ASKED, called('{"city": '), result())
     assert '"arguments": {}}' in rendered("hermes", ASKED, called(""), result())

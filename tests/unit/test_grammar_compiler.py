@@ -96,6 +96,12 @@ def test_a_refusal_says_why_and_no_more(grammar: Grammar, reason: str) -> None:
     assert ".cc" not in refused.value.message and len(refused.value.message) < 400
 
 
+@pytest.mark.parametrize("make", [Grammar.json_schema, Grammar.structural_tag])
+def test_half_a_character_is_no_json(make: Any) -> None:
+    with pytest.raises(InvalidRequest, match="must be JSON: .* surrogates not allowed"):
+        make('{"title": "\\ud83d"}')
+
+
 def test_a_refusal_does_not_repeat_a_long_grammar() -> None:
     with pytest.raises(InvalidRequest) as refused:
         compiler().compile(Grammar.ebnf("root ::= " + "x" * 20_000))

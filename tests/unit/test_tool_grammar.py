@@ -294,6 +294,33 @@ def test_parameters_that_no_tags_can_hold_are_refused_by_name(format: str, schem
         grammar(format, tools=[tool], tool_choice="required")
 
 
+ANYTHING = [{}, {"title": "now"}, {"$schema": "http://json-schema.org/draft-07/schema#"}]
+NO_OBJECTS = [
+    {"enum": ["x"]},
+    {"const": 5},
+    {"allOf": [{"type": "integer"}]},
+    {"anyOf": [{"type": "object"}, {"type": "string"}]},
+    {"$ref": "#/$defs/s", "$defs": {"s": {"type": "string"}}},
+]
+
+
+@pytest.mark.parametrize("schema", ANYTHING, ids=str)
+def test_arguments_are_an_object_though_no_type_says_so(schema: Any, accepts: Judge) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": schema}}
+    held = grammar("hermes", tools=[tool], tool_choice="required")
+    call = '<tool_call>\n{"name": "now", "arguments": %s}\n</tool_call>'
+    assert accepts(held, call % "{}") and accepts(held, call % '{"a": 1}')
+    assert not accepts(held, call % "5") and not accepts(held, call % '"now"')
+
+
+@pytest.mark.parametrize("schema", NO_OBJECTS, ids=str)
+def test_arguments_that_are_no_object_are_refused(schema: Any) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": schema}}
+    with pytest.raises(InvalidRequest, match="parameters of a tool must be an object") as refused:
+        grammar("hermes", tools=[tool], tool_choice="required")
+    assert refused.value.param == "tools[0].function.parameters"
+
+
 def test_text_in_bounds_stands_exactly_between_tags(accepts: Judge) -> None:
     schema = {
         "type": "object",
