@@ -1,7 +1,7 @@
 """How often requests may try again: counts, and which errors pass by themselves.
 
-A request may try a few times in a row. All requests of a process that no worker has admitted yet have a
-budget together, so that a cluster in trouble is not asked several times as much.
+A request may try a few times in a row, and some more in all. All requests of a process that no worker has
+admitted yet have a budget together, so that a cluster in trouble is not asked several times as much.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from eyas.common.errors import Cancelled, EyasError, Overloaded, Unavailable
 
 MAX_RETRIES = 4  # in a row, with no token delivered between them
+MAX_IN_ALL = 12  # of one request, whatever was delivered between them: it may be what its workers fail by
 SHARE = 0.2  # retries per request
 LEAST_PER_S = 10.0  # retries that are allowed however few requests there are
 MOST_SAVED = 100.0  # retries
@@ -43,12 +44,14 @@ class Retries:
 
     def __init__(self, budget: RetryBudget, now: float) -> None:
         self._budget = budget
-        self._left = MAX_RETRIES
+        self._left = MAX_RETRIES  # in a row
+        self._left_in_all = MAX_IN_ALL
         self._tokens = 0
         budget.asked(now)
 
     def spend(self, error: EyasError, tokens: int, now: float, *, admitted: bool) -> None:
-        """Raises `error` if trying again cannot help, or if too many tries in a row brought no token.
+        """Raises `error` if trying again cannot help, or if too many tries in a row brought no token, or if
+        it has tried too often in all.
 
         `tokens`: delivered so far. Once `admitted`, a request is never refused for load: it tries again until
         its deadline, and spends nothing of the common budget.
@@ -57,8 +60,9 @@ class Retries:
             return
         if tokens > self._tokens:
             self._tokens, self._left = tokens, MAX_RETRIES
-        if not isinstance(error, Unavailable | Cancelled) or self._left == 0:
+        if not isinstance(error, Unavailable | Cancelled) or not (self._left and self._left_in_all):
             raise error
         if not admitted and not self._budget.take(now):
             raise error
         self._left -= 1
+        self._left_in_all -= 1

@@ -280,6 +280,23 @@ async def test_a_stream_that_has_begun_is_not_refused_for_load(monkeypatch: pyte
         assert not dying.of("submit")[0].request.begun
 
 
+async def test_a_request_that_fails_whatever_runs_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although each of its workers gives a token before it fails."""
+    monkeypatch.setattr(generate, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(retries, "MAX_IN_ALL", 3)
+    async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, _):
+        for worker in started:
+            worker.script.tokens_a_step, worker.script.stop_at = 1, 1
+        stream = await backend.start(make_request(tokens=40))
+        with pytest.raises(Unavailable):
+            for tokens in range(1, 41):
+                await asyncio.wait_for(first(stream, 1), 30)
+                for worker in started:
+                    worker.script.stop_at = 1 + tokens
+                    worker.end_sessions()
+        assert sum(len(worker.of("submit")) for worker in started) == 4
+
+
 async def test_a_silent_worker_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "SILENCE_S", 0.6)
     async with workers(UNIFIED, UNIFIED) as started, gateway(started) as (backend, _):

@@ -10,7 +10,7 @@ from test_router import PREFILL, worker
 
 from eyas.common.errors import Overloaded, Unavailable
 from gateway.breakers import FAILURES, LONGEST_PAUSE_S, TRIAL_S, Breaker, Breakers
-from gateway.retries import LEAST_PER_S, MAX_RETRIES, MOST_SAVED, SHARE, Retries, RetryBudget
+from gateway.retries import LEAST_PER_S, MAX_IN_ALL, MAX_RETRIES, MOST_SAVED, SHARE, Retries, RetryBudget
 from gateway.router import Candidate, choose_prefill
 
 RATE, WORK_S, SICK = 20.0, 0.1, "w0"
@@ -130,3 +130,13 @@ def test_admitted_requests_do_not_depend_on_the_budget() -> None:
     with pytest.raises(Unavailable):
         Retries(budget, 0.0).spend(Unavailable("lost"), 0, 0.0, admitted=False)
     Retries(budget, 1.0).spend(Unavailable("lost"), 0, 1.0, admitted=False)  # it fills
+
+
+def test_tokens_in_between_do_not_make_tries_endless() -> None:
+    """A request that brings down whatever runs it, after a token each time, ends all the same."""
+    retries = Retries(RetryBudget(), 0.0)
+    for tokens in range(1, 1 + MAX_IN_ALL):
+        retries.spend(Unavailable("stalled"), tokens, 0.0, admitted=True)
+    with pytest.raises(Unavailable, match="stalled"):
+        retries.spend(Unavailable("stalled"), 1 + MAX_IN_ALL, 0.0, admitted=True)
+    retries.spend(Overloaded("full"), 2 + MAX_IN_ALL, 0.0, admitted=True)  # a full worker has not failed
