@@ -31,10 +31,10 @@ from eyas.engine.ipc.messages import (
     Ready,
     Shutdown,
 )
-from eyas.engine.kv.pool import new_pool_path
 from eyas.engine.speculation.lines import GRPC, SHM, AnsweredLines, OfferedLines
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker
+from kv_transfer.own_files import new_path
 
 BATCHES, WIDTHS = (1, 8, 32), (256, 4096)
 ROWS, STEPS = 3, 3  # of a commit, of a proposal
@@ -90,7 +90,7 @@ def measuring(width: int, said: Callable[[str], None], config: EngineConfig, end
 
     def run(link: EngineLink) -> None:
         shape = DraftLine({}, 0, 2 * max(BATCHES), ROWS, width, STEPS)
-        lines = OfferedLines(shape, partial(new_pool_path, "line", Path(config.pool_dir)))
+        lines = OfferedLines(shape, partial(new_path, "line", Path(config.pool_dir)))
         ends = Ends(Ear(link), lines)
         ends.connect()
         for batch in BATCHES:

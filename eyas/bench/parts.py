@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import os
 import signal
 import sys
 import traceback
@@ -24,7 +23,7 @@ from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.worker.lifeline import signal_on_parent_death
-from eyas.worker.pool_folder import remove_pools
+from kv_transfer.own_files import sweep
 
 SILENCE_S = 600.0  # without a line of a part, then it is ended: a large model is loaded meanwhile
 POOLS = Path(EngineConfig.pool_dir)  # what a part leaves there when it dies is removed
@@ -93,7 +92,7 @@ def _end(process: BaseProcess, grace_s: float) -> None:
         if process.is_alive():
             end()
             process.join(LEAVE_S)
-    remove_pools(POOLS, process.pid or 0)
+    sweep(POOLS)
 
 
 def _main(part: Part, pipe: Connection) -> None:
@@ -111,8 +110,6 @@ def _main(part: Part, pipe: Connection) -> None:
     except Exception as error:
         traceback.print_exc()
         last = _Failure(brief(error))
-    finally:
-        remove_pools(POOLS, os.getpid())
     with contextlib.suppress(BrokenPipeError):
         pipe.send(last)
 

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from eyas.common import logging as eyas_logging
@@ -19,16 +18,12 @@ from eyas.engine.ipc.messages import Failure, Stopped
 from eyas.engine.loading.startup import Start
 from eyas.worker.lifeline import signal_on_parent_death
 from eyas.worker.link import ZmqEngine
-from eyas.worker.pool_folder import remove_pools
 
 
 def main(config: EngineConfig, endpoint: str) -> None:
     """Loads and runs the engine for `config` until `Shutdown`, or the end of its front."""
     eyas_logging.setup("engine", config.log_format)
-    try:
-        serve(lambda link: _run(config, link), endpoint)
-    finally:
-        remove_pools(Path(config.pool_dir), os.getpid())  # those of a start that did not finish
+    serve(lambda link: _run(config, link), endpoint)
 
 
 def serve(engine: Callable[[EngineLink], None], endpoint: str) -> None:

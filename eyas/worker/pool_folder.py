@@ -42,9 +42,3 @@ def living_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         leave(folder, lock)
-
-
-def remove_pools(folder: Path, pid: int) -> None:
-    """Removes what an engine's process put there and could not remove itself, or did not come to."""
-    for pool in folder.glob(f"eyas-{pid}-*"):
-        pool.unlink(missing_ok=True)

@@ -28,7 +28,8 @@ from eyas.worker.front import Front
 from eyas.worker.hanging import hung
 from eyas.worker.leave import Leave
 from eyas.worker.link import ZmqFront, new_endpoint
-from eyas.worker.pool_folder import living_in, remove_pools
+from eyas.worker.pool_folder import living_in
+from kv_transfer.own_files import sweep
 
 START_S = 600.0  # from the spawn to a loaded, warmed-up engine
 LEAVE_S = 5.0  # from Shutdown to SIGKILL
@@ -139,10 +140,10 @@ class _EngineProcess:
         raise Unavailable(f"the engine process ended with code {self._process.exitcode}")
 
     async def leave(self) -> None:
-        """Waits for a process that was told to leave, then kills it; removes its pools."""
+        """Waits for a process that was told to leave, then kills it; removes what it left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._ended.wait()
         self._process.kill()  # does nothing if it has left
         self._process.join(LEAVE_S)  # one that waits for a driver may outlast even that
-        remove_pools(self._pool_dir, self.pid)
+        sweep(self._pool_dir)

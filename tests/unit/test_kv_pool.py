@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
-import subprocess
 import zlib
 from pathlib import Path
 
@@ -13,7 +11,8 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.kv.format import KvFormat
-from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path, sweep_stale
+from eyas.engine.kv.pool import KvPool, PoolShape
+from kv_transfer.own_files import new_path
 
 SHAPE = PoolShape(KvFormat(layers=3, kv_heads=2, head_dim=8), pages=4, page_size=4)
 
@@ -54,7 +53,7 @@ def test_a_copied_page_equals_its_source() -> None:
 
 
 def test_another_mapping_of_the_file_sees_whole_pages(tmp_path: Path) -> None:
-    path = new_pool_path("target", tmp_path)
+    path = new_path("target", tmp_path)
     pool = KvPool(SHAPE, path)
     pool.tensor[2].fill_(3.5)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as seen:
@@ -92,15 +91,3 @@ def test_a_pool_that_does_not_fit_is_refused_and_leaves_no_file(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="nowhere cannot hold KV pages: No such file or directory"):
         KvPool(SHAPE, tmp_path / "nowhere" / "pool")
-
-
-def test_only_pools_of_dead_processes_are_swept(tmp_path: Path) -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    mine = tmp_path / f"eyas-{os.getpid()}-ab12-target"
-    stale = tmp_path / f"eyas-{gone.pid}-ab12-draft"
-    foreign = tmp_path / "eyas-notes"
-    for path in (mine, stale, foreign):
-        path.touch()
-    assert sweep_stale(tmp_path) == [stale]
-    assert mine.exists() and foreign.exists() and not stale.exists()

@@ -16,7 +16,7 @@ import pytest
 from eyas.common.errors import EngineError
 from eyas.engine.parallel import ranks
 from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo, follow
-from eyas.worker.pool_folder import remove_pools
+from kv_transfer.own_files import new_path, sweep
 
 READY_S = 30.0
 
@@ -152,9 +152,7 @@ def test_a_follower_that_is_late_is_an_error(monkeypatch: pytest.MonkeyPatch, tm
 
 def _rank_zero(report: Connection, folder: Path) -> None:
     """A rank 0 that tells who its follower is and then does nothing."""
-    from eyas.engine.kv.pool import new_pool_path  # loads torch, which no follower here needs
-
-    followers = Followers(_hang_on_the_device, 2, new_pool_path("meeting", folder))
+    followers = Followers(_hang_on_the_device, 2, new_path("meeting", folder))
     followers.wait_ready(READY_S)
     report.send(followers._followers[0]._process.pid)
     time.sleep(600)
@@ -186,9 +184,8 @@ def test_neither_follower_nor_file_outlives_rank_zero(
     while _running(follower) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _running(follower)
-    assert len(list(pools.iterdir())) == 1 and list(temporary.iterdir()) == []
-    assert rank_zero.pid
-    remove_pools(pools, rank_zero.pid)
+    assert len(list(pools.iterdir())) == 2 and list(temporary.iterdir()) == []
+    sweep(pools)
     assert list(pools.iterdir()) == []
 
 

@@ -19,6 +19,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.travel import STAGED_BYTES, Travel, travel
 from kv_transfer import layout
 from kv_transfer.backends.table import BACKENDS, direct
+from kv_transfer.own_files import LOCK
 from tests.unit.loopback import QueueLink
 
 ALL = tuple(Role)
@@ -57,7 +58,7 @@ def made(spec: EngineSpec) -> Iterator[list[Made]]:
     yield found
     for one in found:
         one.close()
-    assert list(Path(spec.config.pool_dir).iterdir()) == []
+    assert [path for path in Path(spec.config.pool_dir).iterdir() if path.suffix != LOCK] == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_nothing_stands_beside_a_pool_whose_pages_stay(spec: EngineSpec, made: l
     made.append(Made(spec, transfer="none"))
     there = made[0].travel
     assert not there.possible and (there.layouts, there.outlets, there.infos, there.files) == ({}, {}, {}, {})
-    assert list(Path(spec.config.pool_dir).iterdir()) == []
+    assert [path for path in Path(spec.config.pool_dir).iterdir() if path.suffix != LOCK] == []
 
 
 def test_pages_of_a_file_stay_too(spec: EngineSpec) -> None:

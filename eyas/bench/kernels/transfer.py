@@ -17,11 +17,12 @@ from pathlib import Path
 from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import Shard
-from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
+from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.kv.staging import Staging
 from kv_transfer.area import Area, create_file
 from kv_transfer.backends.base import Copy, copy_pages
 from kv_transfer.backends.shm import map_file
+from kv_transfer.own_files import new_path
 
 CALLS = 4
 MOST_BYTES = 64 << 20  # of one call; never more than twice the cache, so that tests can be small
@@ -57,7 +58,7 @@ def _jobs(pages: int, scattered: bool) -> list[tuple[int, ...]]:
 def _shm(setting: Setting, scattered: bool) -> KernelCalls:
     shape, folder = _pages(setting), Path(setting.config.pool_dir)
     size = (shape.pages + 1) * shape.page_bytes
-    paths = [new_pool_path(name, folder) for name in ("source", "target")]
+    paths = [new_path(name, folder) for name in ("source", "target")]
     with ExitStack() as files:
         areas = []
         for path in paths:
@@ -78,7 +79,7 @@ def _shm(setting: Setting, scattered: bool) -> KernelCalls:
 def _staged(setting: Setting, scattered: bool, out: bool) -> KernelCalls:
     shape = _pages(setting)
     pool = KvPool(shape)
-    staging = Staging(pool, new_pool_path("staging", Path(setting.config.pool_dir)), shape.pages)
+    staging = Staging(pool, new_path("staging", Path(setting.config.pool_dir)), shape.pages)
     calls: list[Call] = []
     for i, pages in enumerate(_jobs(shape.pages, scattered)):
         slots = tuple(range(i * len(pages), (i + 1) * len(pages)))

@@ -7,7 +7,7 @@ a file that holds anything else is refused. It knows no tensor by name.
 from __future__ import annotations
 
 import logging
-import os
+import secrets
 import zipfile
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def converted(path: Path, digest: str) -> Path:
     found = cache_home() / "weights" / digest / f"{path.stem}.safetensors"
     if not found.exists():
         log.info("%s is converted to %s, once", path, found)
-        own = found.with_suffix(f".{os.getpid()}")  # several workers may do this at the same time
+        own = found.with_suffix(f".{secrets.token_hex(8)}")  # several workers may do this at the same time
         try:
             found.parent.mkdir(parents=True, exist_ok=True)
             save_file(_tensors(path), own)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing
-import os
 import pickle
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def main() -> None:
     driver.set_active(NoDevice(capability))
     variants = record(partial(getattr(importlib.import_module(module), function), *args))
     compile_all(variants, min(processes, len(variants)))
-    partly = Path(f"{sys.argv[1]}.{os.getpid()}")
+    partly = Path(f"{sys.argv[1]}.{secrets.token_hex(8)}")
     partly.write_text(json.dumps(asdict(Compiled(len(variants), time.perf_counter() - began))))
     partly.rename(sys.argv[1])
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
-import secrets
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +24,6 @@ from kv_transfer.area import Area, DeviceArea, create_file, map_file
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.gpu.driver import Allocation, DriverError
 from kv_transfer.gpu.handover import Giver
-
-_POOL_NAME = re.compile(r"eyas-(\d+)-[0-9a-f]+-\w+")
 
 
 @dataclass(frozen=True)
@@ -242,32 +238,3 @@ def _fill_proof(page: torch.Tensor) -> int:
     proof = os.urandom(page.nbytes)
     page.view(torch.uint8).copy_(torch.frombuffer(bytearray(proof), dtype=torch.uint8))
     return zlib.crc32(proof)
-
-
-def new_pool_path(group: str, directory: Path) -> Path:
-    """A fresh name, for a pool or what else lies beside one, that says which process owns the file.
-
-    `sweep_stale` removes it when that process is gone.
-    """
-    return directory / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-{group}"
-
-
-def sweep_stale(directory: Path) -> list[Path]:
-    """Removes the files of processes that are gone, and says which."""
-    stale = []
-    for path in directory.glob("eyas-*"):
-        name = _POOL_NAME.fullmatch(path.name)
-        if name and not _alive(int(name[1])):
-            path.unlink(missing_ok=True)
-            stale.append(path)
-    return stale
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

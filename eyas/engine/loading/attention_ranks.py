@@ -12,12 +12,13 @@ import torch
 
 from eyas.common.types import KvKind
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
-from eyas.engine.kv.pool import KvPool, new_pool_path
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.attention_ranks import AttentionRanks, Part, serve
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.parallel.expert_ranks import ExpertRanks
 from eyas.engine.parallel.ranks import Channel, Followers, RankInfo
+from kv_transfer.own_files import new_path
 
 
 def attention_ranks(loaded: EngineSpec, pool: KvPool) -> tuple[Decoder, AttentionRanks]:
@@ -26,7 +27,7 @@ def attention_ranks(loaded: EngineSpec, pool: KvPool) -> tuple[Decoder, Attentio
     Raises EngineError if a rank cannot load.
     """
     assert pool.path is not None
-    meeting = new_pool_path("meeting", Path(loaded.config.pool_dir))
+    meeting = new_path("meeting", Path(loaded.config.pool_dir))
     followers = Followers(partial(_main, loaded, pool.path), loaded.config.dp_attention, meeting)
     try:
         model, part = _part(loaded, pool, followers.rank_info)

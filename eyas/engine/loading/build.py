@@ -32,7 +32,7 @@ from eyas.engine.ipc.messages import Ready
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.kv.pool import KvPool, new_pool_path, sweep_stale
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.kv.pulls import Pulls
 from eyas.engine.kv.stager import Stager
@@ -65,6 +65,7 @@ from eyas.engine.speculation.pacing import Pacing, pacing_of
 from eyas.engine.speculation.remote import RemoteDrafter
 from kv_transfer.backends.table import NONE, unfit
 from kv_transfer.layout import pages_for
+from kv_transfer.own_files import new_path, own_prefix, sweep
 from kv_transfer.owner import Owner
 
 YIELD_TOKENS_PER_S = 500.0
@@ -79,7 +80,7 @@ _log = logging.getLogger("eyas.engine")
 def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = None) -> Engine | DraftEngine:
     """Load and warm an engine for `config.roles`. Raises ConfigError in one sentence if that cannot work."""
     start = start or Start()
-    sweep_stale(Path(config.pool_dir))
+    sweep(Path(config.pool_dir))
     _check_device(config)
     check_host_cache(config)
     _check_transfer(config)
@@ -89,6 +90,7 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     if config.num_pages is None and config.attention_backend == "torch":
         config = dataclasses.replace(config, num_pages=PLAIN_PAGES)
     loaded = EngineSpec.of(config, epoch=secrets.randbits(63))
+    loaded = dataclasses.replace(loaded, leader=own_prefix(Path(config.pool_dir)))
     if loaded.target.fp8 is not None:
         _log.info("weights: %s", loaded.target.fp8)
     if config.only_drafts:
@@ -189,7 +191,7 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     if loaded.config.device_ranks > 1:
         with start.phases("ranks"):
             ranks, first = loaded.config.device_ranks, loaded.of_rank(0)
-            meeting = new_pool_path("meeting", Path(first.config.pool_dir))
+            meeting = new_path("meeting", Path(first.config.pool_dir))
             lead = Lead(partial(follower.main, loaded), ranks, first.config.device, meeting)
         loaded = first
     target = loaded.target

@@ -10,12 +10,12 @@ import torch
 from eyas.common.gpus import number_of
 from eyas.engine.ipc.messages import DraftLine
 from eyas.engine.ipc.row_memory import Gpu
-from eyas.engine.kv.pool import new_pool_path
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation.lines import OfferedLines
 from eyas.engine.speculation.mailing import mail_place
 from kv_transfer.backends.table import AUTO
 from kv_transfer.gpu.cuda import CudaDriver
+from kv_transfer.own_files import new_path
 
 ROUNDS_IN_LINE, LEAST_IN_LINE = 4, 64
 """Rounds of all sequences, and commits at least: how far a draft worker may be behind on its line before
@@ -47,8 +47,8 @@ def offered_lines(loaded: EngineSpec) -> OfferedLines:
         kept=place.kept,
     )
     wanted = config.transfer in BY_MEMORY
-    new_path = partial(new_pool_path, "line", Path(config.pool_dir))
-    return OfferedLines(shape if wanted else None, new_path, gpu)
+    path = partial(new_path, "line", Path(config.pool_dir))
+    return OfferedLines(shape if wanted else None, path, gpu)
 
 
 def from_gpu_to_gpu(loaded: EngineSpec) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +20,21 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
-from eyas.engine.kv.pool import KvPool, PoolShape, new_pool_path
+from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.heads import head_family, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import check_experts, config_of_rank
 from kv_transfer.backends.table import NONE
 from kv_transfer.layout import PageMeaning
+from kv_transfer.own_files import new_path
 
 
 @dataclass(frozen=True)
 class EngineSpec:
     """What is known before any weight is read. `rank`: which of the ranks that share the model this is.
 
-    `leader`: the process id of rank 0.
+    `leader`: how the names of rank 0's files begin (`own_prefix`).
     """
 
     config: EngineConfig
@@ -42,7 +42,7 @@ class EngineSpec:
     head: DraftConfig | None
     epoch: int
     rank: int = 0
-    leader: int = dataclasses.field(default_factory=os.getpid)
+    leader: str = "eyas"
 
     @classmethod
     def of(cls, config: EngineConfig, epoch: int = 0) -> Self:
@@ -109,7 +109,7 @@ class EngineSpec:
         """On a CPU a file that other engines map; a GPU's pool is handed over to them, if it ever travels."""
         shape = self.shape(group)
         if self.config.device == "cpu" and not self.rank:
-            return KvPool(shape, new_pool_path(group.value, Path(self.config.pool_dir)))
+            return KvPool(shape, new_path(group.value, Path(self.config.pool_dir)))
         pool = KvPool(shape)
         if self.config.transfer != NONE:
             pool.hand_over(self.giver(group, self.rank))
@@ -117,7 +117,7 @@ class EngineSpec:
 
     def giver(self, group: KvKind, rank: int) -> Path:
         """The socket by which a rank hands its pool over: a name that rank 0's end leaves to be swept."""
-        name = f"eyas-{self.leader}-{self.epoch:x}-{group.value}_{rank}"
+        name = f"{self.leader}-{self.epoch:x}-{group.value}_{rank}"
         return Path(self.config.pool_dir) / name
 
     def shape(self, group: KvKind) -> PoolShape:

@@ -18,7 +18,7 @@ from eyas.common.pool import Export, PoolInfo, RankPool
 from eyas.common.types import KvKind, Role
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.front_wire import FrontWire
-from eyas.engine.kv.pool import KvPool, new_pool_path
+from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import Pulls
 from eyas.engine.kv.rank_pools import FollowerPool
 from eyas.engine.kv.slots import Slots
@@ -33,6 +33,7 @@ from kv_transfer.board import Boards, LeaseBoard
 from kv_transfer.copier import Copier
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import window_pages
+from kv_transfer.own_files import new_path
 from kv_transfer.route import Routes
 
 STAGED_BYTES = 256 << 20
@@ -89,7 +90,7 @@ def _board(spec: EngineSpec, pools: dict[KvKind, KvPool]) -> LeaseBoard | None:
     if spec.config.transfer == NONE or Role.PREFILL not in spec.config.roles:
         return None
     pool = pools[KvKind.TARGET]
-    board = LeaseBoard(new_pool_path("leases", Path(spec.config.pool_dir)), pool.shape.pages)
+    board = LeaseBoard(new_path("leases", Path(spec.config.pool_dir)), pool.shape.pages)
     pool.attached.append(board)
     return board
 
@@ -155,7 +156,7 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
     slots = max(2 * window, min(STAGED_BYTES // pool.shape.page_bytes, pool.shape.pages))
     out = slots if Role.PREFILL in spec.config.roles else 0
     back = slots if set(spec.config.roles) != {Role.PREFILL} else 0
-    staging = Staging(pool, new_pool_path(group.value, Path(spec.config.pool_dir)), out + back)
+    staging = Staging(pool, new_path(group.value, Path(spec.config.pool_dir)), out + back)
     text = "staging of %s KV: %d pages to leave and %d to come, %.0f MiB in %s"
     _log.info(text, group, out, back, staging.area.pages.nbytes / 2**20, staging.area.path)
     site = Site(staging.area, spec.config.pool_dir, wire, (pool.device_area(),))
