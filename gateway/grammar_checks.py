@@ -1,7 +1,8 @@
 """Refuses a grammar that cannot be followed before a worker hears of it.
 
-A process of its own compiles it, within limits of memory and time; what it found is remembered. It knows
-that process and its limits. It refuses to know notations, and what becomes of a grammar afterwards.
+A process of its own compiles it, within limits of memory and time; what it found is remembered, and nothing
+else: that the process was stopped, or ended by others, says nothing about a grammar. It knows that process
+and its limits. It refuses to know notations, and what becomes of a grammar afterwards.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -20,19 +22,23 @@ from pathlib import Path
 
 import msgspec
 
-from eyas.common.errors import InvalidRequest, Overloaded
+from eyas.common.errors import InvalidRequest, Overloaded, Unavailable
 from eyas.common.grammar import Grammar
 from eyas.common.types import GenerationRequest
 from gateway.backend import GenerationBackend, GenerationStream, PassingBackend
 from gateway.turns import Claim, Turns
 
-COMPILE_S = 10.0
+COMPILE_S = 10.0  # of a processor
+WALKS_S = 3.0  # for what follows a compilation
 START_S = 60.0
+GRACE_S = 5.0  # for a process that has closed its pipe to have ended
 MAX_WAITING = 64  # per caller
 WAIT_S = 30.0  # for a turn
 MAX_REMEMBERED = 256
 
-_TOO_LARGE = "it needs too much memory to compile"
+_BREAKS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_BROKEN = "what compiles it breaks: it needs too much memory, or nests too deeply"
+_SILENT = "the process that checks grammars did not answer: try again"
 _log = logging.getLogger("eyas.gateway")
 
 
@@ -56,7 +62,9 @@ class GrammarChecks:
     """
 
     def __init__(self, folder: Path, compile_s: float = COMPILE_S) -> None:
-        """`folder`: the model's."""
+        """`folder`: the model's. `compile_s`: the most that the process takes of a processor for one grammar;
+        an answer is waited for twice as long.
+        """
         self._folder = folder
         self._compile_s = compile_s
         self._found: dict[Grammar, str | None] = {}  # why not; the newest last
@@ -66,19 +74,23 @@ class GrammarChecks:
         self._compiling = False
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._child: subprocess.Popen[bytes] | None = None  # the thread's
+        self._closed = False
 
     def start(self) -> None:
         """Begins to start the process: it is there before the first grammar comes, which need not wait."""
         self._thread.submit(self._start)
 
     async def check(self, grammar: Grammar, caller: str = "") -> None:
-        """Raises InvalidRequest, which says why it cannot be followed; Overloaded if many are before it."""
+        """Raises InvalidRequest, which says why it cannot be followed; Overloaded if many are before it, and
+        Unavailable if nobody can say.
+        """
         reason = await self._reason(grammar, caller)
         if reason is not None:
             raise InvalidRequest(f"grammar cannot be followed: {reason}", param="grammar")
 
     async def aclose(self) -> None:
         """Ends the process, and what is being asked of it."""
+        self._closed = True
         for task in self._asked.values():
             task.cancel()
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
@@ -142,45 +154,66 @@ class GrammarChecks:
     # --- the thread --------------------------------------------------------------------------------------
 
     def _answer(self, grammar: Grammar) -> str | None:
-        """The process's answer. One thread runs this, so grammars wait for one another."""
-        if self._child is None and (reason := self._start()) is not None:
-            return reason
-        child = self._child
-        assert child is not None and child.stdin is not None
-        line: bytes | None = b""
+        """The process's answer. One thread runs this, so grammars wait for one another.
+
+        A process that ends is asked again, anew: others may have ended it. Raises Unavailable if that is no
+        answer either.
+        """
+        for again in (True, False):
+            line = self._line_about(grammar)
+            if line:
+                return msgspec.json.decode(line, type=str | None)
+            ended_by = self._end(grace_s=GRACE_S if line is not None else 0.0)
+            if self._closed or line is None:
+                break
+            reason = _BROKEN if ended_by in _BREAKS else None
+            if ended_by == signal.SIGPROF:
+                reason, again = f"it takes more than {self._compile_s:g} s to compile", False
+            if reason is not None and not again:
+                _log.warning("a grammar was given up: %s", reason)
+                return reason
+        _log.warning("a grammar was not checked: its process was stopped or ended")
+        raise Unavailable(_SILENT)
+
+    def _line_about(self, grammar: Grammar) -> bytes | None:
+        """As `_line`. Starts the process if there is none."""
+        child = self._child or self._start()
+        assert child.stdin is not None
         with contextlib.suppress(OSError):  # it has ended
             child.stdin.write(msgspec.json.encode(grammar) + b"\n")
             child.stdin.flush()
-            line = _line(child, self._compile_s)
-        if line:
-            return msgspec.json.decode(line, type=str | None)
-        self._end()
-        reason = _TOO_LARGE if line is not None else f"it takes more than {self._compile_s:g} s to compile"
-        _log.warning("a grammar was given up: %s", reason)
-        return reason
+            return _line(child, 2 * self._compile_s + WALKS_S)
+        return b""
 
-    def _start(self) -> str | None:
-        """Starts the process; why it cannot answer, if it cannot. Raises Overloaded if it says nothing."""
-        command = [sys.executable, "-m", "gateway.grammar_child", str(self._folder)]
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Starts the process. Raises InvalidRequest if it can check nothing, Unavailable if it is silent."""
+        command = [sys.executable, "-m", "gateway.grammar_child", str(self._folder), str(self._compile_s)]
         pipe = subprocess.PIPE  # by vfork: the handlers that gRPC has for forks are not called
-        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-        line = _line(self._child, START_S)
+        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        self._child = child
+        line = _line(child, START_S)
         reason: str | None = msgspec.json.decode(line, type=str | None) if line else None
         if not line or reason is not None:
             self._end()
         if not line:
-            raise Overloaded("the process that compiles grammars did not start")
-        return reason
+            raise Unavailable("the process that checks grammars did not start: try again")
+        if reason is not None:
+            raise InvalidRequest(f"grammar cannot be followed: {reason}", param="grammar")
+        return child
 
-    def _end(self) -> None:
+    def _end(self, grace_s: float = 0.0) -> int | None:
+        """Ends the process, which may end by itself within `grace_s`. The signal that ended it."""
         child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            for file in (child.stdin, child.stdout):
-                if file is not None:
-                    with contextlib.suppress(OSError):
-                        file.close()
-            child.wait()
+        if child is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace_s)
+        child.kill()
+        for file in (child.stdin, child.stdout):
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+        return -child.wait()
 
 
 def _line(child: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:

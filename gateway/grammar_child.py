@@ -1,56 +1,65 @@
-"""The process that finds out whether grammars can be compiled: `python -m gateway.grammar_child FOLDER`.
+"""Finds out whether grammars can be compiled: the process `python -m gateway.grammar_child FOLDER CPU_S`.
 
 It answers each line, a grammar as JSON, with a line: null, or why the grammar cannot be followed. What a
-hostile grammar takes, it takes here: memory has a limit, and who asks kills it when it takes too long.
+hostile grammar takes, it takes here: memory has a limit, and so has the time, which is that of the process
+itself. So a busy machine, or a process that is stopped for a while, refuses no grammar.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import resource
+import signal
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler, library
+from eyas.common.grammar_compiler import GrammarCompiler
+from gateway.grammar_walks import slowest_token
 
 MEMORY_BYTES = 2 << 30
 MASK_S = 0.01
-"""The most seconds of a processor that a mask may take: engines fill one per token, between two steps."""
+"""The most seconds of a processor that a token may take: engines fill a mask per token, between two steps."""
 
-_LOOKS = 24  # masks that are filled to find out
 _NICE = 5  # streams come first
 
 
-def main(folder: Path) -> None:
-    """Answers lines until there are no more. The first answer, to none, says whether it can."""
+def main(folder: Path, cpu_s: float) -> None:
+    """Answers lines until there are no more. The first answer, to none, says whether it can.
+
+    A grammar that takes more than `cpu_s` seconds of a processor to compile ends the process by SIGPROF.
+    """
     os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     try:
         compiler = GrammarCompiler(folder)
     except InvalidRequest as error:
         _say(error.message)
         return
     _say(None)
+    lengths = [len(piece) for piece in compiler.pieces]
     for line in sys.stdin.buffer:
-        _say(_judge(compiler, msgspec.json.decode(line, type=Grammar)))
+        _say(_judge(compiler, lengths, msgspec.json.decode(line, type=Grammar), cpu_s))
 
 
-def _judge(compiler: GrammarCompiler, grammar: Grammar) -> str | None:
+def _judge(compiler: GrammarCompiler, lengths: Sequence[int], grammar: Grammar, cpu_s: float) -> str | None:
     try:
-        slowest = _slowest_mask(compiler.compile(grammar))
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        compiled = compiler.compile(grammar)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        slowest = slowest_token(compiled, lengths, MASK_S)
     except InvalidRequest as error:
         return error.message
     except MemoryError:
         return "it needs too much memory to compile"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     if slowest > MASK_S:
         took, most = 1000 * slowest, 1000 * MASK_S
         return (
@@ -59,29 +68,10 @@ def _judge(compiler: GrammarCompiler, grammar: Grammar) -> str | None:
     return None
 
 
-def _slowest_mask(compiled: Any) -> float:
-    """Seconds of this thread's own time for the slowest of a few steps along an output at random."""
-    matcher, pick, slowest = library().GrammarMatcher(compiled), random.Random(0), 0.0
-    mask = np.zeros((1, -(-compiled.tokenizer_info.vocab_size // 32)), np.int32)
-    for _ in range(_LOOKS):
-        began = time.thread_time()
-        matcher.fill_next_token_bitmask(mask, 0)
-        filled = time.thread_time() - began
-        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        if not len(ids):
-            break
-        began = time.thread_time()
-        matcher.accept_token(int(pick.choice(ids)))
-        slowest = max(slowest, filled + time.thread_time() - began)
-        if matcher.is_terminated() or slowest > 10 * MASK_S:
-            break
-    return slowest
-
-
 def _say(reason: str | None) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(reason) + b"\n")
     sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), float(sys.argv[2]))
