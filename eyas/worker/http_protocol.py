@@ -1,7 +1,8 @@
 """HTTP/1.1 for untrusted clients: uvicorn's protocol with bounds on everything that a client can stretch.
 
 It bounds the size and the time of headers, idle and stalled connections, and the number of connections. The
-application reads and bounds bodies. This file does not know what is asked or answered.
+application reads and bounds bodies. This file does not know what is asked or answered. It reads uvicorn's
+private state: `pyproject.toml` bounds the versions that it is written for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.logging import Rarely, known_as
+from eyas.worker.http_expect import closes_unread
+from eyas.worker.http_head import check_framing, target, without_upgrade
 from eyas.worker.http_parts import HeldParts, Outbox
 from eyas.worker.http_plain import without_chunks
 from gateway.openai_reply import error_body
@@ -100,10 +103,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._connections = connections
         self._limits = connections.limits
         self._header_bytes = 0  # of this request, in complete headers
+        self._header_lines = 0  # of this request, those behind its body too
         self._loose_bytes = 0  # of this request, except its body
         self._chunks = 0  # of this request's body
         self._in_header = True
         self._in_body = False
+        self._upgrading = False  # the parser takes what follows this head for another protocol
         self._refused = False
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -155,23 +160,35 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._loose_bytes += len(data)
         try:
-            self.parser.feed_data(data)
+            self._feed(data)
             if self._loose_bytes > self._limits.header_bytes:
                 raise self._too_large()
-        except httptools.HttpParserUpgrade:
-            pass  # no other protocol is spoken here: the request is answered as it is
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, EyasError) else InvalidRequest("this is no HTTP request"))
         except EyasError as error:
             self._refuse(error)
 
+    def _feed(self, data: bytes) -> None:
+        """Parses `data`. A head that asks for another protocol is parsed anew without that."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                self._upgrading = False
+                version = self.parser.get_http_version()
+                head = without_upgrade(self.parser.get_method(), self.url, version, self.headers)
+                data = head + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)  # the old one may be at its end
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+
     def on_message_begin(self) -> None:
         """A request begins. Raises InvalidRequest if too many wait for their answers."""
         if len(self.pipeline) >= self._limits.pipelined:
             raise InvalidRequest("too many requests were sent ahead of their answers")
         super().on_message_begin()
-        self._header_bytes = self._chunks = 0
+        self._header_bytes = self._header_lines = self._chunks = 0
         self._in_header = True
         self._watch()
 
@@ -181,19 +198,30 @@ class HttpProtocol(HttpToolsProtocol):
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Counts one header's bytes."""
-        super().on_header(name, value)
+        """Counts one header's bytes. One that follows a body is dropped: the request is asked already."""
+        if self._in_header:
+            super().on_header(name, value)
+        self._header_lines += 1
         self._count(len(name) + len(value))
 
     def _count(self, size: int) -> None:
         self._header_bytes += size
-        if self._header_bytes > self._limits.header_bytes or len(self.headers) > self._limits.headers:
+        if self._header_bytes > self._limits.header_bytes or self._header_lines > self._limits.headers:
             raise self._too_large()
 
     def on_headers_complete(self) -> None:
-        """The body's time limit starts."""
+        """The body's time limit starts. Raises InvalidRequest for a head that is not served."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        check_framing(method, version, self.headers)
+        self._upgrading = self.parser.should_upgrade()
+        if self._upgrading:
+            return
+        self.url = target(method, self.url, self.headers)
+        self.expect_100_continue &= version == "1.1"
         super().on_headers_complete()
-        if self.scope["http_version"] == "1.0":
+        if self.expect_100_continue:
+            closes_unread(self.cycle)
+        if version == "1.0":
             without_chunks(self.cycle)
         else:
             extensions: Any = {PARTS: self._parts}
@@ -210,11 +238,19 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Bytes of a body do not count as header bytes."""
         self._loose_bytes = max(0, self._loose_bytes - len(body) - _CHUNK_LINES)
+        self.cycle.waiting_for_100_continue = False  # who sends does not wait
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is whole: no limit on its arrival holds any longer."""
+        if self._upgrading:
+            return
+        self.cycle.waiting_for_100_continue = False
         super().on_message_complete()
+        if not self.parser.should_keep_alive():  # what follows is not parsed, also if a trailer says so
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
         self._in_body = False
         self._loose_bytes = 0
         self._watch()
@@ -268,6 +304,7 @@ class HttpProtocol(HttpToolsProtocol):
         see the answer.
         """
         self._refused = True
+        answered = self._in_body and not self._answering  # before its body was read
         if self._answering:
             if not self._in_body or self.pipeline or self.cycle.response_started:
                 self.transport.abort()  # another answer is due first, so this one cannot be sent
@@ -275,10 +312,16 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.disconnected = self._parts.cut = True  # this is the answer: its own is dropped
             self.cycle.waiting_for_100_continue = False  # nothing more is written before the end
             self.cycle.message_event.set()
-        body = error_body(error)
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
-        head += f"x-request-id: {known_as('')}\r\n\r\n"  # the caller's may not have come
-        self.transport.write(STATUS_LINE[error.http_status] + head.encode() + body)
+        if not answered:
+            self.transport.write(_answer(error))
         if self.transport.can_write_eof():  # TLS cannot end one direction alone
             self.transport.write_eof()
         self._watch()
+
+
+def _answer(error: EyasError) -> bytes:
+    """The last answer of a connection."""
+    body = error_body(error)
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+    head += f"x-request-id: {known_as('')}\r\n\r\n"  # the caller's may not have come
+    return STATUS_LINE[error.http_status] + head.encode() + body
