@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import eyas
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
+from eyas.common.children import import_safely
 from eyas.common.errors import ConfigError, EyasError
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -25,6 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the process's exit code. `argv` None: the process's own arguments."""
     # gRPC's own lines say of every peer that leaves that it does. gRPC reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if argv is None:
+        import_safely()
     try:
         args, unknown = _parser().parse_known_args(argv)
         if unknown:

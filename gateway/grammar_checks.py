@@ -13,7 +13,6 @@ import logging
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from eyas.common.children import python_module
 from eyas.common.errors import InvalidRequest, Overloaded, Unavailable
 from eyas.common.grammar import Grammar
 from eyas.common.types import GenerationRequest
@@ -187,7 +187,7 @@ class GrammarChecks:
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Starts the process. Raises InvalidRequest if it can check nothing, Unavailable if it is silent."""
-        command = [sys.executable, "-m", "gateway.grammar_child", str(self._folder), str(self._compile_s)]
+        command = python_module("gateway.grammar_child", str(self._folder), str(self._compile_s))
         pipe = subprocess.PIPE  # by vfork: the handlers that gRPC has for forks are not called
         child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self._child = child

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import select
 import subprocess
-import sys
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from eyas.common.children import python_module
 from eyas.common.errors import InvalidRequest
 from gateway.chat import ChatTemplate, TooManySteps
 from gateway.render_child import read_frame, write_frame
@@ -69,7 +69,7 @@ class Renderer:
         return {"error": reason}
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "gateway.render_child"]
+        command = python_module("gateway.render_child")
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncIterator, Sequence
 
 from eyas.bench.http import Server
+from eyas.common.children import python_module
 from eyas.common.errors import DeadlineExceeded, EyasError
 from eyas.worker.child import Child
 
@@ -27,7 +27,7 @@ async def child_server(
 
     Raises EyasError if it ends at start, DeadlineExceeded if it does not answer within START_S.
     """
-    child = Child(module, (sys.executable, "-m", module, *map(str, words)), lambda name, line: None)
+    child = Child(module, python_module(module, *map(str, words)), lambda name, line: None)
     child.start()
     try:
         await _until_up(child, server, path)

@@ -30,6 +30,7 @@ from eyas.bench.child_server import child_server
 from eyas.bench.http import Server
 from eyas.bench.jobs import Job
 from eyas.bench.runner import Workload, run_load
+from eyas.common.children import python_module
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import DeadlineExceeded, EyasError
 from eyas.flags import positive
@@ -131,7 +132,7 @@ async def start_gateway(load: GatewayLoad, running: contextlib.AsyncExitStack) -
     ports = free_ports()
     workers = [next(ports) for _ in range(load.workers)]
     for port in workers:
-        command = (sys.executable, "-m", "eyas.bench.paced_worker", str(port), str(load.step_ms))
+        command = python_module("eyas.bench.paced_worker", str(port), str(load.step_ms))
         worker = Child(f"worker at {port}", command, lambda name, line: None)
         running.push_async_callback(worker.stop, STOP_S)
         worker.start()

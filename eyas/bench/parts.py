@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from eyas.common import logging as eyas_logging
+from eyas.common.children import importing_safely
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.worker.lifeline import signal_on_parent_death
@@ -65,7 +66,8 @@ def _run(part: Part, tell: Tell, silence_s: float) -> str | None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_main, args=(part, theirs), name=part.name)
-    process.start()
+    with importing_safely():
+        process.start()
     theirs.close()
     grace_s = 0.0
     try:

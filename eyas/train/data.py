@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eyas.common.children import importing_safely
 from eyas.train.text.core import Split
 from eyas.train.text.dialogues import dialogue, plain_text
 from eyas.train.tokenizer import ANSWER_BIT, encode_chat, encode_plain, load_tokenizer, render
@@ -68,7 +69,9 @@ def shards(
     if processes == 0:
         yield map(make, jobs)
         return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with importing_safely():
+        started = multiprocessing.get_context("spawn").Pool(processes)
+    with started as pool:
         yield pool.imap(make, jobs)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from eyas.common import api_keys
 from eyas.common import logging as eyas_logging
+from eyas.common.children import python_module
 from eyas.common.config import SHARED_MEMORY, GatewayConfig
 from eyas.common.discovery import registry
 from eyas.common.errors import ConfigError
@@ -87,7 +88,7 @@ def _members(config: GatewayConfig) -> Iterator[list[Child]]:
         for number in range(config.processes):
             name = f"gateway-{number}"
             member = dataclasses.replace(config, processes=1, member=str(folder.path / f"{name}{SUFFIX}"))
-            command = (sys.executable, "-m", "eyas.cli", *gateway_argv(member))
+            command = python_module("eyas.cli", *gateway_argv(member))
             children.append(Child(name, command, _log, environment))
         yield children
 

@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import httpx
 
 from eyas.common import api_keys, rpc
 from eyas.common.address import join
+from eyas.common.children import python_module
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.gpus import memory
@@ -143,7 +143,7 @@ class LocalCluster:
     async def _until_ready(self) -> None:
         began = time.monotonic()
         for name in (*self._plan.workers, GATEWAY):
-            command = (sys.executable, "-m", "eyas.cli", *self._argv(name))
+            command = python_module("eyas.cli", *self._argv(name))
             keys = self._plan.gateway.api_keys if name == GATEWAY else ()
             child = Child(name, command, self._log, api_keys.environment(keys))
             self._children[name] = child

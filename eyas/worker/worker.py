@@ -20,6 +20,7 @@ from typing import Any
 import uvloop
 
 from eyas.common import logging as eyas_logging
+from eyas.common.children import importing_safely
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import DeadlineExceeded, Unavailable
 from eyas.worker import engine_main
@@ -116,7 +117,8 @@ class _EngineProcess:
     def __init__(self, engine: EngineMain, config: EngineConfig, endpoint: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(target=engine, args=(config, endpoint), name="eyas-engine")
-        self._process.start()
+        with importing_safely():
+            self._process.start()
         self._pool_dir = Path(config.pool_dir)
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()

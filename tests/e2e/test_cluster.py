@@ -18,6 +18,7 @@ import pytest
 from eyas import cli
 from eyas.client import Client
 from tests.e2e.served import Folders, Served, gone, make_folders, serving, wait_until
+from tests.unit.planted import plant
 from tests.unit.test_evals_tasks import write_problems
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,11 +204,23 @@ def test_a_worker_that_cannot_start_is_one_line(folders: Folders, tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
-def test_demo_streams_an_answer_and_shows_figures() -> None:
-    """The one test here that needs the embedded model: drafts of a random head seldom come in time."""
+def test_demo_streams_an_answer_and_shows_figures(tmp_path: Path) -> None:
+    """The one test here that needs the embedded model: drafts of a random head seldom come in time.
+
+    It starts where somebody has left modules that are named as Python's own.
+    """
+    command, here = tmp_path / "bin" / "eyas", tmp_path / "here"
+    command.parent.mkdir()
+    command.write_text(
+        "import sys\nfrom eyas.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    )
+    here.mkdir()
+    mark = plant(here)
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "eyas.cli", "demo"], capture_output=True, text=True, timeout=90
+        [sys.executable, str(command), "demo"], cwd=here, env=path, capture_output=True, text=True, timeout=90
     )
     assert done.returncode == 0, done.stderr
+    assert not mark.exists()
     last = done.stdout.strip().splitlines()[-1]
     assert "tokens/s" in last and "first token after" in last and "acceptance length" in last

@@ -148,6 +148,7 @@ MAY_READ_THE_ENVIRONMENT = (
     "eyas/cli.py",  # gRPC is told in no other way to be silent
     "eyas/common/gpus.py",  # CUDA is told in no other way which GPUs a process may see
     "gateway/tracing.py",  # where OpenTelemetry is told by its own variables
+    "eyas/common/children.py",  # processes of multiprocessing are told in no other way how to import
     "eyas/engine/kernels/warm.py",  # Triton is told in no other way where to keep its kernels
     "eyas/engine/loading/arithmetic.py",  # nor cuBLAS that it must not split k
     "eyas/engine/attention/flashinfer_backend.py",  # nor flashinfer how to call its compilers

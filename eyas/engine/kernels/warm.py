@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.cache import cache_home
+from eyas.common.children import python_module
 from eyas.common.config import ASSETS
 
 
@@ -45,7 +46,7 @@ class Warmup:
         self._said = tempfile.TemporaryFile()
         self._process = None
         if not self._done.exists():
-            command = [sys.executable, "-m", "eyas.engine.kernels.compile_ahead", str(self._done)]
+            command = python_module("eyas.engine.kernels.compile_ahead", str(self._done))
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=self._said)
             assert self._process.stdin is not None
             with self._process.stdin as pipe:

@@ -28,6 +28,7 @@ from typing import Self
 
 import msgspec
 
+from eyas.common.children import importing_safely
 from eyas.common.errors import EngineError
 
 PR_SET_PDEATHSIG = 1
@@ -191,7 +192,8 @@ class _Follower:
         context = multiprocessing.get_context("spawn")
         arguments = (main, rank_info, theirs, os.getpid())
         self._process: SpawnProcess = context.Process(target=_run, args=arguments, daemon=True)
-        self._process.start()
+        with importing_safely():
+            self._process.start()
         theirs.close()  # so that its end is the end of the stream
 
     def check(self) -> None:
