@@ -6,6 +6,7 @@ SGLang: if neither the file nor the request has a temperature, tokens are sample
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,21 @@ def sampling_defaults(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / "generation_config.json"
     file = read_json(path)
-    given = {_OUR_NAMES.get(name, name): file[name] for name in _FIELDS if file.get(name) is not None}
-    if given.get("top_k") == -1:  # "all", as some write it
-        given["top_k"] = 0
-    try:
-        params = msgspec.convert(given, SamplingParams)
-        params.validate(vocab_size=0)
-    except (msgspec.ValidationError, InvalidRequest) as error:
-        reason = str(error)
-        for name, ours in _OUR_NAMES.items():
-            reason = reason.replace(ours, name)
-        raise ConfigError(f"{path}: {reason}", param="model") from error
-    return {name: getattr(params, name) for name in given}
+    found = {}
+    for name in _FIELDS:
+        if (value := file.get(name)) is None:
+            continue
+        ours = _OUR_NAMES.get(name, name)
+        if (ours, value) == ("top_k", -1):  # "all", as some write it
+            value = 0
+        try:
+            params = msgspec.convert({ours: value}, SamplingParams)
+            params.validate(vocab_size=0)
+        except (msgspec.ValidationError, OverflowError, InvalidRequest) as error:
+            reason = str(error).replace(ours, name)
+            raise ConfigError(f"{path}: {name} {reprlib.repr(value)}: {reason}", param="model") from error
+        found[ours] = getattr(params, ours)
+    return found
 
 
 def with_file_names(defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ counts where several have one (transformers' own order). It refuses to know what
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError
+from eyas.common.json_object import read_json_object
 from gateway.chat import ChatTemplate
 
 CONFIG = "tokenizer_config.json"
@@ -68,15 +68,7 @@ def cleans_up(hf: HFTokenizer, folder: Path) -> bool:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in an optional JSON file; {} without the file. Raises ConfigError for any other content."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(_read(path))
-    except ValueError as error:
-        raise ConfigError(f"{path} cannot be read: {error}", param="model") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} does not hold a JSON object", param="model")
-    return value
+    return read_json_object(path, "model") if path.exists() else {}
 
 
 @contextlib.contextmanager
@@ -84,7 +76,7 @@ def _understood(folder: Path) -> Iterator[None]:
     """Turns errors from values of an unexpected type into ConfigErrors that name the folder."""
     try:
         yield
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         reason = f"the files beside {folder}/tokenizer.json do not describe a tokenizer: {error}"
         raise ConfigError(reason, param="model") from error
 

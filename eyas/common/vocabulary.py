@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from eyas.common.decoders import compile_decoder
 from eyas.common.errors import InvalidRequest
+from eyas.common.json_object import read_json_object
 
 _NO_TEXT = b"\xff"
 """Begins what stands for a special token: no text holds this byte, so only its id can be asked for."""
@@ -45,5 +46,5 @@ def _special(tokenizer: Tokenizer, folder: Path) -> set[str]:
     """Names of the special tokens. Older folders have the mark in tokenizer_config.json alone."""
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     config = folder / "tokenizer_config.json"
-    added = json.loads(config.read_text()).get("added_tokens_decoder", {}) if config.exists() else {}
+    added = read_json_object(config).get("added_tokens_decoder", {}) if config.exists() else {}
     return special | {entry["content"] for entry in added.values() if entry.get("special")}

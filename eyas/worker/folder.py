@@ -6,11 +6,11 @@ shapes that a model wants, and whether a head fits, the engine finds out.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
+from eyas.common.json_object import read_json_object
 from eyas.engine.checkpoint.folder import PICKLED, check_whole, has_weights, read_config, tensor_shapes
 from eyas.engine.models.mtp_names import prefixes_among, told_layers
 from eyas.engine.models.table import read_model
@@ -69,11 +69,6 @@ def _check(folder: str, flag: str, names: list[str], load_format: str) -> None:
         missing.append("*.safetensors")
     if missing:
         raise ConfigError(f"--{flag}: {folder} has no {' and no '.join(missing)}", param=flag)
-    try:
-        config = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--{flag}: {folder}/config.json cannot be read: {error}", param=flag) from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"--{flag}: {folder}/config.json is not a JSON object", param=flag)
+    read_json_object(path / "config.json", flag)
     if load_format != "dummy":
         check_whole(path)

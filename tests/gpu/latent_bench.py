@@ -19,7 +19,8 @@ from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.rows import Rows
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import LatentSpec, Rope
+from eyas.engine.checkpoint.config import LatentSpec
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kernels import latent_products
 from eyas.engine.kernels.attend import Queries
 from eyas.engine.kernels.attend_tiles import Tiling

@@ -10,7 +10,8 @@ import torch
 
 from eyas.engine.attention.torch_backend import Sight, TorchAttention
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import AttentionSpec, Rope
+from eyas.engine.checkpoint.config import AttentionSpec
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 

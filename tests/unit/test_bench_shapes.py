@@ -11,7 +11,8 @@ import torch
 from eyas import cli, configuration
 from eyas.bench import shapes
 from eyas.engine.attention.torch_backend import TorchAttention
-from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, Rope
+from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import DummyWeights
 from eyas.engine.kv.pool import PoolShape
 from eyas.engine.models import llama

@@ -16,7 +16,8 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig, Rope
+from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 from eyas.engine.layers.experts import Experts, Router, Routes
 from eyas.engine.layers.latent import LatentAttention

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.engine.checkpoint import fp8
-from eyas.engine.checkpoint.config import LatentSpec, LayerSpec, ModelConfig, Rope
+from eyas.engine.checkpoint.config import LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.quantized import RowScales
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kernels.blocks import Fp8Weight
 from eyas.engine.layers.latent import halves_last
 from eyas.engine.models.fused_weights import below, in_order

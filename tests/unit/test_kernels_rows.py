@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from eyas.engine.checkpoint.config import Rope
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kernels import rows
 from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation
 from eyas.engine.layers.rotary import Rotary, tables

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from eyas.engine.checkpoint.config import Rope
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, tile_for
 from eyas.engine.kernels.warm import Warmup

@@ -13,7 +13,8 @@ import torch
 
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, Rope
+from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import Part, Placement, Shape, Weights
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape

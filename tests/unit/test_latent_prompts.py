@@ -15,7 +15,8 @@ from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import LatentSpec, Rope
+from eyas.engine.checkpoint.config import LatentSpec
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kernels.latent_tiles import latent_tile_rows
 from eyas.engine.kernels.skinny import Rotation
 from eyas.engine.kv.format import KvFormat

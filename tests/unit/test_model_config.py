@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import Rope
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama

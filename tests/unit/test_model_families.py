@@ -14,7 +14,8 @@ import transformers
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, Rope
+from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.models.table import MODELS, read_model
 from tests.unit.families import SAMPLES, VOCAB, write_family
 from tests.unit.model_rig import Rig

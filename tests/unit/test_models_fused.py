@@ -17,14 +17,8 @@ from eyas.engine.attention.device import chunk_tile_rows, row_attention
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import (
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelConfig,
-    Norms,
-    Rope,
-)
+from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, Norms
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import FolderWeights
 from eyas.engine.kernels import skinny
 from eyas.engine.kv.pool import KvPool

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.engine.checkpoint.config import Rope
 from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kernels import grouped
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, Normed, quantise

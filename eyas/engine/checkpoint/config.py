@@ -16,39 +16,12 @@ from typing import Any, Literal, TypeVar
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.folder import fingerprint, weight_files
 from eyas.engine.checkpoint.quantized import Fp8
+from eyas.engine.checkpoint.rope import MOST_CONTEXT, Rope
 from eyas.engine.kv.format import KvFormat
 
-DEFAULT_ROPE_THETA = 10000.0
-
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 Activation = Literal["silu", "gelu_tanh"]
 Scores = Literal["softmax", "sigmoid"]
 Value = TypeVar("Value")
-
-
-@dataclasses.dataclass(frozen=True)
-class Rope:
-    """Rotary embedding of a head's whole width, as transformers computes it for these kinds.
-
-    linear: all frequencies are divided by `factor`. llama3: slow pairs are stretched by `factor`, fast ones
-    kept, those between blended (`low_freq_factor`, `high_freq_factor`). yarn: the same by another ramp
-    (`beta_fast`, `beta_slow`; `truncate`: its ends are whole pairs), and cos and sin are multiplied by
-    `attention_factor`. dynamic: theta grows with the length L of the context that is served, by
-    (factor * L / original_context - factor + 1) ** (dim / (dim - 2)) where L is above `original_context`. It
-    is the same for all requests, so a key never depends on when it was computed; transformers takes the
-    length of the sequence at hand, which gives the same for one that fills the context.
-    """
-
-    theta: float = DEFAULT_ROPE_THETA
-    kind: RopeKind = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
-    truncate: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +116,8 @@ class ExpertsSpec(FeedForwardSpec):
 
     def complaints(self) -> Iterator[str]:
         """What of its numbers does not go together, a sentence each."""
+        if not 0 < self.scale < math.inf:
+            yield f"routed_scaling_factor {self.scale} is not a positive number"
         if not 1 <= self.per_row <= self.experts:
             yield f"num_experts_per_tok {self.per_row} is not between 1 and the {self.experts} experts"
         if self.groups < 1 or self.experts % self.groups:
@@ -191,8 +166,13 @@ class LayerSpec:
         """What of its numbers cannot be, a sentence each."""
         if self.attention.window < 0:
             yield f"sliding_window {self.attention.window} is negative"
-        if not 0 < self.attention.rope.theta < math.inf:
-            yield f"rope_theta {self.attention.rope.theta} is not a positive number"
+        yield from self.attention.rope.complaints()
+        if self.attention.rope.kind == "dynamic" and self.attention.rotated_dim <= 2:
+            yield f"head_dim {self.attention.rotated_dim} is too small for a dynamic RoPE"
+        if not 0 < self.attention.scale < math.inf:
+            yield f"mscale_all_dim or head_dim scale scores by {self.attention.scale}"
+        if not 0 <= self.attention.soft_cap < math.inf:
+            yield f"attn_logit_softcapping {self.attention.soft_cap} is negative"
         if isinstance(self.feed_forward, ExpertsSpec):
             yield from self.feed_forward.complaints()
 
@@ -240,10 +220,14 @@ class ModelConfig:
             complaints.append(f"rms_norm_eps {self.norm_eps} is no small number")
         if kv.head_dim % 2:
             complaints.append(f"head_dim {kv.head_dim} must be even")
+        if not 0 <= self.logit_soft_cap < math.inf:
+            complaints.append(f"final_logit_softcapping {self.logit_soft_cap} is negative")
         if not complaints and heads % kv.kv_heads:
             complaints.append("num_key_value_heads must divide num_attention_heads")
         for layer in dict.fromkeys(self.layers):
             complaints += layer.complaints()
+        if self.context_length > MOST_CONTEXT:
+            complaints.append(f"a context of {self.context_length} tokens is longer than {MOST_CONTEXT}")
         if complaints:
             raise ConfigError(f"config.json of {self.folder}: {complaints[0]}")
 

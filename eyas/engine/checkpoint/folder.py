@@ -8,16 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from eyas.common.errors import ConfigError
+from eyas.common.json_object import read_json_object
+from eyas.engine.checkpoint.values import said, whole_number, wholes
 
 PICKLED = "pytorch_model*.bin"
 """Weights of an older export: official EAGLE heads come so."""
 
 _SAMPLES_PER_FILE = 16
 _SAMPLE_BYTES = 4096
+_LONGEST_NAME = 255  # bytes
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -26,30 +29,30 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"model folder {folder} does not exist")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model folder {folder} has no config.json")
-    return read_json(folder / "config.json")
+    return read_json_object(folder / "config.json")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds one JSON object; ConfigError if it does not."""
-    try:
-        parsed = json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(parsed, dict):
-        raise ConfigError(f"{path} does not hold a JSON object")
-    return parsed
+def end_tokens(folder: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """The ids that end an answer: those of generation_config.json, without them those of config.json.
 
-
-def end_tokens(folder: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids that end an answer: those of generation_config.json, without them those of config.json."""
-    found = raw.get("eos_token_id")
+    Raises ConfigError, which names the file and the value, for one in either that is no id below
+    `vocab_size`.
+    """
+    ids = _ids_of(folder / "config.json", raw, vocab_size)
     generation = folder / "generation_config.json"
     if generation.is_file():
-        named = read_json(generation).get("eos_token_id")
-        found = found if named is None else named
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list) else (found,)
+        ids = _ids_of(generation, read_json_object(generation), vocab_size) or ids
+    return ids
+
+
+def _ids_of(path: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    found = raw.get("eos_token_id")
+    listed = found if isinstance(found, list) else [found] * (found is not None)
+    try:
+        ids = [whole_number("eos_token_id", each, most=vocab_size - 1) for each in listed]
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error} (an id of the {vocab_size} in the vocabulary)") from None
+    return tuple(dict.fromkeys(ids))
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -59,16 +62,26 @@ def weight_files(folder: Path) -> list[Path]:
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        named = read_json(index).get("weight_map")
+        named = read_json_object(index).get("weight_map")
         if not isinstance(named, dict):
             raise ConfigError(f"{index} has no weight_map")
-        files = sorted({folder / name for name in named.values()})
+        files = sorted({folder / _inside(index, tensor, name) for tensor, name in named.items()})
     else:
         files = sorted(folder.glob("*.safetensors"))
     for file in files:
         if not file.is_file():
             raise ConfigError(f"weight file {file} is named by the index but does not exist")
     return files or _converted(folder)
+
+
+def _inside(index: Path, tensor: str, name: Any) -> str:
+    """The name of a file in the folder. Raises ConfigError for what is none, or leads out of the folder."""
+    if isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME:
+        path = PurePosixPath(name)
+        if not path.is_absolute() and ".." not in path.parts:
+            return name
+    why = f"weight_map has {said(name)} for {said(tensor)}, which is no name of a file in the folder"
+    raise ConfigError(f"{index}: {why}")
 
 
 def has_weights(folder: Path) -> bool:
@@ -114,8 +127,10 @@ def _header(path: Path) -> dict[str, Any]:
         try:
             header = json.loads(file.read(size) if size < held else b"")
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            for entry in entries.values():
+                wholes(entry, "shape")
             whole = 8 + size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        except (ValueError, AttributeError, LookupError, TypeError):
+        except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
             raise ConfigError(f"{path} is not a safetensors file") from None
     if held < whole:
         raise ConfigError(f"{path} is cut off: {held} of {whole} bytes are there")

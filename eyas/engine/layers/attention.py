@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.attention.base import AttentionBackend, Plan
-from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig, Rope
+from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear

@@ -9,7 +9,8 @@ import math
 
 import torch
 
-from eyas.engine.checkpoint.config import Rope
+from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint.rope import Rope
 
 _BEYOND = 256  # drafts are computed, though never kept, past the end of the context
 
@@ -43,7 +44,10 @@ def tables(rope: Rope, head_dim: int, length: int) -> Angles:
     `length`: of the context that is served. Both are multiplied by the attention factor.
     """
     places = torch.arange(length + _BEYOND, dtype=torch.float32)
-    angles = torch.outer(places, _frequencies(rope, head_dim, length))
+    frequencies = _frequencies(rope, head_dim, length)
+    if not bool((frequencies.isfinite() & (frequencies >= 0)).all()):
+        raise ConfigError(f"config.json: {rope} turns a head of {head_dim} by no finite angles")
+    angles = torch.outer(places, frequencies)
     cos, sin = angles.cos(), angles.sin()
     if rope.attention_factor != 1.0:
         return cos * rope.attention_factor, sin * rope.attention_factor

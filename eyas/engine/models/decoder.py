@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.attention.soft_cap import soft_cap
-from eyas.engine.checkpoint.config import LayerSpec, ModelConfig, Rope
+from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
+from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig, Scores
 from eyas.engine.models import keys
 
@@ -16,60 +17,63 @@ METHODS: dict[str, tuple[Scores, int]] = {
 """Of each topk_method: the scores, and how many of a group's best say how good it is (0: no groups)."""
 
 
-def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """`q_lora_rank` null is a projection of one matrix. Of V2 the routing is softmax, of V3 sigmoid."""
     for key, plain in (("attention_bias", False), ("moe_layer_freq", 1)):
         if raw.get(key, plain) != plain:
             raise ConfigError(f"config.json of {folder}: {key} {raw[key]} is not supported")
     attention, dense = _attention(raw), keys.feed_forward(raw)
-    first = int(raw["first_k_dense_replace"])
+    first = values.whole(raw, "first_k_dense_replace")
     parts = [_experts(raw) if layer >= first else dense for layer in range(keys.count(raw))]
     return keys.decoder(raw, folder, [LayerSpec(attention, part) for part in parts])
 
 
-def _attention(raw: keys.Raw) -> LatentSpec:
+def _attention(raw: values.Raw) -> LatentSpec:
     """Scores are widened by yarn's factor twice, once for queries and once for keys; cos and sin are not."""
     scaling = keys.rope_scaling(raw)
     rope = keys.read_rope(raw, scaling)
-    plain, rotated, latent = (int(raw[k]) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
-    widened = keys.yarn_scale(rope.factor, float(scaling.get("mscale_all_dim") or 0.0))
+    names = ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank")
+    plain, rotated, latent = (values.whole(raw, name, least=1, most=keys.MOST_HEADS) for name in names)
+    widened = keys.yarn_scale(rope.factor, values.number(scaling, "mscale_all_dim", 0.0))
     return LatentSpec(
-        num_heads=int(raw["num_attention_heads"]),
+        num_heads=values.whole(raw, "num_attention_heads", least=1, most=keys.MOST_HEADS),
         num_kv_heads=1,
         head_dim=latent + rotated,
         rope=rope,
         scale=(plain + rotated) ** -0.5 * widened**2,
         kv_rank=latent,
-        query_rank=int(raw["q_lora_rank"] or 0),
+        query_rank=0
+        if raw["q_lora_rank"] is None
+        else values.whole(raw, "q_lora_rank", most=keys.MOST_COLUMNS),
         plain_dim=plain,
-        value_dim=int(raw["v_head_dim"]),
-        adjacent=bool(raw.get("rope_interleave", True)),
+        value_dim=values.whole(raw, "v_head_dim", least=1, most=keys.MOST_HEADS),
+        adjacent=values.switch(raw, "rope_interleave", True),
     )
 
 
-def _experts(raw: keys.Raw) -> ExpertsSpec:
+def _experts(raw: values.Raw) -> ExpertsSpec:
     """What a config.json of transformers leaves out follows from the version."""
     newer = raw["architectures"][0] == "DeepseekV3ForCausalLM"
     method = raw.get("topk_method") or ("noaux_tc" if newer else "greedy")
     told = raw.get("scoring_func")
-    if method not in METHODS or told not in (None, METHODS[method][0]):
-        raise ConfigError(f"topk_method {method} with scoring_func {told} is not supported")
+    if not isinstance(method, str) or method not in METHODS or told not in (None, METHODS[method][0]):
+        raise ConfigError(f"topk_method {method!s:.60} with scoring_func {told!s:.60} is not supported")
     scores, best = METHODS[method]
-    normalised = bool(raw.get("norm_topk_prob", newer))
+    normalised = values.switch(raw, "norm_topk_prob", newer)
     if normalised and not newer:
         raise ConfigError("norm_topk_prob of DeepSeek-V2 is not supported")
-    width = int(raw["moe_intermediate_size"])
+    width = keys.width_of(raw, "moe_intermediate_size")
     return ExpertsSpec(
         width=width,
         activation=keys.feed_forward(raw).activation,
-        experts=int(raw["n_routed_experts"]),
-        per_row=int(raw["num_experts_per_tok"]),
+        experts=values.whole(raw, "n_routed_experts", most=keys.MOST_HEADS),
+        per_row=values.whole(raw, "num_experts_per_tok"),
         scores=scores,
         normalised=normalised,
-        scale=float(raw["routed_scaling_factor"]),
+        scale=values.number(raw, "routed_scaling_factor"),
         corrected=method == "noaux_tc",
-        groups=int(raw["n_group"]) if best else 1,
-        kept_groups=int(raw["topk_group"]) if best else 1,
+        groups=values.whole(raw, "n_group") if best else 1,
+        kept_groups=values.whole(raw, "topk_group") if best else 1,
         group_best=best or 1,
-        shared_width=width * int(raw.get("n_shared_experts") or 0),
+        shared_width=width * values.whole(raw, "n_shared_experts", 0, most=keys.MOST_LAYERS),
     )

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig, Norms
+from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear, pad_rows
@@ -29,7 +30,7 @@ from eyas.engine.models.head_parts import (
     stored_shapes,
     token_embedding,
 )
-from eyas.engine.models.keys import Fit, Raw
+from eyas.engine.models.keys import Fit
 
 NAME = "an EAGLE-1/2 head"
 UNREAD = ("layers.0.input_layernorm.weight", "norm.weight")

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
+from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
+from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.attention import Attention
@@ -36,7 +38,7 @@ from eyas.engine.models.head_parts import (
     stored_shapes,
     token_embedding,
 )
-from eyas.engine.models.keys import Fit, Raw
+from eyas.engine.models.keys import MOST_COLUMNS, Fit
 
 NAME = "an EAGLE-3 head"
 OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
@@ -59,7 +61,7 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
         return None
     fit = Fit(folder)
     decoder = own_decoder(raw, folder, target, fit)
-    outputs = int(raw.get("draft_vocab_size") or target.vocab_size)
+    outputs = values.whole(raw, "draft_vocab_size", target.vocab_size, least=1, most=MOST_COLUMNS)
     layers = decoder.layers
     if not dummy:
         outputs = shapes.get("lm_head.weight", (target.vocab_size,))[0]
@@ -205,7 +207,7 @@ def token_map(config: DraftConfig, weights: Weights) -> torch.Tensor | None:
 
 def _flat(raw: Raw) -> Raw:
     """One level of keys: speculators nests the layers' sizes; RoPE may be told within or outside."""
-    nested = raw.get("transformer_layer_config") or {}
+    nested = values.section(raw, "transformer_layer_config")
     return {**raw, **{key: value for key, value in nested.items() if value is not None}}
 
 
@@ -216,12 +218,12 @@ def _is_eagle3(shapes: Shapes) -> bool:
 
 
 def _variants(raw: Raw) -> frozenset[str]:
-    found = {name for name in ("norm_before_residual", "norm_output") if raw.get(name)}
+    found = {name for name in ("norm_before_residual", "norm_output") if values.switch(raw, name, False)}
     return frozenset(found | ({"last_hidden"} if _is_last_hidden(raw) else set()))
 
 
 def _is_last_hidden(raw: Raw) -> bool:
-    return not (raw.get("eagle_config") or {}).get("use_aux_hidden_state", True)
+    return not values.switch(values.section(raw, "eagle_config"), "use_aux_hidden_state", True)
 
 
 def _capture_layers(raw: Raw, layers: int) -> tuple[int, ...]:
@@ -232,9 +234,9 @@ def _capture_layers(raw: Raw, layers: int) -> tuple[int, ...]:
     """
     if _is_last_hidden(raw):
         return (layers,)
-    if ids := (raw.get("eagle_config") or {}).get(_IDS):
-        return tuple(int(i) + 1 for i in ids)
-    return tuple(map(int, raw.get(_IDS) or (2, layers // 2, layers - 3)))
+    if ids := values.wholes(values.section(raw, "eagle_config"), _IDS, least=-1):
+        return tuple(i + 1 for i in ids)
+    return values.wholes(raw, _IDS) or (2, layers // 2, layers - 3)
 
 
 def _check_widths(raw: Raw, config: DraftConfig, shapes: Shapes, fit: Fit) -> None:

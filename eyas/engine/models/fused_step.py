@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 
 from eyas.engine.batch.rows import Rows
-from eyas.engine.checkpoint.config import ModelConfig, Rope
+from eyas.engine.checkpoint.config import ModelConfig
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import exact_wide, skinny, vendor
 from eyas.engine.kernels import rows as row_kernels

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import AttentionSpec, LayerSpec, ModelConfig, Norms
 from eyas.engine.models import keys
 
@@ -26,7 +27,7 @@ DEFAULTS = {
 }
 
 
-def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """Where keys are left out they are `DEFAULTS`."""
     raw = DEFAULTS | dict(raw)
     attention = scaled(raw, keys.attention(raw))
@@ -34,19 +35,26 @@ def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
     return decoder(raw, folder, [dataclasses.replace(attention, window=each) for each in windows])
 
 
-def scaled(raw: keys.Raw, attention: AttentionSpec) -> AttentionSpec:
+def scaled(raw: values.Raw, attention: AttentionSpec) -> AttentionSpec:
     """With Gemma's scale of scores, their cap and, if it says so, biases."""
-    bias = bool(raw.get("attention_bias", False))
+    bias = values.switch(raw, "attention_bias", False)
     return dataclasses.replace(
         attention,
-        scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
-        soft_cap=float(raw.get("attn_logit_softcapping") or 0.0),
+        scale=_scale(raw),
+        soft_cap=values.number(raw, "attn_logit_softcapping", 0.0),
         qkv_bias=bias,
         output_bias=bias,
     )
 
 
-def decoder(raw: keys.Raw, folder: Path, attentions: list[AttentionSpec]) -> ModelConfig:
+def _scale(raw: values.Raw) -> float:
+    scalar = values.number(raw, "query_pre_attn_scalar", 256.0)
+    if scalar <= 0:
+        raise ValueError(f"query_pre_attn_scalar {scalar} must be above 0")
+    return float(scalar**-0.5)
+
+
+def decoder(raw: values.Raw, folder: Path, attentions: list[AttentionSpec]) -> ModelConfig:
     """What all Gemmas have in common, around each layer's attention."""
     feed_forward = keys.feed_forward(raw, raw.get("hidden_activation") or "gelu_pytorch_tanh")
     layers = [LayerSpec(attention, feed_forward, NORMS) for attention in attentions]
@@ -55,5 +63,5 @@ def decoder(raw: keys.Raw, folder: Path, attentions: list[AttentionSpec]) -> Mod
         plain,
         norm_offset=1.0,
         embedding_scale=plain.hidden_size**0.5,
-        logit_soft_cap=float(raw.get("final_logit_softcapping") or 0.0),
+        logit_soft_cap=values.number(raw, "final_logit_softcapping", 0.0),
     )

@@ -9,8 +9,10 @@ import dataclasses
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import ModelConfig, Rope
+from eyas.engine.checkpoint import values
+from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.quantized import QUANTIZED
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.models import gemma2, keys
 
 RENAMED = (
@@ -31,11 +33,11 @@ DEFAULTS = {
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
-def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """`layer_types`, or without them `sliding_window_pattern`, say which layers have the window."""
     if "text_config" in raw:
         whole = {name: raw[name] for name in ("architectures", *QUANTIZED) if name in raw}
-        text = dict(raw["text_config"]) | whole
+        text = dict(values.section(raw, "text_config")) | whole
         return dataclasses.replace(describe(text, folder), renamed=RENAMED)
     for key in ("use_bidirectional_attention", "attn_logit_softcapping"):
         if raw.get(key):
@@ -43,7 +45,7 @@ def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
     raw = DEFAULTS | dict(raw)
     everywhere, within = _ropes(raw)
     plain = dataclasses.replace(gemma2.scaled(raw, keys.attention(raw, everywhere)), head_norms=True)
-    every = int(raw.get("sliding_window_pattern", 6))
+    every = values.whole(raw, "sliding_window_pattern", 6, least=1)
     windows = keys.layer_windows(raw, [(layer + 1) % every != 0 for layer in range(keys.count(raw))])
     attentions = [
         dataclasses.replace(plain, window=window, rope=within if window else everywhere) for window in windows
@@ -51,12 +53,12 @@ def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
     return gemma2.decoder(raw, folder, attentions)
 
 
-def _ropes(raw: keys.Raw) -> tuple[Rope, Rope]:
+def _ropes(raw: values.Raw) -> tuple[Rope, Rope]:
     """Of global and of local layers, in transformers 5's spelling or the older one."""
-    named, older = raw.get("rope_parameters"), raw.get("rope_scaling")
-    if named is None:
+    named, older = values.section(raw, "rope_parameters"), raw.get("rope_scaling")
+    if raw.get("rope_parameters") is None:
         everywhere = keys.read_rope(raw, keys.one_of_both(None, older), GLOBAL_THETA)
-        return everywhere, Rope(theta=float(raw.get("rope_local_base_freq", LOCAL_THETA)))
+        return everywhere, Rope(theta=values.number(raw, "rope_local_base_freq", LOCAL_THETA))
     if strange := sorted(set(named) - {"full_attention", "sliding_attention"}):
         raise ConfigError(
             f"rope_parameters has {', '.join(strange)} outside full_attention and sliding_attention"

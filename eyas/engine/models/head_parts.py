@@ -13,12 +13,14 @@ from pathlib import Path
 
 import torch
 
+from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import DraftConfig, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
+from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.models import llama
 from eyas.engine.models.base import FinalNorm
-from eyas.engine.models.keys import Fit, Raw
+from eyas.engine.models.keys import Fit
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of stored tensors, by the names by which a kind's classes ask for them."""
@@ -45,7 +47,7 @@ def own_decoder(raw: Raw, folder: Path, target: ModelConfig, fit: Fit) -> ModelC
     decoder = llama.describe(raw, folder)
     # Rows go as far as the target's, whatever the head saw in training.
     context = max(decoder.context_length, target.context_length)
-    window = int(raw.get("sliding_window") or 0) if raw.get("use_sliding_window", True) else 0
+    window = values.whole(raw, "sliding_window", 0) if values.switch(raw, "use_sliding_window", True) else 0
     fit.wants(decoder.vocab_size == target.vocab_size, "its vocab_size is not the target's")
     fit.wants(not 0 < window < context, "its sliding_window is shorter than the context")
     return dataclasses.replace(decoder, context_length=context)

@@ -19,13 +19,14 @@ from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.folder import read_config
 from eyas.engine.checkpoint.token_map import read_token_map, refused
+from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.models import llama
 from eyas.engine.models.base import DeviceDraft, DraftModel, FeatureTap, FinalNorm
 from eyas.engine.models.decoder import EmbeddingAndHead
 from eyas.engine.models.fused import FusedEnds
 from eyas.engine.models.fused_step import LayerContext
-from eyas.engine.models.keys import Raw, reading
+from eyas.engine.models.keys import reading
 
 HEADS = {
     "mtp": "fused_mtp",

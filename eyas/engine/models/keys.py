@@ -1,8 +1,8 @@
 """The keys of a config.json that families share, read into specifications.
 
 A family's file puts these together and adds what is its own. It knows spellings and defaults as transformers
-has them. A missing key is a KeyError and a value of the wrong kind a TypeError or ValueError; `reading` makes
-one sentence of them.
+has them. A missing key is a KeyError and a value of the wrong kind a ValueError, as
+`eyas.engine.checkpoint.values` raises them; `reading` makes one sentence of them.
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import (
-    DEFAULT_ROPE_THETA,
-    Activation,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelConfig,
-    Rope,
-)
+from eyas.engine.checkpoint.config import Activation, AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.quantized import read_quantized
+from eyas.engine.checkpoint.rope import DEFAULT_ROPE_THETA, MOST_CONTEXT, Rope
+from eyas.engine.checkpoint.values import MOST, Raw, number, said, switch, whole, words
 
-Raw = Mapping[str, Any]
+MOST_LAYERS, MOST_HEADS, MOST_COLUMNS = 4096, 65536, 2**24
+"""Of a model: far above any that there is, so that a slip of the pen is no attempt to make it."""
+
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -55,17 +52,17 @@ def reading(folder: Path) -> Iterator[None]:
         yield
     except KeyError as missing:
         raise ConfigError(f"config.json of {folder} has no {missing.args[0]}") from None
-    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise ConfigError(f"config.json of {folder} holds a value of the wrong kind: {error}") from None
 
 
 def attention(raw: Raw, rope: Rope | None = None) -> AttentionSpec:
     """Plain grouped-query attention with the configured heads; `rope`: instead of the configured one."""
-    heads = int(raw["num_attention_heads"])
-    dim = int(raw.get("head_dim") or raw["hidden_size"] // heads)
+    heads = whole(raw, "num_attention_heads", least=1, most=MOST_HEADS)
+    dim = whole(raw, "head_dim", whole(raw, "hidden_size", least=1) // heads, least=1, most=MOST_HEADS)
     return AttentionSpec(
         num_heads=heads,
-        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+        num_kv_heads=whole(raw, "num_key_value_heads", heads, least=1, most=MOST_HEADS),
         head_dim=dim,
         rope=rope or read_rope(raw, rope_scaling(raw)),
         scale=dim**-0.5,
@@ -75,9 +72,14 @@ def attention(raw: Raw, rope: Rope | None = None) -> AttentionSpec:
 def feed_forward(raw: Raw, activation: str | None = None) -> FeedForwardSpec:
     """A gated one; `activation`: its name, if "hidden_act" does not hold it. ConfigError if it is unknown."""
     name = activation or raw.get("hidden_act", "silu")
-    if name not in _ACTIVATIONS:
-        raise ConfigError(f"hidden_act {name!r} is not supported ({' and '.join(_ACTIVATIONS)} are)")
-    return FeedForwardSpec(int(raw["intermediate_size"]), _ACTIVATIONS[name])
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise ConfigError(f"hidden_act {said(name)} is not supported ({' and '.join(_ACTIVATIONS)} are)")
+    return FeedForwardSpec(width_of(raw, "intermediate_size"), _ACTIVATIONS[name])
+
+
+def width_of(raw: Raw, name: str) -> int:
+    """How many columns or rows of a matrix the field says."""
+    return whole(raw, name, least=1, most=MOST_COLUMNS)
 
 
 def decoder(raw: Raw, folder: Path, layers: Sequence[LayerSpec], *, tied: bool = False) -> ModelConfig:
@@ -85,33 +87,40 @@ def decoder(raw: Raw, folder: Path, layers: Sequence[LayerSpec], *, tied: bool =
 
     Raises ConfigError, by name, for what no code here computes.
     """
-    if raw.get("mlp_bias"):
+    if switch(raw, "mlp_bias", False):
         raise ConfigError(f"config.json of {folder}: mlp_bias is not supported")
     return ModelConfig(
         folder=folder,
-        architecture=next(iter(raw.get("architectures") or [""])),
-        vocab_size=int(raw["vocab_size"]),
-        hidden_size=int(raw["hidden_size"]),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        architecture=next(iter(words(raw, "architectures")), ""),
+        vocab_size=width_of(raw, "vocab_size"),
+        hidden_size=width_of(raw, "hidden_size"),
+        norm_eps=number(raw, "rms_norm_eps", 1e-6),
         layers=tuple(layers),
         context_length=_context_length(raw, layers),
-        tied_head=bool(raw.get("tie_word_embeddings", tied)),
+        tied_head=switch(raw, "tie_word_embeddings", tied),
         fp8=read_quantized(raw),
     )
 
 
 def count(raw: Raw) -> int:
     """How many layers there are."""
-    return int(raw["num_hidden_layers"])
+    return whole(raw, "num_hidden_layers", least=1, most=MOST_LAYERS)
 
 
 def layer_windows(raw: Raw, default: Sequence[bool]) -> list[int]:
     """Each layer's window, 0 where it sees everything: as `layer_types` says, or `default` without it."""
-    kinds = raw.get("layer_types")
+    kinds = words(raw, "layer_types")
     windowed = [kind == "sliding_attention" for kind in kinds] if kinds else list(default)
-    if len(windowed) != count(raw) or set(kinds or ()) - {"sliding_attention", "full_attention"}:
-        raise ConfigError(f"layer_types {kinds} are not sliding_attention or full_attention for each layer")
-    return [int(raw["sliding_window"]) if within else 0 for within in windowed]
+    if len(windowed) != count(raw) or set(kinds) - {"sliding_attention", "full_attention"}:
+        raise ConfigError(
+            f"layer_types {said(kinds)} are not sliding_attention or full_attention for each layer"
+        )
+    return [window_of(raw) if within else 0 for within in windowed]
+
+
+def window_of(raw: Raw) -> int:
+    """The tokens of `sliding_window`; a layer complains of one below 0."""
+    return whole(raw, "sliding_window", least=-MOST)
 
 
 def rope_scaling(raw: Raw) -> Raw:
@@ -144,7 +153,7 @@ def one_of_both(parameters: Any, scaling: Any) -> Raw:
 def _spelt(told: Raw) -> Raw:
     """With the kind under its newer name alone."""
     if not isinstance(told, Mapping):
-        raise TypeError(f"rope_scaling {told!r}")
+        raise ValueError(f"rope_scaling {said(told)} must be an object")
     kind = told.get("rope_type") or told.get("type")
     others = {key: value for key, value in told.items() if key not in ("rope_type", "type")}
     return others | ({"rope_type": kind} if kind else {})
@@ -155,50 +164,51 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
 
     `theta`: where neither says. Raises ConfigError for a kind that is not listed at `Rope`.
     """
-    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or theta)
+    told = partial(number, scaling, within="rope_scaling")
+    theta = told("rope_theta", number(raw, "rope_theta", theta))
     kind = scaling.get("rope_type") or "default"
-    share = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
-    if float(share) != 1.0:
+    share = told("partial_rotary_factor", number(raw, "partial_rotary_factor", 1.0))
+    if share != 1.0:
         raise ConfigError(f"partial_rotary_factor {share} is not supported: heads are rotated whole")
     if kind == "default":
         return Rope(theta=theta)
     if kind == "linear":
-        return Rope(theta=theta, kind="linear", factor=float(scaling["factor"]))
-    context = int(raw.get("max_position_embeddings", 2048))
+        return Rope(theta=theta, kind="linear", factor=told("factor"))
+    context = _trained(raw)
     if kind == "dynamic":
-        factor = float(scaling["factor"])
-        return Rope(theta=theta, kind="dynamic", factor=factor, original_context=context)
-    original = int(scaling.get("original_max_position_embeddings") or context)
+        return Rope(theta=theta, kind="dynamic", factor=told("factor"), original_context=context)
+    original = whole(scaling, "original_max_position_embeddings", context, least=1, most=MOST_CONTEXT)
     if kind == "llama3":
         return Rope(
             theta=theta,
             kind="llama3",
-            factor=float(scaling["factor"]),
-            low_freq_factor=float(scaling["low_freq_factor"]),
-            high_freq_factor=float(scaling["high_freq_factor"]),
+            factor=told("factor"),
+            low_freq_factor=told("low_freq_factor"),
+            high_freq_factor=told("high_freq_factor"),
             original_context=original,
         )
     if kind == "yarn":
-        factor = float(scaling.get("factor") or context / original)
+        factor = told("factor", context / original)
         return Rope(
             theta=theta,
             kind="yarn",
             factor=factor,
             original_context=original,
-            beta_fast=float(scaling.get("beta_fast") or 32.0),
-            beta_slow=float(scaling.get("beta_slow") or 1.0),
+            beta_fast=told("beta_fast", 32.0),
+            beta_slow=told("beta_slow", 1.0),
             attention_factor=_yarn_attention_factor(scaling, factor),
-            truncate=bool(scaling.get("truncate", True)),
+            truncate=switch(scaling, "truncate", True),
         )
-    raise ConfigError(f"rope type {kind!r} is not supported (default, linear, dynamic, yarn and llama3 are)")
+    known = "default, linear, dynamic, yarn and llama3 are"
+    raise ConfigError(f"rope type {said(kind)} is not supported ({known})")
 
 
-def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
-    given, scale, scale_all = (scaling.get(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
-    if given is not None:
-        return float(given)
+def _yarn_attention_factor(scaling: Raw, factor: float) -> float:
+    if scaling.get("attention_factor") is not None:
+        return number(scaling, "attention_factor", within="rope_scaling")
+    scale, scale_all = (number(scaling, name, 0.0) for name in ("mscale", "mscale_all_dim"))
     if scale and scale_all:
-        return yarn_scale(factor, float(scale)) / yarn_scale(factor, float(scale_all))
+        return yarn_scale(factor, scale) / yarn_scale(factor, scale_all)
     return yarn_scale(factor, 1.0)
 
 
@@ -211,4 +221,9 @@ def _context_length(raw: Raw, layers: Sequence[LayerSpec]) -> int:
     """In tokens. Dynamic and yarn stretch what max_position_embeddings may still say of the training."""
     ropes = {layer.attention.rope for layer in layers}
     stretched = (int(r.original_context * r.factor) for r in ropes if r.kind in ("dynamic", "yarn"))
-    return max([int(raw.get("max_position_embeddings", 2048)), *stretched])
+    return max([_trained(raw), *stretched])
+
+
+def _trained(raw: Raw) -> int:
+    """The tokens of a context in training."""
+    return whole(raw, "max_position_embeddings", 2048, least=1, most=MOST_CONTEXT)

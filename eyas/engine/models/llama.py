@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
 from eyas.engine.models import keys
 
 
-def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """`attention_bias` stands for biases of q, k, v and o."""
-    bias = bool(raw.get("attention_bias", False))
+    bias = values.switch(raw, "attention_bias", False)
     attention = dataclasses.replace(keys.attention(raw), qkv_bias=bias, output_bias=bias)
     layer = LayerSpec(attention, keys.feed_forward(raw))
     return keys.decoder(raw, folder, [layer] * keys.count(raw))

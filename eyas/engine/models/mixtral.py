@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from eyas.engine.checkpoint import values
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.models import keys, mistral
 
@@ -18,7 +19,7 @@ RENAMED = (
 DEFAULTS = {"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 
 
-def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
+def describe(raw: values.Raw, folder: Path) -> ModelConfig:
     """The weights of the chosen are always normalised, and a window is every layer's.
 
     Where keys are left out they are `DEFAULTS`.
@@ -28,8 +29,8 @@ def describe(raw: keys.Raw, folder: Path) -> ModelConfig:
     experts = ExpertsSpec(
         width=dense.width,
         activation=dense.activation,
-        experts=int(raw["num_local_experts"]),
-        per_row=int(raw["num_experts_per_tok"]),
+        experts=values.whole(raw, "num_local_experts", most=keys.MOST_HEADS),
+        per_row=values.whole(raw, "num_experts_per_tok"),
         scores="softmax",
         normalised=True,
     )

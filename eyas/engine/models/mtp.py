@@ -24,6 +24,7 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.forward import ForwardBatch
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.folder import tensor_shapes
+from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.attention import Step
@@ -32,7 +33,7 @@ from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.decoder import DecoderLayer, EmbeddingAndHead, rotaries, step_of
 from eyas.engine.models.head_parts import LastHiddenTap
-from eyas.engine.models.keys import Fit, Raw
+from eyas.engine.models.keys import Fit, width_of
 from eyas.engine.models.mtp_names import dialect_of, prefixes_among, prefixes_told, told_layers
 from eyas.engine.models.newest import Newest
 
@@ -55,8 +56,8 @@ def describe_head(raw: Raw, folder: Path, target: ModelConfig, load_format: str)
             told in (0, count),
             f"num_nextn_predict_layers is {told}, and its tensors are of {count} MTP layers",
         ),
-        (int(raw["hidden_size"]) == target.hidden_size, "its hidden_size is not the target's"),
-        (int(raw["vocab_size"]) == target.vocab_size, "its vocab_size is not the target's"),
+        (width_of(raw, "hidden_size") == target.hidden_size, "its hidden_size is not the target's"),
+        (width_of(raw, "vocab_size") == target.vocab_size, "its vocab_size is not the target's"),
         (not layer.attention.window, "a sliding window in its layer is not supported"),
         (
             isinstance(layer.attention, LatentSpec)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from eyas.engine.models.keys import Raw
+from eyas.engine.checkpoint.values import Raw, whole
+from eyas.engine.models.keys import MOST_LAYERS
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def dialect_of(prefix: str) -> Dialect:
 
 def told_layers(raw: Raw) -> int:
     """How many layers config.json tells of."""
-    return int(raw.get("num_nextn_predict_layers") or 0)
+    return whole(raw, "num_nextn_predict_layers", 0, most=MOST_LAYERS)
 
 
 def prefixes_told(raw: Raw, target_layers: int) -> list[str]:

@@ -13,7 +13,8 @@ from typing import Protocol, cast
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import end_tokens, read_config, weight_files
-from eyas.engine.models.keys import Raw, reading
+from eyas.engine.checkpoint.values import Raw, words
+from eyas.engine.models.keys import reading
 
 MODELS = {
     "DeepseekV2ForCausalLM": "deepseek",
@@ -48,7 +49,7 @@ def read_model(folder: Path | str, load_format: str = "auto") -> ModelConfig:
     folder = Path(folder)
     raw = read_config(folder)
     with reading(folder):
-        architecture = str(next(iter(raw.get("architectures") or ["(none named)"])))
+        architecture = next(iter(words(raw, "architectures")), "(none named)")
     if architecture not in MODELS:
         known = ", ".join(sorted(MODELS))
         raise ConfigError(
@@ -60,4 +61,5 @@ def read_model(folder: Path | str, load_format: str = "auto") -> ModelConfig:
     family = cast(Family, importlib.import_module(f"eyas.engine.models.{MODELS[architecture]}"))
     with reading(folder):
         config = family.describe(raw, folder)
-    return dataclasses.replace(config, eos_token_ids=end_tokens(folder, raw), load_format=load_format)
+    ends = end_tokens(folder, raw, config.vocab_size)
+    return dataclasses.replace(config, eos_token_ids=ends, load_format=load_format)

@@ -11,7 +11,8 @@ import dataclasses
 from torch import Tensor, nn
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import ModelConfig, Norms, Rope
+from eyas.engine.checkpoint.config import ModelConfig, Norms
+from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.layers.rotary import tables
 from eyas.train.heads.base import (
     Attend,
