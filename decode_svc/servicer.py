@@ -17,7 +17,7 @@ import msgspec
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.convert_step import step_to_pb
-from eyas.common.errors import EyasError, InvalidRequest, Overloaded
+from eyas.common.errors import EyasError, InvalidRequest, Overloaded, Unavailable
 from eyas.common.message import Failure
 from eyas.common.request_log import told
 from eyas.common.types import Entry, WorkerInfo
@@ -67,10 +67,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
         Its end cancels them. Raises InvalidRequest for a message of an unknown kind, Overloaded if the
         gateway reads too slowly, and what the engine stopped with.
         """
-        session = _Session(self._engine)
+        session = _Session(self._engine, self._describe)
         tasks = [
             asyncio.create_task(session.read(request_iterator)),
-            asyncio.create_task(session.beat(self._describe)),
+            asyncio.create_task(session.beat()),
         ]
         try:
             while (message := await session.buffer.get()) is not None:
@@ -84,8 +84,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
 class _Session:
     """The requests of one stream. `buffer` holds what goes down; None in it is the end."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, describe: Callable[[], WorkerInfo]) -> None:
         self._engine = engine
+        self._describe = describe
         self._number = engine.open(self._on_event)
         self._alive: dict[str, set[int]] = {}  # engine id -> unfinished choices
         self._ended: dict[str, None] = {}  # ids of ended requests, oldest first
@@ -123,7 +124,8 @@ class _Session:
     def _submit(self, submit: decode_pb2.Submit) -> None:
         try:
             request = convert.request_from_pb(submit.request, self._engine.context_length)
-        except InvalidRequest as error:
+        except (InvalidRequest, Unavailable) as error:
+            self._put_beat()  # first: whoever is refused for a worker that is late knows of it, and waits
             self._reject(submit.request.id, submit.attempt, error)
             return
         id = self._id(request.id)
@@ -179,14 +181,17 @@ class _Session:
 
     # --- down -----------------------------------------------------------------------------------------
 
-    async def beat(self, describe: Callable[[], WorkerInfo]) -> None:
+    async def beat(self) -> None:
         try:
             while True:
-                beat = _heartbeat(describe())
-                self.buffer.put(decode_pb2.DecodeServiceSessionResponse(heartbeat=beat))
+                self._put_beat()
                 await asyncio.sleep(HEARTBEAT_S)
         except Exception as error:
             self.buffer.end(error)  # a Session without heartbeats would be taken for a dead worker's
+
+    def _put_beat(self) -> None:
+        beat = _heartbeat(self._describe())
+        self.buffer.put(decode_pb2.DecodeServiceSessionResponse(heartbeat=beat))
 
     def _reject(self, id: str, attempt: int, error: EyasError) -> None:
         rejected = decode_pb2.Rejected(id=id, attempt=attempt, status=convert.error_to_pb(error))
@@ -229,5 +234,6 @@ def _heartbeat(info: WorkerInfo) -> decode_pb2.Heartbeat:
         waiting=info.waiting,
         pages_used=info.pages_used,
         pages_total=info.pages_total,
-        draining=not info.serving,
+        draining=not (info.serving or info.stalled),
+        late=info.stalled,
     )

@@ -43,6 +43,11 @@ Lanes = Callable[[int], Lane | None]
 class GenerationStream(Protocol):
     """The tokens of one admitted request. Its reader owns it and calls `aclose`, however it ended."""
 
+    @property
+    def tokens(self) -> int:
+        """How many have come, those that a request began with among them."""
+        ...
+
     def take(self) -> Awaitable[Sequence[Entry]]:
         """What has come since the last call, once there is something; () at the end.
 
@@ -79,6 +84,10 @@ class WatchedStream(GenerationStream):
     def __init__(self, stream: GenerationStream, on_close: Callable[[WatchedStream], None]) -> None:
         self._stream = stream
         self._on_close: Callable[[WatchedStream], None] | None = on_close
+
+    @property
+    def tokens(self) -> int:
+        return self._stream.tokens
 
     def take(self) -> Awaitable[Sequence[Entry]]:
         return self._stream.take()

@@ -57,7 +57,8 @@ class Canary(PassingBackend):
         self._metrics = metrics
         self._schedule = schedule or CanarySchedule()
         self._clock = asyncio.get_running_loop().time
-        self._in_flight = 0
+        self._running: set[ObservedStream] = set()
+        self._read = 0  # tokens of real requests that have ended
         self._due_at = 0.0
         self._last_run_at = 0.0
         self._proofs = 0
@@ -69,8 +70,9 @@ class Canary(PassingBackend):
 
     async def start(self, request: GenerationRequest) -> ObservedStream:
         stream = await self._backend.start(request)
-        self._in_flight += 1
-        return ObservedStream(stream, self)
+        observed = ObservedStream(stream, self)
+        self._running.add(observed)
+        return observed
 
     def health(self) -> BackendHealth:
         behind = self._backend.health()
@@ -86,9 +88,15 @@ class Canary(PassingBackend):
         self._problem = ""
         self._due_at = min(self._clock() + self._schedule.every_s, self._last_run_at + self._schedule.rest_s)
 
-    def closed(self) -> None:
+    def closed(self, stream: ObservedStream) -> None:
         """Called when a real request's stream is closed."""
-        self._in_flight -= 1
+        self._running.discard(stream)
+        self._read += stream.tokens
+
+    @property
+    def _tokens(self) -> int:
+        """Of all real requests so far."""
+        return self._read + sum(stream.tokens for stream in self._running)
 
     # --- its own request -------------------------------------------------------------------------------
 
@@ -103,8 +111,9 @@ class Canary(PassingBackend):
             await asyncio.sleep(TICK_S if self._problem else CALM_S)
 
     async def _run_once(self) -> None:
-        timeout_s = self._schedule.busy_timeout_s if self._in_flight else self._schedule.timeout_s
+        timeout_s = self._schedule.busy_timeout_s if self._running else self._schedule.timeout_s
         run, proofs, self._last_run_at = CanaryRun(), self._proofs, self._clock()
+        tokens = self._tokens
         try:
             async with asyncio.timeout(timeout_s):
                 await run.complete(self._backend, timeout_s)
@@ -113,6 +122,9 @@ class Canary(PassingBackend):
             self._metrics.canary_runs.labels("refused").inc()
             return
         except TimeoutError:
+            if self._tokens > tokens and any(link.info.waiting for link in self.links()):
+                self._waited()
+                return
             problem = f"{run.stage} took longer than {timeout_s:g} s"
         except EyasError as error:
             problem = f"{run.stage} failed: {error.message}"
@@ -124,6 +136,12 @@ class Canary(PassingBackend):
             return
         if self._proofs == proofs:  # else a real request has got through since
             self._failed(problem)
+
+    def _waited(self) -> None:
+        """It stood in a queue in front of which real requests get their tokens: that is busy, not broken."""
+        self._problem = ""
+        self._due_at = self._clock() + self._schedule.rest_s
+        self._metrics.canary_runs.labels("waited").inc()
 
     def _succeeded(self, run: CanaryRun) -> None:
         if self._problem:
@@ -205,6 +223,10 @@ class ObservedStream(GenerationStream):
         self._proved = False
         self._closed = False
 
+    @property
+    def tokens(self) -> int:
+        return self._stream.tokens
+
     def take(self) -> Awaitable[Sequence[Entry]]:
         return self._stream.take() if self._proved else self._observed()
 
@@ -227,5 +249,5 @@ class ObservedStream(GenerationStream):
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
-            self._canary.closed()
+            self._canary.closed(self)
         await self._stream.aclose()

@@ -97,6 +97,10 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
     # --- the reader's side ---
 
+    @property
+    def tokens(self) -> int:
+        return self._delivery.tokens
+
     def take(self) -> Awaitable[Sequence[Entry]]:
         return self._delivery.take()
 

@@ -112,18 +112,20 @@ class Failed(_message.Message):
     def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., status: _Optional[_Union[_common_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("running", "waiting", "pages_used", "pages_total", "draining")
+    __slots__ = ("running", "waiting", "pages_used", "pages_total", "draining", "late")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     PAGES_USED_FIELD_NUMBER: _ClassVar[int]
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     pages_used: int
     pages_total: int
     draining: bool
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    late: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., pages_used: _Optional[int] = ..., pages_total: _Optional[int] = ..., draining: _Optional[bool] = ..., late: _Optional[bool] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("ids", "attempts", "choices", "indices", "counts", "tokens", "accepted", "offered", "extras")

@@ -39,6 +39,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     pages_used: int
     pages_total: int
     draining: bool = False
+    late: bool = False
 
 
 Reply = Admitted | Rejected | Lost | Failed
@@ -108,7 +109,8 @@ def _session_event(message: decode_pb2.DecodeServiceSessionResponse) -> SessionE
             return Step(step_from_pb(message.step))
         case "heartbeat":
             beat = message.heartbeat
-            return Heartbeat(beat.running, beat.waiting, beat.pages_used, beat.pages_total, beat.draining)
+            load = beat.running, beat.waiting, beat.pages_used, beat.pages_total
+            return Heartbeat(*load, draining=beat.draining, late=beat.late)
         case "admitted":
             return Admitted(message.admitted.id, message.admitted.attempt)
         case "rejected":

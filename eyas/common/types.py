@@ -251,8 +251,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     """A worker's description of itself, for routers. `worker` is its address.
 
     `synthetic`: it accepts drafts by chance, for benchmarks, and its answers mean nothing. `starting`: its
-    engine still loads, so only its address and roles are known. `stalled`: its engine makes no progress, and
-    it serves again if the engine goes on. `stays`: no KV page leaves it or comes.
+    engine still loads, so only its address and roles are known. `stalled`: its engine makes no progress, so
+    it takes nothing new, and serves again if the engine goes on. `stays`: no KV page leaves it or comes.
     `rates`: None if they are not known. `arithmetic`: "exact" if a request's tokens follow it alone, to the
     bit, else "fast"; "exact_tp2" where two GPUs share the model, whose bits are others.
     """

@@ -27,7 +27,7 @@ from eyas.common.page_names import PageShape
 from eyas.common.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Cached, Command, Drain, Load, Ready, Shutdown, Step, Stopped
+from eyas.engine.ipc.messages import Alive, Cached, Command, Drain, Load, Ready, Shutdown, Step, Stopped
 from eyas.worker.link import FrontLink
 from eyas.worker.liveness import Liveness
 from eyas.worker.membership import Membership
@@ -65,13 +65,15 @@ class Front:
         self._open = False  # whether streams are served
         self._serving = False  # whether new requests are accepted too
         self._draining = False
-        self._stalled = False
+        self._late = False  # the engine: nothing new is accepted
+        self._stalled = False  # for so long that no stream is served
         self._leaving = False
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._stopped: asyncio.Future[Stopped] = asyncio.get_running_loop().create_future()
         for kind, handler in (
             (Ready, self._on_ready),
             (Load, self._on_load),
+            (Alive, lambda _: self._liveness.beat(time.monotonic())),
             (Cached, self._on_cached),
             (Stopped, self._on_stopped),
             (Step, lambda step: self._metrics.step(step.entries)),
@@ -178,7 +180,7 @@ class Front:
             running=self._load.running,
             waiting=self._load.waiting,
             serving=self._serving,
-            stalled=self._stalled and not (self._draining or self._leaving),
+            stalled=self._late and not (self._draining or self._leaving),
             synthetic=ready.synthetic,
             stays=not ready.pools,
             backlog=self._load.backlog,
@@ -197,7 +199,9 @@ class Front:
 
     async def _tick(self) -> None:
         while True:
+            slept_at = time.monotonic()
             await asyncio.sleep(TICK_S)
+            self._liveness.missed(time.monotonic() - slept_at - TICK_S)  # as of a machine that stood still
             await self._refresh()
             self._show()
 
@@ -210,18 +214,20 @@ class Front:
 
     @property
     def stalled(self) -> bool:
-        """Whether the engine has work and makes no progress."""
+        """Whether the engine has work, and has made no progress for so long that its streams have ended."""
         return self._stalled
 
     async def _refresh(self) -> None:
         """Updates health and admission from the engine's state: the only place that changes them."""
-        self._stalled = self._liveness.stalled(time.monotonic())
+        now = time.monotonic()
+        self._stalled = self._liveness.stalled(now)
         self._turn(self._engine.is_loaded and not self._stalled and not self._leaving)
-        serving = self._open and not self._draining
+        self._defer(self._liveness.late(now))
+        serving = self._open and not self._late and not self._draining
         if serving != self._serving:
             self._serving = serving
             self._metrics.serving.set(serving)
-            if not serving and self._open:
+            if self._open and self._draining:
                 _log.info("not serving: it is draining")
             await self._health.set(serving)
 
@@ -233,10 +239,22 @@ class Front:
         if open:
             self._engine.accept()
             return
-        silence = f"its engine made no progress for {self._liveness.limit_s:.1f} s"
+        silence = f"its engine made no progress for {self._liveness.stall_s:.1f} s"
         reason = silence if self._stalled else "it is leaving"
         _log.log(logging.WARNING if self._stalled else logging.INFO, "not serving: %s", reason)
         self._engine.fail(Unavailable(f"worker {self._address} stopped serving: {reason}"))
+
+    def _defer(self, late: bool) -> None:
+        """Refuses new requests while the engine is late, and leaves those alone that it has."""
+        if late == self._late:
+            return
+        self._late = late
+        silence = f"its engine made no progress for {self._liveness.limit_s:.1f} s"
+        if late:
+            _log.warning("late: %s; nothing new is accepted meanwhile", silence)
+        elif self._open:
+            _log.info("its engine goes on")
+        self._engine.defer(Unavailable(f"worker {self._address} is late: {silence}") if late else None)
 
     # --- events -----------------------------------------------------------------------------------------
 

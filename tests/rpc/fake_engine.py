@@ -1,7 +1,7 @@
 """An engine without a model: a deterministic script behind the real front, over either link.
 
-The first id of a prompt says what happens: REFUSE, STALL, WEDGE, DIE, else tokens that are a function of
-(prompt, choice, index). `heard` lists every command in order.
+The first id of a prompt says what happens: REFUSE, STALL and WEDGE (until `go_on` is set), DIE, else tokens
+that are a function of (prompt, choice, index). `heard` lists every command in order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import os
 import threading
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +71,7 @@ from eyas.worker.front import Front
 from tests.rpc.local_link import LocalEngine, LocalFront
 
 REFUSE, STALL, DIE, SLOW, WEDGE = 900, 901, 902, 903, 904
+STALL_S = 30.0  # at most
 FEATURE = b"\x00\x01\xff\x7f" * 3
 
 
@@ -103,6 +103,7 @@ class FakeEngine:
         self._config = config
         self._link = link
         self.traits = traits or Traits()
+        self.go_on = threading.Event()
         self.heard: list[Any] = []
         self.post: list[Event] = []  # what a test wants said next
         self._jobs: dict[str, Submit] = {}
@@ -226,10 +227,10 @@ class FakeEngine:
     def _begin(self, request: GenerationRequest, at: int) -> None:
         if request.prompt_ids[0] == STALL:
             self._link.send([Load(1, True, 1, 0, 0)])
-            time.sleep(5.0)
+            self.go_on.wait(STALL_S)
         if request.prompt_ids[0] == WEDGE:  # no command before it: an idle load was on its way when it came
             self._link.send([Load(1, False, 0, 0, 0)])
-            time.sleep(5.0)
+            self.go_on.wait(STALL_S)
         if request.prompt_ids[0] == DIE:
             os._exit(3)
         self._at.update({(request.id, choice.index): at for choice in request.choices})
@@ -301,7 +302,8 @@ class FakeWorker:
         self.front = Front(self._config, link)
         self.address = await self.front.start()
         config = dataclasses.replace(self._config.engine, worker=self.address)
-        self.engine = FakeEngine(config, LocalEngine(link), self._traits)
+        self.link = LocalEngine(link)
+        self.engine = FakeEngine(config, self.link, self._traits)
         self._thread = threading.Thread(target=self.engine.run, daemon=True)
         self._thread.start()
         self._running = asyncio.create_task(self.front.run())

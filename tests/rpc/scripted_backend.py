@@ -101,6 +101,7 @@ class ScriptedStream:
         self.cancelled: list[int | None] = []
         self.closed = asyncio.Event()
         self.told = 0  # rounds of entries
+        self.tokens = 0
         self._backend = backend
         self._failure: EyasError | None = None
         self._entries = self.entries()
@@ -111,6 +112,7 @@ class ScriptedStream:
 
     async def take(self) -> Sequence[Entry]:
         entry = await anext(self._entries, None)
+        self.tokens += 0 if entry is None else len(entry.tokens)
         return () if entry is None else (entry,)
 
     def use_lanes(self, lanes: Lanes | None) -> None: ...

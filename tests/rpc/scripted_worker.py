@@ -54,6 +54,7 @@ class Script:
     """What this worker does wrong, and when."""
 
     starting: bool = False  # it says that its engine still loads, and refuses sessions
+    late: bool = False  # it says that its engine is silent, and refuses requests
     stalled: bool = False  # it says that its engine makes no progress, and refuses sessions
     refuse_session: EyasError | None = None
     refuse_submit: EyasError | None = None
@@ -66,8 +67,9 @@ class Script:
     finish_first: tuple[int, ...] = ()  # choices that finish at token 0
     lose: int = 0  # how many Attaches are answered by Lost,
     lose_after_s: float = 0.0  # after this time
-    stop_at: int | None = None  # output index at which decode falls silent
+    stop_at: int | None = None  # output index at which decode falls silent, as long as it says so
     muted: bool = False  # no heartbeats
+    waiting: int = 0  # requests in its queue, as it says
     draining: bool = False  # as heartbeats say; it does not serve then
     step_s: float = 0.002
     tokens_a_step: int = 2
@@ -133,11 +135,14 @@ class ScriptedWorker(
                 self.context_length,
                 self.vocab_size,
                 100,
-                serving=not (self.script.starting or self.script.stalled or self.script.draining),
+                serving=not (
+                    self.script.starting or self.script.stalled or self.script.late or self.script.draining
+                ),
                 synthetic=self.synthetic,
                 arithmetic=self.arithmetic,
                 starting=self.script.starting,
-                stalled=self.script.stalled,
+                stalled=self.script.stalled or self.script.late,
+                waiting=self.script.waiting,
             )
         )
 
@@ -217,7 +222,7 @@ class ScriptedWorker(
 
     async def _beat(self, down: asyncio.Queue[decode_pb2.DecodeServiceSessionResponse]) -> None:
         while True:
-            beat = decode_pb2.Heartbeat(draining=self.script.draining)
+            beat = decode_pb2.Heartbeat(draining=self.script.draining, late=self.script.late)
             if not self.script.muted:
                 down.put_nowait(decode_pb2.DecodeServiceSessionResponse(heartbeat=beat))
             await asyncio.sleep(0.2)
@@ -279,8 +284,8 @@ class ScriptedWorker(
             entries = []
             for choice, index in at.items():
                 stop = min(index + self.script.tokens_a_step, end)
-                if self.script.stop_at is not None and stop > self.script.stop_at:
-                    await asyncio.Event().wait()
+                while self.script.stop_at is not None and stop > self.script.stop_at:
+                    await asyncio.sleep(0.01)
                 if index < end:
                     ids = tuple(token(request.prompt_ids, choice, i) for i in range(index, stop))
                     finish = Finish.LENGTH if stop == end else None

@@ -7,16 +7,17 @@ import contextlib
 import re
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
-from scripted_backend import ScriptedBackend, ScriptedStream, each, nano_tokenizer
+from scripted_backend import INFO, ScriptedBackend, ScriptedStream, each, nano_tokenizer
 from scripted_worker import Script, ScriptedWorker, workers
 from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gateway, make_request, until
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import GenerationRequest, Role
-from gateway.backend import GenerationBackend
+from gateway.backend import GenerationBackend, GenerationStream
 from gateway.canary import PARAMS, PROMPT, Canary, CanarySchedule
 from gateway.metrics import GatewayMetrics
 
@@ -204,6 +205,35 @@ async def test_a_real_proof_outweighs_a_lost_canary() -> None:
         await asyncio.sleep(1.2 * PACE.timeout_s)
         assert not canary.health().problem and not runs(metrics, "failed")
         await until(lambda: "admission took longer" in canary.health().problem)  # the next one, on its own
+
+
+@pytest.mark.parametrize("queue", [0, 3])
+async def test_a_canary_that_waits_in_a_long_queue_is_no_problem(queue: int) -> None:
+    """As long as real requests get their tokens; without a queue it should have come through."""
+    backend = ScriptedBackend(nano_tokenizer(), says=lambda request, choice: "word " * 2000, pause_s=0.01)
+    start = backend.start
+
+    async def loses_canaries(request: GenerationRequest) -> ScriptedStream:
+        await asyncio.sleep(30.0 if request.id.startswith("canary-") else 0.0)
+        return await start(request)
+
+    pace = CanarySchedule(every_s=0.3, again_s=0.1, rest_s=0.5, timeout_s=0.4, busy_timeout_s=1.0)
+    async with flying(backend, pace) as (canary, metrics):
+        await until(lambda: not canary.health().problem)
+        stream = await canary.start(make_request(tokens=4000))
+        reading = asyncio.create_task(read_on(stream))
+        backend.infos = [msgspec.structs.replace(INFO, waiting=queue)]
+        backend.start = loses_canaries  # type: ignore[method-assign]
+        outcome = "waited" if queue else "failed"
+        await until(lambda: runs(metrics, outcome) >= 2, within_s=20.0)
+        assert bool(canary.health().problem) is not bool(queue) and not reading.done()
+        reading.cancel()
+        await stream.aclose()
+
+
+async def read_on(stream: GenerationStream) -> None:
+    while await stream.take():
+        pass
 
 
 async def test_an_observed_stream_is_the_stream() -> None:

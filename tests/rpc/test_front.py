@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import urllib.request
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +27,8 @@ from eyas.common.errors import (
 from eyas.common.types import Entry, Finish, FirstToken, Role, Timings, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
+from eyas.engine.ipc.pulse import Pulse
+from eyas.worker import liveness
 from eyas.worker.front import Front
 from eyas.worker.liveness import Liveness
 from prefill_svc.servicer import PrefillServicer
@@ -211,21 +215,74 @@ async def test_health_follows_the_engine() -> None:
         await asyncio.gather(stopping, running, thread)
 
 
+async def becomes(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not what():
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.parametrize("script", [STALL, WEDGE])
-async def test_an_engine_that_stalls_fails_its_streams_and_comes_back(script: int) -> None:
+async def test_a_late_engine_gets_nothing_new_and_keeps_what_it_has(
+    script: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "STALL", 100.0)
+    async with worker(Role.DECODE, Role.PREFILL) as w, rpc.channel(w.address) as channel:
+        session = clients.DecodeSessionClient(channel, w.address).open()
+        session.submit(request(script, tokens=5), attempt=1, attach=False)
+        events = aiter(session)
+        await becomes(lambda: w.front.describe().stalled)
+        assert not await rpc.is_serving(channel)
+        said = await next_of(events, clients.Heartbeat)
+        while not said.late:
+            said = await next_of(events, clients.Heartbeat)
+        assert not said.draining
+        session.submit(request(3, id="late"), attempt=1, attach=False)
+        rejected = await next_of(events, replies.Rejected)
+        assert rejected.id == "late" and type(rejected.failure.error()) is Unavailable
+        with pytest.raises(Unavailable, match="is late: .* no progress"):
+            await anext(clients.PrefillClient(channel).prefill(request(3), 1, False))
+        w.engine.go_on.set()
+        assert [entry.index for entry in await tokens_of(events)] == [0, 1, 2, 3, 4]
+        await becomes(lambda: w.front.describe().serving)
+        assert await rpc.is_serving(channel) and not w.front.describe().stalled
+        session.submit(request(3, id="again"), attempt=1, attach=False)
+        assert [entry.id for entry in await tokens_of(events)] == ["again"] * 3
+
+
+async def test_an_engine_with_a_pulse_is_never_late() -> None:
+    """However long its step takes, which no step of the warm-up was like."""
+    async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
+        session = clients.DecodeSessionClient(channel, w.address).open()
+        session.submit(request(STALL), attempt=1, attach=False)
+        await w.heard(Submit)
+        pulse, began = Pulse(w.link), time.monotonic()
+        pulse.loop()
+        while time.monotonic() < began + liveness.MIN_SILENCE_S + 1.0:
+            pulse()
+            assert w.front.describe().serving
+            await asyncio.sleep(0.02)
+        await becomes(lambda: w.front.describe().stalled)
+        w.engine.go_on.set()
+        assert len(await tokens_of(aiter(session))) == 3
+
+
+@pytest.mark.parametrize("script", [STALL, WEDGE])
+async def test_an_engine_that_stalls_fails_its_streams_and_comes_back(
+    script: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "STALL", 1.0)
     async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
         client = clients.DecodeSessionClient(channel, w.address)
         session = client.open()
         session.submit(request(script), attempt=1, attach=False)
         with pytest.raises(Unavailable, match="no progress"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 async for _ in session:
                     pass
-        assert not await rpc.is_serving(channel)
+        assert not await rpc.is_serving(channel) and w.front.stalled
         assert (await clients.InfoClient(channel).info(timeout_s=2)).stalled
-        async with asyncio.timeout(5):
-            while not await rpc.is_serving(channel):
-                await asyncio.sleep(0.05)
+        w.engine.go_on.set()
+        await becomes(lambda: w.front.describe().serving)
         assert not (await clients.InfoClient(channel).info(timeout_s=2)).stalled
         again = client.open()
         again.submit(request(3), attempt=1, attach=False)
@@ -237,13 +294,10 @@ async def test_a_draining_worker_is_not_said_to_stall() -> None:
     async with worker(Role.DECODE) as w, rpc.channel(w.address) as channel:
         session = clients.DecodeSessionClient(channel, w.address).open()
         session.submit(request(STALL), attempt=1, attach=False)
-        with pytest.raises(Unavailable, match="no progress"):
-            async with asyncio.timeout(10):
-                async for _ in session:
-                    pass
-        assert w.front.describe().stalled
+        await becomes(lambda: w.front.describe().stalled)
         await w.front.drain()
         assert not w.front.describe().stalled
+        w.engine.go_on.set()
 
 
 def _liveness(slowest_step_s: float) -> Liveness:
@@ -257,13 +311,25 @@ def test_liveness_counts_only_silence_with_work_pending() -> None:
     assert live.limit_s == 4.0 and _liveness(0.1).limit_s == 3.0
     idle, busy = Load(1, False, 0, 0, 0), Load(1, True, 1, 0, 0)
     live.saw(idle, 1.0)
-    assert not live.stalled(100.0)
+    assert not live.late(100.0)
     live.sent(1, 100.0)
-    assert not live.stalled(103.9) and live.stalled(104.1)
-    live.saw(busy, 104.2)  # the same stamp: nothing moved
-    assert live.stalled(104.2)
-    live.saw(Load(2, True, 1, 0, 0), 104.3)
-    assert not live.stalled(108.2) and live.stalled(108.4)
+    assert not live.late(103.9) and live.late(104.1)
+    assert not live.stalled(115.9) and live.stalled(116.1)
+    live.saw(busy, 116.2)  # the same stamp: nothing moved
+    assert live.stalled(116.2)
+    live.saw(Load(2, True, 1, 0, 0), 116.3)
+    assert not live.late(120.2) and live.late(120.4)
+
+
+def test_a_pulse_is_progress_and_time_that_nobody_had_is_no_silence() -> None:
+    live = _liveness(0.1)
+    live.sent(1, 10.0)
+    live.beat(12.9)
+    assert not live.late(15.8) and live.late(16.0)
+    live.missed(20.0)
+    assert not live.late(35.8) and live.late(36.0)
+    live.beat(36.1)
+    assert not live.late(36.2)
 
 
 def test_a_load_that_left_before_a_command_came_knows_nothing_of_it() -> None:
@@ -272,9 +338,9 @@ def test_a_load_that_left_before_a_command_came_knows_nothing_of_it() -> None:
     live.saw(Load(1, False, 0, 0, 0, heard=1), 10.0)
     live.sent(2, 10.0)
     live.saw(Load(2, False, 0, 0, 0, heard=1), 10.1)
-    assert not live.stalled(13.0) and live.stalled(13.2), "the engine never heard of two commands"
+    assert not live.late(13.0) and live.late(13.2), "the engine never heard of two commands"
     live.saw(Load(3, False, 0, 0, 0, heard=3), 14.0)
-    assert not live.stalled(100.0)
+    assert not live.late(100.0)
 
 
 async def test_metrics_and_reflection() -> None:

@@ -83,6 +83,29 @@ async def test_a_worker_that_stalls_is_waited_for(roles: tuple[tuple, ...]) -> N
         assert not cluster.returning()
 
 
+@pytest.mark.usefixtures("hasty")
+async def test_streams_stay_with_a_late_worker_and_new_ones_wait_for_it() -> None:
+    """Those that it has begun, and those in its queue: nothing is computed twice, and no try is spent."""
+    async with workers(UNIFIED) as started, gateway(started) as (backend, cluster):
+        slow = started[0]
+        slow.script.stop_at = 10
+        request, queued, late = make_request(tokens=40), make_request("queued"), make_request("late")
+        stream, waiting = await backend.start(request), await backend.start(queued)
+        got = await first(stream, 5)
+        slow.script.late = True
+        slow.script.refuse_submit = Unavailable("it is late")
+        await until(lambda: not cluster.session(slow.address).connected and bool(cluster.returning()))
+        asking = asyncio.create_task(backend.start(late))
+        await asyncio.sleep(2.5)  # longer than any search is patient
+        assert not asking.done() and len(slow.of("submit")) == 2
+        slow.script.stop_at = slow.script.refuse_submit = None
+        slow.script.late = False
+        assert await collect_after(got, stream) == {0: expected(request)}
+        assert await collect(waiting) == {0: expected(queued)}
+        assert await collect(await asking) == {0: expected(late)}
+        assert len(slow.of("submit")) == 3
+
+
 @pytest.mark.parametrize("flaw", ["stalled", "draining"])
 async def test_no_request_waits_long_for_a_worker_that_stays_away(
     monkeypatch: pytest.MonkeyPatch, flaw: str

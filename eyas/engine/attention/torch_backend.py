@@ -22,6 +22,7 @@ from eyas.engine.attention.soft_cap import soft_cap
 from eyas.engine.batch.blocks import padded_rows
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
+from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import PoolShape, rows_at
 
 BLOCK = 64
@@ -108,22 +109,29 @@ class TorchPlan(Plan):
 class TorchAttention(AttentionBackend):
     """For `heads` query heads over a pool of the given shape; computes in float32 wherever the pool is.
 
-    `sights`: those of the layers that will `run`.
+    `sights`: those of the layers that will `run`. `beat`: is called after every part of a layer.
     """
 
-    def __init__(self, heads: int, shape: PoolShape, sights: Iterable[Sight] = (Sight(0, 0),)) -> None:
+    def __init__(
+        self,
+        heads: int,
+        shape: PoolShape,
+        sights: Iterable[Sight] = (Sight(0, 0),),
+        beat: Beat = no_pulse,
+    ) -> None:
         self._heads = heads
         self._shape = shape
         self._sights = frozenset(sights)
+        self._beat = beat
         self._group = heads // shape.kv_heads
         self._tile_rows = padded_rows(self._group)
         self._queries = self._tile_rows // self._group
         self.device = shape.device
 
     @classmethod
-    def of(cls, config: ModelConfig, shape: PoolShape) -> Self:
+    def of(cls, config: ModelConfig, shape: PoolShape, beat: Beat = no_pulse) -> Self:
         """For all layers of a decoder."""
-        return cls(config.num_heads, shape, {Sight.of(layer.attention) for layer in config.layers})
+        return cls(config.num_heads, shape, {Sight.of(layer.attention) for layer in config.layers}, beat)
 
     def plan(self, spans: Sequence[Span]) -> TorchPlan:
         return TorchPlan({sight: self._view(spans, sight) for sight in self._sights})
@@ -141,6 +149,7 @@ class TorchAttention(AttentionBackend):
             else:
                 short += tiles
         for batch in self._batches(short):
+            self._beat()
             parts.append(self._batched_part(batch, sight))
             order += batch
         return _View(tuple(parts), self._result_rows(order, row))
@@ -155,6 +164,7 @@ class TorchAttention(AttentionBackend):
         for part in view.parts:
             gathered = rows_at(rows, part.gather, torch.float32).view(fields, -1, BLOCK, dim)
             for group in part.groups:
+                self._beat()
                 seen = gathered[:, group.at * kv_heads : (group.at + group.pairs) * kv_heads]
                 results.append(self._attend(q_rows, seen, group, spec))
         found = results[0] if len(results) == 1 else torch.cat(results)

@@ -51,7 +51,7 @@ def wire_id(engine_id: str) -> str:
 class EngineClient:
     """Sends commands and dispatches events. Only the front's event loop uses it.
 
-    `open` refuses streams until `accept` is called, and again after `fail`.
+    `open` refuses streams until `accept` is called, and again after `fail`; `defer` refuses new requests.
     """
 
     def __init__(self, send: Callable[[Sequence[Command]], None]) -> None:
@@ -60,6 +60,7 @@ class EngineClient:
         self._owners: dict[int, Sink] = {}
         self._handlers: dict[type, Sink] = {}
         self._refusal: EyasError | None = Unavailable(LOADING)
+        self._deferral: EyasError | None = None
         self._ready: Ready | None = None
 
     @property
@@ -90,8 +91,10 @@ class EngineClient:
 
     @property
     def context_length(self) -> int:
-        """The most tokens that a request may have. Raises Unavailable while the engine cannot serve."""
+        """The most tokens that a new request may have. Raises Unavailable while the engine takes none."""
         self.check()
+        if self._deferral is not None:
+            raise self._deferral
         return self.ready.context_length
 
     def open(self, owner: Sink) -> int:
@@ -112,6 +115,10 @@ class EngineClient:
     def accept(self) -> None:
         """Lets streams in from now on."""
         self._refusal = None
+
+    def defer(self, error: EyasError | None) -> None:
+        """Refuses new requests with `error` from now on, and touches no stream; None: takes them again."""
+        self._deferral = error
 
     def fail(self, error: EyasError) -> None:
         """Tells every owner that the engine is gone, and refuses new streams with `error`."""

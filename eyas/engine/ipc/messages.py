@@ -298,6 +298,10 @@ class Load(Message, frozen=True):
     ahead: DraftsAhead = DraftsAhead()
 
 
+class Alive(Message, frozen=True):
+    """The engine is at work within a loop that takes long. Sent at most twice a second."""
+
+
 class Cached(Message, frozen=True):
     """Pages that the prefix cache got and lost since the last one, by name (`eyas.common.page_names`).
 
@@ -363,6 +367,7 @@ Event = (
     | DraftUp
     | DraftDown
     | Load
+    | Alive
     | Cached
     | Stopped
 )

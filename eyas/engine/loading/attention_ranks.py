@@ -12,6 +12,7 @@ import torch
 
 from eyas.common.types import KvKind
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
+from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.attention_ranks import AttentionRanks, Part, serve
@@ -21,16 +22,16 @@ from eyas.engine.parallel.ranks import Channel, Followers, RankInfo
 from kv_transfer.own_files import new_path
 
 
-def attention_ranks(loaded: EngineSpec, pool: KvPool) -> tuple[Decoder, AttentionRanks]:
+def attention_ranks(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder, AttentionRanks]:
     """The model of rank 0, and all ranks as what computes its steps. `pool`: a file, with all ranks' pages.
 
-    Raises EngineError if a rank cannot load.
+    `beat`: of rank 0, which waits for the others in every layer. Raises EngineError if a rank cannot load.
     """
     assert pool.path is not None
     meeting = new_path("meeting", Path(loaded.config.pool_dir))
     followers = Followers(partial(_main, loaded, pool.path), loaded.config.dp_attention, meeting)
     try:
-        model, part = _part(loaded, pool, followers.rank_info)
+        model, part = _part(loaded, pool, followers.rank_info, beat)
     except BaseException:
         followers.close()
         raise
@@ -41,12 +42,12 @@ def _main(loaded: EngineSpec, path: Path, rank_info: RankInfo, channel: Channel)
     """The process of a rank above 0. `loaded`: as rank 0 has it; `path`: of its pool."""
     torch.set_num_threads(loaded.config.threads)
     pool = KvPool(loaded.shape(KvKind.TARGET), path, theirs=True)
-    _, part = _part(loaded, pool, rank_info)
+    _, part = _part(loaded, pool, rank_info, no_pulse)
     serve(part, rank_info, channel)
 
 
-def _part(loaded: EngineSpec, pool: KvPool, rank_info: RankInfo) -> tuple[Decoder, Part]:
-    backend, experts = loaded.backend(KvKind.TARGET), ExpertRanks(rank_info, _experts(loaded.target))
+def _part(loaded: EngineSpec, pool: KvPool, rank_info: RankInfo, beat: Beat) -> tuple[Decoder, Part]:
+    backend, experts = loaded.backend(KvKind.TARGET, beat), ExpertRanks(rank_info, _experts(loaded.target))
     with loaded.weights(KvKind.TARGET) as weights:
         model = Decoder(loaded.target, weights, backend, experts)
     return model, Part(model, pool, backend, experts)

@@ -30,6 +30,7 @@ from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Ready
 from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.pulse import Beat, Pulse
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
@@ -79,7 +80,7 @@ _log = logging.getLogger("eyas.engine")
 
 def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = None) -> Engine | DraftEngine:
     """Load and warm an engine for `config.roles`. Raises ConfigError in one sentence if that cannot work."""
-    start = start or Start()
+    start, pulse = start or Start(), Pulse(link)
     sweep(Path(config.pool_dir))
     _check_device(config)
     check_host_cache(config)
@@ -94,15 +95,15 @@ def build_engine(config: EngineConfig, link: EngineLink, start: Start | None = N
     if loaded.target.fp8 is not None:
         _log.info("weights: %s", loaded.target.fp8)
     if config.only_drafts:
-        drafting = _draft_parts(loaded, start)
+        drafting = _draft_parts(loaded, start, pulse)
         _log.info(start.phases.summary())
-        return DraftEngine(drafting, link)
+        return DraftEngine(drafting, link, pulse)
     if config.attention_backend == "torch":
-        return Engine(_parts(loaded, _plain_core(loaded)), link)
+        return Engine(_parts(loaded, _plain_core(loaded, pulse)), link, pulse)
     loaded, core = _device_core(loaded, start)
     parts = _parts(loaded, core)
     _log.info(start.phases.summary())
-    return Engine(parts, link)
+    return Engine(parts, link, pulse)
 
 
 def _check_device(config: EngineConfig) -> None:
@@ -151,16 +152,16 @@ class _Core:
     rates: StepRates | None
 
 
-def _plain_core(loaded: EngineSpec) -> _Core:
+def _plain_core(loaded: EngineSpec, beat: Beat) -> _Core:
     config, target = loaded.config, loaded.target
     _log.info("arithmetic: %s (plain torch)", config.arithmetic)
     pool = loaded.pool(KvKind.TARGET)
-    model, forward = _plain_model(loaded, pool)
-    draft_runner = plain_runner(loaded, model.ends) if loaded.drafts_here else None
+    model, forward = _plain_model(loaded, pool, beat)
+    draft_runner = plain_runner(loaded, model.ends, beat) if loaded.drafts_here else None
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
     grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids)
     tap = _tap(loaded, model) if loaded.head else None
-    runner = PlainRunner(model, pools, forward, tap, grammars)
+    runner = PlainRunner(model, pools, forward, tap, grammars, beat)
     drafter = _drafter(loaded, draft_runner)
     round_rows = loaded.round_rows if drafter else 1
     return _Core(
@@ -175,11 +176,11 @@ def _plain_core(loaded: EngineSpec) -> _Core:
     )
 
 
-def _plain_model(loaded: EngineSpec, pool: KvPool) -> tuple[Decoder, Forward]:
+def _plain_model(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder, Forward]:
     """The model here, and what computes steps: it alone, or with other ranks."""
     if loaded.config.dp_attention > 1:
-        return attention_ranks(loaded, pool)
-    backend = loaded.backend(KvKind.TARGET)
+        return attention_ranks(loaded, pool, beat)
+    backend = loaded.backend(KvKind.TARGET, beat)
     with loaded.weights(KvKind.TARGET) as weights:
         model = Decoder(loaded.target, weights, backend)
     return model, Alone(model, pool, backend)
@@ -300,10 +301,10 @@ def _longest(pages: int, limits: Limits, context_length: int) -> int:
     return min(longest, context_length)
 
 
-def _draft_parts(loaded: EngineSpec, start: Start) -> DraftParts:
+def _draft_parts(loaded: EngineSpec, start: Start, beat: Beat) -> DraftParts:
     if loaded.head is None:
         raise ConfigError("--draft: a draft worker needs a draft head (--draft DIR)", param="draft")
-    worker = draft_worker(loaded, start)
+    worker = draft_worker(loaded, start, beat)
     pool, outbox = worker.runner.pool, Outbox()
     moves = travel(worker.loaded, {KvKind.DRAFT: pool}, outbox)
     return DraftParts(

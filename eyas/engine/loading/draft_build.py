@@ -18,6 +18,7 @@ from eyas.engine.attention.device import chunk_tile_rows, row_attention
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.buckets import default_batches
+from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kernels import skinny
 from eyas.engine.loading.device_build import table_sizes
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
@@ -53,12 +54,12 @@ class DraftWorker:
     slowest_step_s: float = 0.0
 
 
-def draft_worker(loaded: EngineSpec, start: Start | None = None) -> DraftWorker:
-    """Raises ConfigError if the head, or any page, does not fit."""
+def draft_worker(loaded: EngineSpec, start: Start | None = None, beat: Beat = no_pulse) -> DraftWorker:
+    """`beat`: of the engine. Raises ConfigError if the head, or any page, does not fit."""
     if loaded.config.attention_backend == "torch":
         with loaded.weights(KvKind.TARGET) as weights:
             ends = EmbeddingAndHead.load(loaded.target, weights)
-        runner = plain_runner(loaded, ends)
+        runner = plain_runner(loaded, ends, beat)
         return DraftWorker(loaded, runner, PlainForeseer(runner) if _foresees(loaded) else None)
     if loaded.config.tensor_parallel_size > 1:
         flag = "tensor-parallel-size"
@@ -93,10 +94,10 @@ def _outcomes(loaded: EngineSpec) -> int:
     return OUTCOMES if _foresees(loaded) and spec.topk == 1 and fits else 0
 
 
-def plain_runner(loaded: EngineSpec, ends: EmbeddingAndHead) -> DraftRunner:
-    """The head in plain torch, with a pool of its own."""
+def plain_runner(loaded: EngineSpec, ends: EmbeddingAndHead, beat: Beat) -> DraftRunner:
+    """The head in plain torch, with a pool of its own. `beat`: of the engine."""
     assert loaded.head is not None
-    backend = loaded.backend(KvKind.DRAFT)
+    backend = loaded.backend(KvKind.DRAFT, beat)
     with loaded.weights(KvKind.DRAFT) as weights:
         head = load_draft(loaded.head, weights, ends, backend)
     return DraftRunner(head, loaded.pool(KvKind.DRAFT), backend)

@@ -20,6 +20,7 @@ from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
+from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.heads import head_family, read_head, with_token_map
 from eyas.engine.models.refusal import refusal
@@ -78,9 +79,9 @@ class EngineSpec:
             device = f"cuda:{number_of(device) + rank}"
         return dataclasses.replace(self, config=dataclasses.replace(self.config, device=device), rank=rank)
 
-    def backend(self, group: KvKind) -> AttentionBackend:
-        """Attention in plain torch, for the group's decoder."""
-        return TorchAttention.of(self.decoder(group), self.shape(group))
+    def backend(self, group: KvKind, beat: Beat = no_pulse) -> AttentionBackend:
+        """Attention in plain torch, for the group's decoder. `beat`: of the engine that computes it."""
+        return TorchAttention.of(self.decoder(group), self.shape(group), beat)
 
     @contextlib.contextmanager
     def weights(self, group: KvKind) -> Iterator[Weights]:

@@ -41,6 +41,7 @@ from eyas.engine.ipc.messages import (
     WatchOpened,
 )
 from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.pulse import Pulse
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import TOLD, Pulls, Told
@@ -95,11 +96,15 @@ class Parts:
 
 
 class Engine:
-    """Built from `Parts`; `run` blocks until `Shutdown`, or until nothing is left to do after `Drain`."""
+    """Built from `Parts`; `run` blocks until `Shutdown`, or until nothing is left to do after `Drain`.
 
-    def __init__(self, parts: Parts, link: EngineLink) -> None:
+    `pulse`: of all that the engine computes with.
+    """
+
+    def __init__(self, parts: Parts, link: EngineLink, pulse: Pulse | None = None) -> None:
         self._parts = parts
         self._link = link
+        self._pulse = pulse or Pulse(link)
         self._scheduler = parts.scheduler
         self._outbox = parts.outbox
         self._pulls = [pulls for pulls in (parts.pulls, parts.draft_pulls) if pulls is not None]
@@ -156,7 +161,7 @@ class Engine:
         )
         rates = parts.ready.rates
         paces = None if rates is None else StepPaces(rates.times)
-        return StepLoop(parts.scheduler, parts.runner, committer, parts.pacing, paces)
+        return StepLoop(parts.scheduler, parts.runner, committer, parts.pacing, paces, self._pulse)
 
     def _routes(self) -> dict[type, Callable[..., None]]:
         requests, leases, stager = self._requests, self._parts.leases, self._parts.stager
@@ -187,6 +192,7 @@ class Engine:
         self._link.send([self._parts.ready, self._stamped(self._load(), time.monotonic())])
         try:
             while not self._stopping:
+                self._pulse.loop()
                 self._receive()
                 self._busy = self._loop.step()
                 self._requests.remember()
@@ -224,6 +230,7 @@ class Engine:
         for command in commands:
             self._handlers[type(command)](command)
             self._heard += 1
+            self._pulse()
         for down in self._drafting.arrived():
             self._drafts_came(down)
         self._link.send(self._drafting.outgoing())  # at once: it may be waited for

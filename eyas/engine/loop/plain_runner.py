@@ -19,6 +19,7 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.batch.tree import Drafts
 from eyas.engine.grammar.grammars import Grammars
+from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loop.forwards import Forward
 from eyas.engine.models.base import DecoderModel, FeatureTap
@@ -63,13 +64,15 @@ class PlainRunner:
         forward: Forward,
         tap: FeatureTap | None,
         grammars: Grammars | None,
+        beat: Beat = no_pulse,
     ) -> None:
-        """`grammars`: of requests that have one; None: none has."""
+        """`grammars`: of requests that have one; None: none has. `beat`: is called after each work's rows."""
         self.model = model
         self._pools = pools
         self._forward = forward
         self._tap = tap
         self._grammars = grammars
+        self._beat = beat
         self._eos_ids = model.config.eos_token_ids
 
     def copy_page(self, source: int, target: int) -> None:
@@ -101,6 +104,7 @@ class PlainRunner:
         counts: list[int] = []  # sampled rows of each work
         first = 0
         for work in works:
+            self._beat()
             mine = self._rows(work)
             rows += mine
             counts.append(len(mine))
@@ -108,6 +112,7 @@ class PlainRunner:
             first += len(work.tokens)
         sampled = Sampled([], [])
         if rows:
+            self._beat()
             places = torch.tensor(picked, device=residual.device)
             sampled = sample(self.model.logits(residual, places), rows)
         landed = self._scored(verified(works, counts, sampled, features, pool), residual)

@@ -15,6 +15,7 @@ from eyas.common.prompt_share import PromptShare
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Kind, Work
 from eyas.engine.ipc.messages import PrefillStarted
+from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.runner import Flight, Runner
 from eyas.engine.loop.step_clock import StepClock
@@ -29,7 +30,7 @@ LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked
 @dataclass
 class StepLoop:
     """At most one flight is in the air between two steps. `pacing` is told of each, where depths adapt, and
-    `paces`, where a router asks how long steps take.
+    `paces`, where a router asks how long steps take. `beat`: is called after each part of a step.
     """
 
     scheduler: Schedulers
@@ -37,6 +38,7 @@ class StepLoop:
     committer: Committer
     pacing: Pacing | None = None
     paces: StepPaces | None = None
+    beat: Beat = no_pulse
     counts: StepCounts = field(default_factory=StepCounts)
     share: PromptShare = field(default_factory=PromptShare)
     _flight: Flight | None = field(default=None, init=False)
@@ -60,7 +62,9 @@ class StepLoop:
             self._landed_at = None
             self._settle()
             return False
+        self.beat()
         launched = self._launch(works) if works else None
+        self.beat()
         self._clock.composed(began)
         self._land(launched)
         if not self.runner.ahead or self.committer.drafting.awaits():
@@ -107,6 +111,7 @@ class StepLoop:
         """Waits for the flight in the air, if any; `following` flies while what landed is committed."""
         flight, self._flight = self._flight, following
         landed = flight.land() if flight is not None else ()
+        self.beat()
         self._clock.runs(None if following is None else following.shape)
         if flight is not None:
             self._commit(flight, landed)

@@ -35,6 +35,7 @@ from eyas.engine.ipc.messages import (
     Stopped,
 )
 from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.pulse import Pulse
 from eyas.engine.ipc.row_memory import Gpu
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
@@ -85,11 +86,15 @@ class DraftParts:
 
 
 class DraftEngine:
-    """Built from `DraftParts`; `run` blocks until `Drain` or `Shutdown`."""
+    """Built from `DraftParts`; `run` blocks until `Drain` or `Shutdown`.
 
-    def __init__(self, parts: DraftParts, link: EngineLink) -> None:
+    `pulse`: of all that the engine computes with.
+    """
+
+    def __init__(self, parts: DraftParts, link: EngineLink, pulse: Pulse | None = None) -> None:
         self._parts = parts
         self._link = link
+        self._pulse = pulse or Pulse(link)
         self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
         self._early = EarlyCommits(self._sequences)
         self._lines = AnsweredLines(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
@@ -120,11 +125,13 @@ class DraftEngine:
         self._link.send([self._parts.ready])
         try:
             while not self._stopping:
+                self._pulse.loop()
                 if self._posted.pass_on(patient=not self._foresight.busy):
                     self._step()  # devices wait for these: nothing else goes before them
                 for command in self._link.recv(self._nap(), self._lines.descriptors):
                     self._handlers[type(command)](command)
                     self._heard += 1
+                    self._pulse()
                 for up in self._lines.take():
                     self._early.add(up)
                 self._early.pass_on()
@@ -176,6 +183,7 @@ class DraftEngine:
             if self._sequences.reserve(key, spec):
                 groups[spec].append((key, one))
         for spec, group in groups.items():
+            self._pulse()
             began = time.monotonic()
             self._draft(spec, group)
             self._step_seconds.add(time.monotonic() - began)

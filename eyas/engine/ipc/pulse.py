@@ -1,0 +1,41 @@
+"""The pulse of an engine: a loop that takes long tells the front now and then that it goes on.
+
+Whoever computes beats it: after a part of a layer, a sequence, a launch, a landing. What takes long and is
+well then never looks like what hangs. It knows a link and a clock, and no step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from eyas.engine.ipc.link import EngineLink
+from eyas.engine.ipc.messages import Alive
+
+PULSE_S = 0.5  # from the beginning of a loop to its first message, and from one to the next
+
+Beat = Callable[[], None]
+
+
+class Pulse:
+    """Called as often as one likes, by the engine's thread alone. It says nothing before the first `loop`."""
+
+    def __init__(self, link: EngineLink) -> None:
+        self._link = link
+        self._due = math.inf
+
+    def loop(self) -> None:
+        """A loop begins, whose end tells of itself."""
+        self._due = time.monotonic() + PULSE_S
+
+    def __call__(self) -> None:
+        """Something was done."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + PULSE_S
+            self._link.send([Alive()])
+
+
+def no_pulse() -> None:
+    """The beat of what no front watches."""
