@@ -209,6 +209,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         tls_dir=tls_folder.chosen(args.tls_dir),
         key_limits=args.key_limits,
         cors_origins=args.cors_origin,
+        request_timeout_s=args.request_timeout,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
         drain_s=args.drain_s,

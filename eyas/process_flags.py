@@ -8,7 +8,7 @@ import re
 from eyas.common import api_keys, tls_folder
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.logging import FORMATS
-from eyas.flags import REGISTRY, host, http_url, names, port, positive, reachable, roles, whole
+from eyas.flags import REGISTRY, amount, host, http_url, names, port, positive, reachable, roles, whole
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 from kv_transfer.backends.table import AUTO, NONE
 
@@ -28,6 +28,8 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     add(
         "--cors-origin", type=origins, default=(), metavar="URL,...", help="sites whose pages may call (none)"
     )
+    text = "the most time of a request, whatever its timeout (no limit while tokens come)"
+    add("--request-timeout", type=amount, default=GatewayConfig.request_timeout_s, metavar="S", help=text)
     text = "takes traces by OTLP: http://HOST:4317 (OTEL_* variables)"
     add("--otlp-endpoint", type=http_url, metavar="URL", help=text)
     text = f"gateway processes on the same ports ({gateway.processes})"

@@ -21,7 +21,6 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import EXACT, FAST, Choice, DraftLimits, GenerationRequest, PromptIds, Role, WorkerInfo
 from gateway.long_ids import all_below
 
-DEFAULT_MAX_TOKENS = 4096  # a caller who wants a longer answer says so
 MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
 
 
@@ -30,16 +29,16 @@ class GenerationOptions:
     """What a caller wants done with a prompt.
 
     `max_tokens` None: as many as fit, at most the model's own default or, if it has none,
-    `default_max_tokens`. `params.max_tokens` is not read; a `params.top_k` of -1 means all, as 0 does. `seed`
-    None: a random one. `truncate_prompt`: how many of the prompt's last tokens are kept; -1: as many as leave
-    space for `max_tokens`. `predicted`: ids of what the answer is expected to be. `priority`: see
+    `default_max_tokens`, if there is one. `params.max_tokens` is not read; a `params.top_k` of -1 means all,
+    as 0 does. `seed` None: a random one. `truncate_prompt`: how many of the prompt's last tokens stay; -1:
+    as many as leave space for `max_tokens`. `predicted`: ids of the expected answer. `priority`: see
     `eyas.common.priority`. `session`: its conversation's name. Prompts with the same `call` share one call's
     part of a worker.
     """
 
     params: SamplingParams = SamplingParams()
     max_tokens: int | None = None
-    default_max_tokens: int = DEFAULT_MAX_TOKENS
+    default_max_tokens: int | None = None
     seed: int | None = None
     n: int = 1
     speculative: bool = True
@@ -230,8 +229,8 @@ def _max_tokens(model: ServedModel, prompt: int, options: GenerationOptions) -> 
     asked = options.max_tokens
     left = answer_limit(model, prompt, least=0 if asked == 0 else 1)
     if asked is None:
-        default: int = model.sampling.get("max_tokens", options.default_max_tokens)
-        return min(left, default)
+        default: int | None = model.sampling.get("max_tokens", options.default_max_tokens)
+        return left if default is None else min(left, default)
     if asked > left:
         raise ContextLengthExceeded(
             f"{_most(model)}, but the prompt has {prompt} and max_tokens is {asked}", param="max_tokens"

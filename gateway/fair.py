@@ -16,6 +16,7 @@ import msgspec
 from eyas.common.errors import DeadlineExceeded, Overloaded
 from eyas.common.types import GenerationRequest
 from gateway.backend import GenerationBackend, GenerationStream, PassingBackend, WatchedStream
+from gateway.silence import SILENCE_S
 from gateway.turns import Claim, Turns
 
 LOOK_S = 0.1  # a place may also be freed by requests of another gateway
@@ -62,25 +63,27 @@ class FairBackend(PassingBackend):
     async def _wait(self, request: GenerationRequest) -> GenerationStream:
         """The stream, once a place is free and it is this request's turn. Raises DeadlineExceeded."""
         clock = asyncio.get_running_loop().time
-        deadline = clock() + request.timeout_s
+        began, wait_s = clock(), min(request.timeout_s, SILENCE_S)
         tokens = len(request.prompt_ids) + len(request.choices) * request.params.max_tokens
         place = _Place()
         self._turns.add(
             place, Claim(request.caller, tokens, self._weight(request.caller), request.priority, clock())
         )
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(wait_s):
                 while True:
                     await place.may_try(is_first=self._turns.first() is place)
                     if self._turns.first() is not place:
                         continue
-                    left = msgspec.structs.replace(request, timeout_s=max(deadline - clock(), 0.001))
+                    left = msgspec.structs.replace(
+                        request, timeout_s=max(request.timeout_s - (clock() - began), 0.001)
+                    )
                     with contextlib.suppress(Overloaded):
                         stream = await self._backend.start(left)
                         self._turns.serve(place)
                         return stream
         except TimeoutError:
-            said = f"the request waited {request.timeout_s:g} s for a place: the server is full"
+            said = f"the request waited {wait_s:g} s for a place: the server is full"
             raise DeadlineExceeded(said) from None
         finally:
             self._turns.remove(place)

@@ -33,6 +33,7 @@ from gateway.legs import DecodeLeg, Draining, Ended, LegEvent, LegOwner, Prefill
 from gateway.retries import Retries
 from gateway.router import Candidate, RequestRoute
 from gateway.search import Search
+from gateway.silence import SILENCE_S, SilenceLimit
 
 RETRY_PAUSE_S = 0.3
 SYNTHETIC = "answers mean nothing: drafts are accepted by chance (--rejection-sample-method synthetic)"
@@ -390,11 +391,17 @@ class ClusterGeneration(GenerationStream, LegOwner):
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
-        """Raises DeadlineExceeded at the request's deadline."""
+        """Raises DeadlineExceeded at the request's deadline, and after a long silence."""
+        limit = asyncio.timeout_at(self._deadline)
+        silence = SilenceLimit(limit, lambda: self._delivery.tokens)
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with limit:
                 yield
         except TimeoutError:
             took = f"the request took longer than {self._request.timeout_s:g} s"
+            if silence.expired:
+                took = f"no token came for {SILENCE_S:g} s"
             lacks = self._search.lacks
             raise DeadlineExceeded(f"{took}: {lacks}" if lacks else took) from None
+        finally:
+            silence.stop()

@@ -25,6 +25,9 @@ from gateway.quotas import Metered, Quotas
 from gateway.tracing import Tracer, failed
 
 MAX_CALLS = 2048  # open at a time, of services that ask for a key; half of them at most of one key
+MAX_MESSAGE_BYTES = (
+    16 << 20
+)  # a prompt of a million tokens; HTTP's limit follows the context (`gateway.wire`)
 MAX_PUBLIC_CALLS = 128  # open at a time, of services that ask for none (health, reflection)
 _log = logging.getLogger("eyas.gateway")
 
@@ -39,7 +42,7 @@ def limits(config: GatewayConfig) -> rpc.Options:
         "grpc.server_handshake_timeout_ms": 10_000,  # until a new connection has said what it is
         "grpc.max_connection_idle_ms": 60_000,  # without a call
         "grpc.max_concurrent_streams": MAX_CALLS + MAX_PUBLIC_CALLS,
-        "grpc.max_receive_message_length": config.max_body_bytes,
+        "grpc.max_receive_message_length": config.max_body_bytes or MAX_MESSAGE_BYTES,
     }
 
 

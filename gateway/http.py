@@ -55,6 +55,7 @@ from gateway.wire import (
     Reply,
     RequestMiddleware,
     WhileConnected,
+    body_limit,
     disconnected,
     on_eyas_error,
     on_http_exception,
@@ -234,13 +235,20 @@ class HttpFront:
 
     async def _body(self, kind: type[B], request: Request) -> B:
         """The request's body as `kind`; the response's headers will name its ignored fields."""
-        raw = await read_body(request, self._config.max_body_bytes, self._arriving)
+        raw = await read_body(request, await self._body_limit(), self._arriving)
         request.state.came = asyncio.get_running_loop().time()
         left = partial(disconnected, request.receive)
         await self._quotas.pace.enter(request.state.caller.name, len(raw), left)
         body = parse(kind, raw)
         request.state.ignored = ignored(body)
         return body
+
+    async def _body_limit(self) -> int:
+        """The most bytes of a body: as configured, or enough for a prompt that fills the model's context."""
+        if self._config.max_body_bytes is not None:
+            return self._config.max_body_bytes
+        contexts = [worker.context_length for worker in await self._backend.models() if worker.runs_target]
+        return body_limit(max(contexts, default=0))
 
     async def _served(self) -> ServedModel:
         return served_model(self._config, await self._backend.models())

@@ -155,8 +155,11 @@ def _echo(tokenizer: Tokenizer, body: TextBody, ids: Sequence[int], text: str | 
 
 
 def timeout_s(config: GatewayConfig, asked: float | None) -> float:
-    """Seconds until a call's deadline: as its caller asked, at most what the server allows."""
-    return min(config.request_timeout_s, asked or config.request_timeout_s)
+    """Seconds until a call's deadline. Raises InvalidRequest for more than the server allows."""
+    if asked is not None and asked > config.request_timeout_s:
+        most = f"timeout is {asked:g} s, and this server allows {config.request_timeout_s:g} s at most"
+        raise InvalidRequest(most, param="timeout")
+    return asked or config.request_timeout_s
 
 
 @contextlib.contextmanager

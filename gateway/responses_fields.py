@@ -233,7 +233,7 @@ class ResponsesBody(SamplingFields):
     stream: bool = False
     """Answers as server-sent events, as tokens come."""
     max_output_tokens: Count | None = None
-    """The longest answer, in tokens. By default what fits, at most 4096."""
+    """The longest answer, in tokens. By default what the context has space for."""
     tools: list[FlatTool] | None = Field(None, max_length=MAX_TOOLS)
     """The tools that the model may call."""
     tool_choice: FlatToolChoice | None = None
@@ -263,7 +263,7 @@ class ResponsesBody(SamplingFields):
     prompt_cache_key: str = Field("", max_length=512)
     """Names the conversation: its requests prefer one worker, also where its prefix is not cached yet."""
     timeout: float | None = Field(None, gt=0)
-    """Seconds until the request fails: at most 600, which it is unless given."""
+    """Seconds until the request fails. Without: none while tokens come, unless the server has a limit."""
 
     @property
     def wants_logprobs(self) -> bool:

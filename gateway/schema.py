@@ -174,7 +174,7 @@ class GenerationBody(GuidedFields, SamplingFields):
     n: Choices = 1
     """How many answers each prompt gets."""
     max_tokens: Count | None = None
-    """The longest answer, in tokens. Chat: what fits, at most 4096; completions: 16."""
+    """The longest answer, in tokens. Chat: what the context has space for; completions: 16."""
     min_tokens: Count = 0
     """The shortest answer, in tokens: nothing ends it before."""
     seed: Seed | None = None
@@ -198,7 +198,7 @@ class GenerationBody(GuidedFields, SamplingFields):
     timings: bool = False
     """The answer also says where its time went."""
     timeout: float | None = Field(None, gt=0)
-    """Seconds until the request fails: at most 600, which it is unless given."""
+    """Seconds until the request fails. Without: none while tokens come, unless the server has a limit."""
 
     @model_validator(mode="after")
     def _truncated_to_something(self) -> Self:

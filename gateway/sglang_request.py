@@ -137,7 +137,7 @@ class GenerateBody(Body):
     timings: bool = False
     """The answer also says where its time went."""
     timeout: float | None = Field(None, gt=0)
-    """Seconds until the request fails: at most 600, which it is unless given."""
+    """Seconds until the request fails. Without: none while tokens come, unless the server has a limit."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

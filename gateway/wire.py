@@ -38,6 +38,8 @@ from gateway.parts import PARTS, Parts
 from gateway.tracing import current
 
 BODY_TIMEOUT_S = 30.0
+LEAST_BODY_BYTES = 2 << 20  # of the most that a body may have
+BODY_BYTES_PER_TOKEN = 16  # texts have 3 to 4, lists of ids 7, escaped texts up to 12
 MAX_ARRIVING_BYTES = 128 << 20  # of all bodies that are not complete
 BURST_BYTES = 32 << 20  # of them, after which their memory is given back
 LAST_SEND_TIMEOUT_S = 10.0
@@ -99,6 +101,11 @@ class Arriving:
             oldest = next(iter(self._bodies))
             self._held -= self._bodies.pop(oldest)
             oldest.reschedule(asyncio.get_running_loop().time())
+
+
+def body_limit(context: int) -> int:
+    """The most bytes of a request to a model with a context of so many tokens."""
+    return max(LEAST_BODY_BYTES, BODY_BYTES_PER_TOKEN * context)
 
 
 async def read_body(request: Request, limit: int, arriving: Arriving) -> bytes:

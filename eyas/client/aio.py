@@ -36,7 +36,7 @@ from protos import eyas_pb2, eyas_pb2_grpc
 
 DEFAULT_TARGET = "127.0.0.1:8001"
 SECURE = "https://"
-DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_TIMEOUT_S = 7 * 86_400.0  # a week: none, since the server ends a call that brings no tokens
 DEFAULT_RETRIES = 2
 FIRST_PAUSE_S = 0.2  # before the first retry; each further one waits twice as long
 

@@ -366,9 +366,9 @@ class GatewayConfig:
     tls_dir: str | None = None  # what workers are shown; None: they are asked in plain
     key_limits: str | None = None  # a file of what each key may use (`gateway.quotas`); None: no limits
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call; "*": any
-    max_body_bytes: int = 2 * 1024 * 1024
+    max_body_bytes: int | None = None  # None: as much as a prompt of the model's context can take
     max_connections: int = 4096  # of each front
-    request_timeout_s: float = 600.0
+    request_timeout_s: float = 7 * 86_400.0  # a week: no limit while tokens come (`gateway.silence`)
     tool_call_parser: str = "auto"  # the format of calls: "auto": the chat template's; "none": there are none
     reasoning_parser: str = "auto"  # the same of the reasoning
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where a request says nothing

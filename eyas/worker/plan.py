@@ -223,6 +223,7 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         "tool-call-parser": gateway.tool_call_parser,
         "reasoning-parser": gateway.reasoning_parser,
         "drain-s": f"{gateway.drain_s:g}",
+        "request-timeout": f"{gateway.request_timeout_s:g}",
         "log-format": gateway.log_format,
     }
     if gateway.layout == "auto":

@@ -267,5 +267,7 @@ async def test_a_caller_may_shorten_the_deadline(client: httpx.AsyncClient, back
         assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert [request.timeout_s for request in backend.requests] == [0.05, 0.05]
     backend.pause_s = 0.0
-    await client.post("/v1/completions", json=TEXT | {"timeout": 10**6})
+    await client.post("/v1/completions", json=TEXT)
     assert backend.requests[-1].timeout_s == CONFIG.request_timeout_s
+    longer = await client.post("/v1/completions", json=TEXT | {"timeout": 10**6})
+    assert longer.status_code == 400 and longer.json()["error"]["param"] == "timeout"
