@@ -257,7 +257,7 @@ PAGE = """\
 
 Measured on the syntax trees: `python -m tests.shape` prints this page. `tests/unit/test_shape.py` keeps
 import cycles at none, and documentation at no less than this page says; `tests/unit/test_architecture.py`
-bounds files (400 lines), functions (60 lines) and parameter lists (6).
+bounds files (700 lines), functions (60 lines) and parameter lists (6).
 
 {table}
 
