@@ -91,7 +91,8 @@ def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, m
     if frame is not None:
         return either([frame.content(frame.free(mark), mark), held])
     if calls.opener:
-        return either([held, {"type": "regex", "pattern": rf"([^\{calls.opener}\s][\s\S]*)?"}])
+        openers = "".join(f"\\{character}" for character in calls.opener)
+        return either([held, {"type": "regex", "pattern": rf"([^{openers}\s][\s\S]*)?"}])
     begin = mark(calls.markers[0])
     free = {"type": "any_text", "excludes": [begin["value"]] if begin["type"] == "const_string" else []}
     return sequence(free, optional(held))

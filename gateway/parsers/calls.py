@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.parsers.output import Output
-from gateway.parsers.source import Cut, Malformed, Sink, Source, Wait, ignore
+from gateway.parsers.source import Cut, Malformed, Source, Wait, ignore, unbroken
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The tools that an answer may call: JSON schemas of their parameters, by name."""
 
 NAME = re.compile(r"[\w.:/-]+")
 MAX_NAME = 256  # characters
+HELD = 512
+"""How many characters of a call are looked at before it is given out: so long it may prove to be none."""
+_NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
-_BESIDE = ("id", "type")  # keys that say nothing about the call
+_EXTRA = re.compile(r"[\s}]+")  # brackets that models write once too often
 
 
 def attempt(source: Source, out: Output, reading: Wait[None]) -> Wait[bool]:
@@ -45,65 +48,172 @@ def begin(source: Source, out: Output, name: str, known: Tools | None = None) ->
 
     `known`: the only names that there are; None: any.
     """
-    if len(name) > MAX_NAME or not NAME.fullmatch(name) or (known is not None and name not in known):
-        raise Malformed
+    _check(name, known)
     source.forget()
     out.begin(name)
 
 
-def call_by_name(source: Source, out: Output, name: str) -> Wait[None]:
-    """Reads the arguments of a call whose name is known: an object. Raises Malformed for anything else."""
-    if (first := (yield from source.peek())) != "{":
-        raise Malformed if first else Cut
-    begin(source, out, name)
-    yield from source.json(out.arguments)
+def call_by_name(source: Source, out: Output, name: str, ends: tuple[str, ...]) -> Wait[None]:
+    """Reads the arguments of a call whose name is known: an object, or nothing where one of `ends` follows or
+    the text ends. Raises Malformed for anything else.
+    """
+    if (yield from source.peek()) == "{":
+        yield from _Arguments(source, out, name).read()
+    elif not (yield from source.leads_to(ends)):
+        raise Malformed
+    else:
+        begin(source, out, name)
     out.done()
+    yield from source.run(_EXTRA)
 
 
 def call_object(source: Source, out: Output, known: Tools | None = None) -> Wait[None]:
-    """Reads {"name": ..., "arguments": {...}}, its keys in any order; "parameters" is another name of the
-    arguments, which may also be the text of an object. Raises Malformed for anything else.
+    """Reads {"name": ..., "arguments": {...}}, its keys in any order; others are skipped. "parameters" is
+    another name of the arguments, which may also be the text of an object. Of a key that comes twice the
+    first counts. Raises Malformed for anything else.
     """
-    yield from source.expect("{")
-    seen: set[str] = set()
-    early: list[str] = []  # arguments that came before the name
-    while True:
+    call = _CallObject(source, out, known)
+    try:
+        yield from call.read()
+    except Cut:
+        call.cut()
+        raise
+
+
+def listed(source: Source, out: Output, item: Callable[[str], Wait[None]]) -> Wait[None]:
+    """Reads calls in an array. `item`: what reads one of them, behind a text that must stand before."""
+    before = "["
+    while (yield from attempt(source, out, item(before))):
         yield from source.space()
-        key = yield from _string(source)
-        yield from source.space()
-        yield from source.expect(":")
-        yield from source.space()
-        kind = "arguments" if key in _ARGUMENTS else key
-        if kind in seen or kind not in ("name", "arguments", *_BESIDE):
-            raise Malformed
-        seen.add(kind)
-        if kind == "name":
-            begin(source, out, (yield from _string(source)), known)
-            out.arguments("".join(early))
-        elif kind == "arguments":
-            yield from _arguments(source, out.arguments if "name" in seen else early.append)
+        if (yield from source.accept("]")):
+            return
+        before = ","
+
+
+class _CallObject:
+    """A call that is written as one object, as it is read."""
+
+    def __init__(self, source: Source, out: Output, known: Tools | None) -> None:
+        self._source, self._out, self._known = source, out, known
+        self._name = ""
+        self._early = ""  # arguments that came before the name
+        self._has_arguments = False
+
+    def read(self) -> Wait[None]:
+        source = self._source
+        yield from source.expect("{")
+        while True:
+            yield from source.space()
+            key = yield from _string(source)
+            yield from source.space()
+            yield from source.expect(":")
+            yield from source.space()
+            yield from self._value(key)
+            yield from source.space()
+            if not (yield from source.accept(",")):
+                break
+        yield from source.expect("}")
+        self._begin()
+        self._out.done()
+        yield from source.run(_EXTRA)
+
+    def cut(self) -> None:
+        """The text ends here: a call whose name is known has begun."""
+        if self._name:
+            self._begin()
+
+    def _value(self, key: str) -> Wait[None]:
+        if key in _NAMES and not self._name:
+            self._name = yield from _string(self._source)
+            _check(self._name, self._known)
+            if self._has_arguments:
+                self._begin()
+        elif key in _ARGUMENTS and not self._has_arguments:
+            yield from self._arguments()
         else:
-            yield from source.json(ignore)
-        yield from source.space()
-        if not (yield from source.accept(",")):
-            break
-    yield from source.expect("}")
-    if "name" not in seen:
+            yield from self._source.json(ignore, None if self._out.is_open else HELD)
+
+    def _arguments(self) -> Wait[None]:
+        first = yield from self._source.peek()
+        if first == "{" and self._name:
+            yield from _Arguments(self._source, self._out, self._name, self._known).read()
+        else:
+            self._early = yield from _whole(self._source)
+            if self._name:
+                self._begin()
+        self._has_arguments = True
+
+    def _begin(self) -> None:
+        if not self._out.is_open:
+            begin(self._source, self._out, self._name, self._known)
+            self._out.arguments(self._early)
+
+
+class _Arguments:
+    """A call's object of arguments as it is read. The call begins once it is whole, or longer than HELD."""
+
+    def __init__(self, source: Source, out: Output, name: str, known: Tools | None = None) -> None:
+        self._source, self._out, self._name, self._known = source, out, name, known
+        self._held: list[str] = []
+        self._length = 0
+
+    def read(self) -> Wait[None]:
+        try:
+            yield from self._source.json(self._add)
+        except Cut:
+            self._begin()
+            raise
+        if not self._out.is_open:
+            check_object("".join(self._held))
+            self._begin()
+
+    def _add(self, text: str) -> None:
+        if self._out.is_open:
+            self._out.arguments(text)
+            return
+        self._held.append(text)
+        self._length += len(text)
+        if self._length > HELD:
+            self._begin()
+
+    def _begin(self) -> None:
+        if not self._out.is_open:
+            begin(self._source, self._out, self._name, self._known)
+            self._out.arguments("".join(self._held))
+
+
+def check_object(text: str) -> None:
+    """Raises Malformed unless the text is a JSON object."""
+    try:
+        is_object = isinstance(json.loads(text, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        raise Malformed from None
+    if not is_object:
         raise Malformed
-    out.done()
 
 
-def _arguments(source: Source, sink: Sink) -> Wait[None]:
-    """Reads arguments: an object as it is written, the text of one without its quotes, null as {}."""
-    first = yield from source.peek()
-    if first == "{":
-        yield from source.json(sink)
-    elif first == '"':
-        sink((yield from _string(source)))
+def _refuse(constant: str) -> None:
+    """NaN and the infinities are Python's, not JSON's."""
+    raise ValueError(constant)
+
+
+def _check(name: str, known: Tools | None) -> None:
+    if len(name) > MAX_NAME or not NAME.fullmatch(name) or (known is not None and name not in known):
+        raise Malformed
+
+
+def _whole(source: Source) -> Wait[str]:
+    """Reads arguments to their end: an object, the text of one, or null, which is an empty one."""
+    if (yield from source.peek()) == '"':
+        text = unbroken((yield from _string(source)).strip())
     else:
         parts: list[str] = []
         yield from source.json(parts.append)
-        sink("{}" if parts == ["null"] else "".join(parts))
+        text = "".join(parts)
+    if text in ("", "null"):
+        return "{}"
+    check_object(text)
+    return text
 
 
 def _string(source: Source) -> Wait[str]:

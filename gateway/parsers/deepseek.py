@@ -10,13 +10,14 @@ import re
 
 from gateway.parsers.calls import NAME, Tools, attempt, call_by_name
 from gateway.parsers.output import Output
-from gateway.parsers.source import Malformed, Source, Wait
+from gateway.parsers.source import Cut, Malformed, Source, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 MARKERS = (BEGIN, END, CALL, SEPARATOR, CALL_END)
 FENCE = "```"
+_TYPE = "function"
 _LANGUAGE = re.compile(r"[a-z]+")
 
 
@@ -24,33 +25,44 @@ def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(MARKERS, out.content)):
         if marker == CALL:
-            yield from attempt(source, out, _call(source, out))
+            yield from attempt(source, out, _call(source, out, tools))
 
 
-def _call(source: Source, out: Output) -> Wait[None]:
+def _call(source: Source, out: Output, tools: Tools) -> Wait[None]:
     yield from source.space()
     name = yield from source.run(NAME)
-    if not (yield from source.skip(SEPARATOR)):
+    if not (yield from source.skip(SEPARATOR)) and name not in tools:
         raise Malformed
     yield from source.space()
-    fenced = (yield from source.peek()) not in ("{", "")
-    if fenced:
-        name = yield from source.run(NAME)
-        yield from source.space()
-        yield from source.expect(FENCE)
+    if (yield from source.peek()) == "{" or (yield from source.leads_to(MARKERS)):
+        yield from call_by_name(source, out, name, MARKERS)
+    else:
+        yield from _typed(source, out, name)
+
+
+def _typed(source: Source, out: Output, type: str) -> Wait[None]:
+    """Reads a call behind its type: a name, and the arguments in a block."""
+    name = yield from source.run(NAME)
+    yield from source.space()
+    if (yield from source.accept(FENCE)):
         yield from source.run(_LANGUAGE)
         yield from source.space()
-    yield from call_by_name(source, out, name)
-    if fenced:
+        yield from call_by_name(source, out, name, (FENCE, *MARKERS))
         yield from source.space()
         yield from source.accept(FENCE)
+    elif not (yield from source.peek()):
+        raise Cut
+    elif type == _TYPE:
+        yield from call_by_name(source, out, name, MARKERS)
+    else:
+        raise Malformed
 
 
 def fenced_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
     """Calls of these tools as V3 writes them, and nothing else."""
     calls = [
         sequence(
-            *(mark(CALL), text("function"), mark(SEPARATOR), text(f"{name}\n{FENCE}json\n")),
+            *(mark(CALL), text(_TYPE), mark(SEPARATOR), text(f"{name}\n{FENCE}json\n")),
             *(arguments(schema), text(f"\n{FENCE}"), mark(CALL_END)),
         )
         for name, schema in tools.items()

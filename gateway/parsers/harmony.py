@@ -22,6 +22,8 @@ MARKERS = (MESSAGE, START, CHANNEL, CONSTRAIN, END, CALL, RETURN)
 _OVER = (END, CALL, RETURN, START)
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.:/-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_CHANNELS = ("analysis", "commentary", "final")
+_WORD = re.compile(r"\w+")
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 REASONING = Tags(f"{CHANNEL}analysis{MESSAGE}", END)
 
@@ -43,10 +45,18 @@ def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
 
 
 def _words(source: Source, sink: Sink) -> Wait[bool]:
-    """Reads a message's words; gives whether it has an end. Markers that do not belong there are dropped."""
+    """Reads a message's words; gives whether it has an end: its own, or another message in a channel. Markers
+    that do not belong there are dropped.
+    """
     while marker := (yield from source.upto(MARKERS, sink)):
         if marker in _OVER:
             return True
+        if marker == CHANNEL:
+            name = yield from source.run(_WORD)
+            source.back(name)
+            if name in _CHANNELS:
+                source.back(CHANNEL)
+                return True
     return False
 
 
@@ -71,7 +81,7 @@ def _header(source: Source, out: Output) -> Wait[str | None]:
 
 def _call(source: Source, out: Output, name: str) -> Wait[None]:
     yield from source.space()
-    yield from call_by_name(source, out, name)
+    yield from call_by_name(source, out, name, MARKERS)
 
 
 def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:

@@ -18,16 +18,23 @@ _VALUE, _KEY, _COLON, _MORE, _VALUE_OR_END, _KEY_OR_END = range(6)
 
 
 class JsonScan:
-    """`over`: the value has ended; `failed`: no value begins so."""
+    """`over`: the value has ended; `failed`: no value begins so.
 
-    def __init__(self) -> None:
+    `bears_breaks`: line breaks and the like may stand in strings, which JSON has as escapes only; `breaks`:
+    where they stand in the text of the last `find`, and whether a backslash stands before.
+    """
+
+    def __init__(self, bears_breaks: bool = False) -> None:
         self.over = self.failed = False
+        self.breaks: list[tuple[int, bool]] = []
+        self._bears_breaks = bears_breaks
         self._open: list[str] = []
         self._next = _VALUE
         self._in_string = self._escaped = False
 
     def find(self, text: str, at: int) -> int:
         """Goes on from `at` to where the value ends or fails, or to the end of the text; gives that place."""
+        self.breaks = []
         while at < len(text) and not (self.over or self.failed):
             at = self._characters(text, at) if self._in_string else self._structure(text, at)
         return at
@@ -35,6 +42,8 @@ class JsonScan:
     def _characters(self, text: str, at: int) -> int:
         if self._escaped:
             self._escaped = False
+            if text[at] < " ":
+                self._break(at, True)
             return at + 1
         found = _IN_STRING.search(text, at)
         if not found:
@@ -46,8 +55,12 @@ class JsonScan:
             case "\\":
                 self._escaped = True
             case _:
-                self.failed = True
+                self._break(found.start(), False)
         return found.end()
+
+    def _break(self, at: int, is_escaped: bool) -> None:
+        self.failed = not self._bears_breaks
+        self.breaks.append((at, is_escaped))
 
     def _structure(self, text: str, at: int) -> int:
         if found := _SPACE.match(text, at):
@@ -55,7 +68,7 @@ class JsonScan:
         if self._open and (found := _SCALAR.match(text, at)):
             self.failed = self._next in (_KEY, _COLON, _KEY_OR_END)
             self._next = _MORE
-            return found.end()
+            return at + 1 if self.failed else found.end()
         self.failed = not self._pass(text[at])
         return at + 1
 

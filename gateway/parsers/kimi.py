@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from gateway.parsers.calls import NAME, Tools, attempt, begin
+from gateway.parsers.calls import NAME, Tools, attempt, call_by_name
 from gateway.parsers.output import Output
-from gateway.parsers.source import Cut, Malformed, Source, Wait
+from gateway.parsers.source import Malformed, Source, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -35,15 +35,7 @@ def _call(source: Source, out: Output) -> Wait[None]:
         raise Malformed
     yield from source.space()
     name = _NUMBER.sub("", id.removeprefix(_SPACE_NAME))
-    if (first := (yield from source.peek())) == "{":
-        begin(source, out, name)
-        yield from source.json(out.arguments)
-    elif (yield from source.skip(CALL_END)):
-        begin(source, out, name)
-        out.arguments("{}")
-    else:
-        raise Malformed if first else Cut
-    out.done()
+    yield from call_by_name(source, out, name, MARKERS)
 
 
 def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:

@@ -81,10 +81,12 @@ class MessageParser:
             yield from reading.calls.read(source, out, reading.tools)
             return
         if tags is not None and (yield from reasoning.begins(source, out, tags, reading.is_open)):
-            yield from reasoning.read(source, out, tags)
+            yield from reasoning.read(source, out, tags, reading.calls.beginnings if reading.calls else ())
             end = source.consumed
         out.reasoning_end = end
         if reading.calls is not None:
             yield from reading.calls.read(source, out, reading.tools)
         else:
             yield from source.upto((), out.content)
+        if out.thinks_on:
+            out.reasoning_end = source.consumed

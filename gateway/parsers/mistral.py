@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 
-from gateway.parsers.calls import NAME, Tools, attempt, call_by_name, call_object
+from gateway.parsers.calls import NAME, Tools, attempt, call_by_name, call_object, listed
 from gateway.parsers.output import Output
-from gateway.parsers.source import Source, Wait
+from gateway.parsers.source import Malformed, Source, Wait
 from gateway.parsers.tags import (
     Format,
     Mark,
@@ -34,36 +34,27 @@ def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
     while (yield from source.upto(MARKERS, out.content)):
         yield from source.space()
         if (yield from source.peek()) == "[":
-            yield from _listed(source, out)
+            yield from listed(source, out, lambda before: _item(source, out, before))
         else:
-            yield from attempt(source, out, _named(source, out))
-
-
-def _listed(source: Source, out: Output) -> Wait[None]:
-    """Reads calls in an array."""
-    if not (yield from attempt(source, out, _item(source, out, "["))):
-        return
-    while not (yield from source.accept("]")):
-        if not (yield from attempt(source, out, _item(source, out, ","))):
-            return
-        yield from source.space()
+            yield from attempt(source, out, _named(source, out, tools))
 
 
 def _item(source: Source, out: Output, before: str) -> Wait[None]:
     yield from source.expect(before)
     yield from source.space()
     yield from call_object(source, out)
-    yield from source.space()
 
 
-def _named(source: Source, out: Output) -> Wait[None]:
-    """Reads one call whose name stands before its arguments."""
+def _named(source: Source, out: Output, tools: Tools) -> Wait[None]:
+    """Reads one call whose name stands before its arguments. Without any, a marker or a tool tells a call."""
     name = yield from source.run(NAME)
     if (yield from source.skip(CALL_ID)):
         yield from source.run(_ID)
-    yield from source.skip(ARGUMENTS)
+    is_marked = yield from source.skip(ARGUMENTS)
     yield from source.space()
-    yield from call_by_name(source, out, name)
+    if not is_marked and name not in tools and (yield from source.peek()) != "{":
+        raise Malformed
+    yield from call_by_name(source, out, name, MARKERS)
 
 
 def listed_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:

@@ -14,8 +14,9 @@ from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, 
 class Output:
     """The events of one answer. `most_calls`: later calls are dropped; None: none is.
 
-    `is_open`: whether a call has begun that is not complete. `reasoning_end`: where the reasoning ends, in
-    characters of the answer, 0 without any; None: that is not known.
+    `is_open`: whether a call has begun that is not complete. `thinks_on`: whether the reasoning has not
+    ended, so that what is no call is more of it. `reasoning_end`: where the reasoning ends, in characters of
+    the answer, 0 without any; None: that is not known.
     """
 
     def __init__(self, most_calls: int | None = None) -> None:
@@ -25,6 +26,7 @@ class Output:
         self._most = most_calls
         self._calls = 0
         self._has_arguments = False
+        self.thinks_on = False
         self._content = _Prose(lambda text: self._events.append(Content(text)))
         self._reasoning = _Prose(lambda text: self._events.append(Reasoning(text)))
         self._reasoning.trim()
@@ -43,12 +45,19 @@ class Output:
         self._reasoning.trim()
         self._content.trim()
 
+    def think_on(self) -> None:
+        """Until a call begins all that comes is reasoning."""
+        self.thinks_on = True
+
     def content(self, text: str) -> None:
         """More content."""
-        self._content.add(text)
+        (self._reasoning if self.thinks_on else self._content).add(text)
 
     def begin(self, name: str) -> None:
         """A call begins."""
+        if self.thinks_on:
+            self.thinks_on = False
+            self.reasoned()
         self._content.trim()
         self._calls += 1
         self.is_open, self._has_arguments = True, False

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.parsers.calls import NAME, Tools, attempt, begin
+from gateway.parsers.calls import NAME, Tools, begin, listed
 from gateway.parsers.output import Output
 from gateway.parsers.source import Cut, Malformed, Source, Wait
 from gateway.parsers.tags import quoted
@@ -33,26 +33,26 @@ def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
     """Reads an answer to its end."""
     out.content((yield from source.space()))
     if (yield from source.peek()) == "[":
-        yield from _calls(source, out, tools)
+        yield from calls(source, out, tools)
     while marker := (yield from source.upto(MARKERS, out.content)):
         if marker == BEGIN:
             yield from source.space()
-            yield from _calls(source, out, None)
+            yield from calls(source, out, None)
 
 
-def _calls(source: Source, out: Output, known: Tools | None) -> Wait[None]:
+def calls(source: Source, out: Output, known: Tools | None) -> Wait[None]:
     """Reads a list of calls; whatever is none goes to the caller as content, with all that follows."""
-    before = "["
-    while (yield from attempt(source, out, _call(source, out, before, known))):
-        yield from source.space()
-        if (yield from source.accept("]")):
-            return
-        before = ","
+    yield from listed(source, out, lambda before: _call(source, out, before, known))
 
 
 def _call(source: Source, out: Output, before: str, known: Tools | None) -> Wait[None]:
     yield from source.expect(before)
     yield from source.space()
+    yield from call(source, out, known)
+
+
+def call(source: Source, out: Output, known: Tools | None) -> Wait[None]:
+    """Reads one call. Raises Malformed for anything else."""
     name = yield from source.run(NAME)
     if known is not None and name not in known:
         raise Malformed

@@ -40,7 +40,17 @@ def begins(source: Source, out: Output, tags: Tags, is_open: bool) -> Wait[bool]
     return False
 
 
-def read(source: Source, out: Output, tags: Tags) -> Wait[None]:
-    """Reads the reasoning to its end."""
-    if (yield from source.upto((tags.end,), out.reasoning)):
+def read(source: Source, out: Output, tags: Tags, calls: tuple[str, ...]) -> Wait[None]:
+    """Reads the reasoning to its end. `calls`: what calls begin with. Reasoning that never ends is only read
+    up to the first of these: what follows may be calls.
+    """
+    found = yield from source.upto((tags.end, *calls), out.reasoning)
+    if found and found != tags.end:
+        parts = [found]
+        if not (yield from source.upto((tags.end,), parts.append)):
+            source.back("".join(parts))
+            out.think_on()
+            return
+        out.reasoning("".join(parts).removesuffix(tags.end))
+    if found:
         out.reasoned()

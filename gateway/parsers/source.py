@@ -8,7 +8,9 @@ It refuses to know any format.
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
@@ -20,8 +22,6 @@ Wait = Generator[None, None, T]
 """A reading under way: it yields wherever it waits for more text, and returns a T."""
 Sink = Callable[[str], None]
 
-_STRUCTURE = re.compile(r'["{}\[\]]')
-_IN_STRING = re.compile(r'["\\]')
 _SCALAR = re.compile(r"[-+.\w]+")
 SPACE = re.compile(r"\s+")
 MOST_SPACE = 64  # characters that are looked past to see what follows
@@ -154,8 +154,10 @@ class Source:
             yield
 
     def whole_json(self) -> Wait[str]:
-        """Reads a JSON object, array or string as it is written. "": none comes, and nothing is read."""
-        scan, parts = JsonScan(), list[str]()
+        """Reads a JSON object, array or string as it is written, with line breaks in its strings or without.
+        "": none comes, and nothing is read.
+        """
+        scan, parts = JsonScan(bears_breaks=True), list[str]()
         while not scan.over:
             end = scan.find(self._text, self._at)
             parts.append(self._take(end - self._at))
@@ -166,27 +168,37 @@ class Source:
                 yield
         return "".join(parts)
 
-    def json(self, sink: Sink) -> Wait[None]:
-        """Gives `sink` one JSON value as it is written, once its first character is there.
+    def json(self, sink: Sink, most: int | None = None) -> Wait[None]:
+        """Gives `sink` one JSON value as it is written, once its first character is there; line breaks and
+        the like in strings, which models forget to escape, are escaped.
 
-        Objects and arrays end with their last bracket; what is in them is not checked. Raises Malformed if
-        no value begins here, Cut if the text ends before the value does.
+        Objects and arrays end with their last bracket; numbers and words in them are not checked. Raises
+        Malformed where the text is no such value, or one of more than `most` characters: what is wrong stays
+        unread. Cut if the text ends before the value does.
         """
         first = yield from self.peek()
-        if first and first in '{["':
-            scan = _ValueEnd()
-            while True:
-                end = scan.find(self._text, self._at)
-                sink(self._take(end - self._at))
-                if scan.over:
-                    return
-                if self.ended:
-                    raise Cut
-                yield
-        scalar = yield from self.run(_SCALAR)
-        if not scalar:
-            raise Malformed if first else Cut
-        sink(scalar)
+        if not first or first not in '{["':
+            scalar = yield from self.run(_SCALAR)
+            if not scalar:
+                raise Malformed if first else Cut
+            sink(scalar)
+            return
+        scan, left = JsonScan(bears_breaks=True), sys.maxsize if most is None else most
+        while True:
+            at = self._at
+            end = scan.find(self._text, at) - scan.failed
+            if end - at > left:
+                self._take(left)
+                raise Malformed
+            left -= end - at
+            sink(_unbroken(self._take(end - at), [(place - at, escaped) for place, escaped in scan.breaks]))
+            if scan.over:
+                return
+            if scan.failed:
+                raise Malformed
+            if self.ended:
+                raise Cut
+            yield
 
     def _is_next(self, literal: str) -> Wait[bool]:
         while not self._text.startswith(literal, self._at):
@@ -208,40 +220,21 @@ class Source:
         return text
 
 
-class _ValueEnd:
-    """Looks for the end of an object, an array or a string whose characters come in parts."""
+def unbroken(value: str) -> str:
+    """A JSON value whose strings may have line breaks and the like in them, with these escaped."""
+    scan = JsonScan(bears_breaks=True)
+    scan.find(value, 0)
+    return _unbroken(value, scan.breaks)
 
-    def __init__(self) -> None:
-        self.over = False
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
 
-    def find(self, text: str, at: int) -> int:
-        """Where the value ends, or the text if it does not; `over` says which."""
-        while at < len(text):
-            if self._escaped:
-                self._escaped = False
-                at += 1
-                continue
-            found = (_IN_STRING if self._in_string else _STRUCTURE).search(text, at)
-            if not found:
-                break
-            at = found.end()
-            self._pass(found.group())
-            if self.over:
-                return at
-        return len(text)
-
-    def _pass(self, character: str) -> None:
-        if character == "\\":
-            self._escaped = True
-            return
-        if character == '"':
-            self._in_string = not self._in_string
-        else:
-            self._depth += 1 if character in "{[" else -1
-        self.over = self._depth <= 0 and not self._in_string
+def _unbroken(text: str, breaks: list[tuple[int, bool]]) -> str:
+    """The text with escapes in the place of these characters. Behind a backslash only its rest is missing."""
+    parts, at = [], 0
+    for place, is_escaped in breaks:
+        escape = json.dumps(text[place])[1:-1]
+        parts += [text[at:place], escape[1:] if is_escaped else escape]
+        at = place + 1
+    return "".join([*parts, text[at:]])
 
 
 @lru_cache(maxsize=64)

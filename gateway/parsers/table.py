@@ -58,9 +58,9 @@ class ToolFormat:
     """How a model writes calls. `markers`: tokens that must show in the text, even special ones.
 
     `grammar`: what holds an answer to calls of some tools. `sign`: a text that tells calls of this format
-    from those of a sibling, which `read` reads too. `ids`: how calls are named. `opener`: the character that
-    an answer begins with which is calls; "": a marker tells a call wherever it stands. `frame`: of a format
-    that has words for the whole answer; its `read` finds the reasoning too.
+    from those of a sibling, which `read` reads too. `ids`: how calls are named. `opener`: the characters,
+    with one of which an answer begins that is calls; "": a marker tells a call wherever it stands. `frame`:
+    of a format that has words for the whole answer; its `read` finds the reasoning too.
     """
 
     name: str
@@ -71,6 +71,11 @@ class ToolFormat:
     ids: Ids = Ids.FREE
     opener: str = ""
     frame: Frame | None = None
+
+    @property
+    def beginnings(self) -> tuple[str, ...]:
+        """What may stand before a call, in the middle of other words."""
+        return (*self.markers, *(f"\n{character}" for character in self.opener))
 
 
 _FORMATS = (
@@ -92,7 +97,7 @@ _FORMATS = (
     ),
     ToolFormat("hermes", hermes.read, hermes.MARKERS, hermes.grammar),
     ToolFormat("pythonic", pythonic.read, pythonic.MARKERS, python_grammar.grammar, opener="["),
-    ToolFormat("llama3_json", llama3.read, llama3.MARKERS, llama3.grammar, opener="{"),
+    ToolFormat("llama3_json", llama3.read, llama3.MARKERS, llama3.grammar, opener="{["),
 )
 TOOL_FORMATS = {format.name: format for format in _FORMATS}
 

@@ -1,0 +1,229 @@
+"""Calls as models bend them: what can be read is a call, what is none stays text, however it is cut."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from answers import TWO_CALLS, calls, check_cuts, reading, thought, told
+
+from gateway.parsers.calls import HELD
+from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event
+from gateway.parsers.message import MessageParser, Reading
+from gateway.parsers.table import REASONING, TOOL_FORMATS
+
+RNG = random.Random(34)
+THINK = REASONING["qwen3"]
+F, G = ("f", '{"a": 1}'), ("g", '{"b": "x"}')
+AROUND = {
+    "hermes": ("<tool_call>\n", "\n</tool_call>", "arguments"),
+    "llama3_json": ("", "", "parameters"),
+    "mistral": ("[TOOL_CALLS] [", "]", "arguments"),
+}
+"""What stands around a call that is one object, and its key for arguments."""
+BEHIND = {
+    "mistral_v11": ("[TOOL_CALLS]f[ARGS]", ""),
+    "kimi_k2": ("<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    "gpt_oss": ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>", "<|call|>"),
+    "deepseek_v3": ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n", "\n```<｜tool▁call▁end｜>"),
+    "deepseek_v3_1": ("<｜tool▁call▁begin｜>f<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+}
+"""What stands around the arguments of a call whose name comes before."""
+
+
+@pytest.mark.parametrize("format", AROUND)
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "f", "reason": "x", "KEY": {"a": 1}}',
+        '{"KEY": {"a": 1}, "name": "f"}',
+        '{"why": {"name": "g", "KEY": {}}, "KEY": {"a": 1}, "n": [1, "}"], "name": "f", "id": null}',
+        '{"name": "f", "KEY": {"a": 1}, "KEY": {"a": 2}, "name": "g"}',
+        '{"type": "function", "name": "f", "KEY": "{\\"a\\": 1}"}',
+        '{"name": "f", "KEY": {"a": 1}}}',
+        '{"name": "f", "KEY": {"a": 1}}}}\n',
+        '{"name" : "f" , "KEY" :\n{"a": 1} }',
+    ],
+)
+def test_keys_come_in_any_order_and_others_are_skipped(format: str, call: str) -> None:
+    before, after, key = AROUND[format]
+    text = before + call.replace("KEY", key) + after
+    assert check_cuts(reading(format), text, RNG) == calls(F)
+
+
+@pytest.mark.parametrize("format", AROUND)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "5",
+        "[1]",
+        "x",
+        '{"a":1',
+        '"x"',
+        '"5"',
+        '"[1]"',
+        '"{\\"a\\":1"',
+        "true",
+        "{'a': 1}",
+        '{"a": x}',
+        '{"a" 1}',
+    ],
+)
+def test_arguments_that_are_no_object_are_text(format: str, arguments: str) -> None:
+    before, after, key = AROUND[format]
+    call = (
+        f'{{"name": "f", "{key}": {arguments}}}'
+        if arguments != '{"a":1'
+        else f'{{"name": "f", "{key}": {{"a":1]'
+    )
+    found = check_cuts(reading(format), f"{before}{call}{after}", RNG)
+    assert all(isinstance(event, Content) for event in found)
+    assert call in "".join(event.text for event in found if isinstance(event, Content))
+
+
+@pytest.mark.parametrize("format", BEHIND)
+@pytest.mark.parametrize("arguments", ["5", "[1]", "so", '"x"', '{"a":1]', '{"a": x}'])
+def test_arguments_behind_a_name_that_are_no_object_are_text(format: str, arguments: str) -> None:
+    before, after = BEHIND[format]
+    found = check_cuts(reading(format), f"{before}{arguments}{after}", RNG)
+    assert all(isinstance(event, Content) for event in found)
+    assert arguments in "".join(event.text for event in found if isinstance(event, Content))
+
+
+@pytest.mark.parametrize("format", BEHIND)
+def test_a_call_without_arguments_has_an_empty_object(format: str) -> None:
+    before, after = BEHIND[format]
+    for space in ("", "\n", " "):
+        assert check_cuts(reading(format), before + space + after, RNG) == calls(("f", "{}"))
+    second = "<|start|>assistant" if format == "gpt_oss" else ""
+    text = before + after + second + before + '{"a": 1}' + after
+    assert check_cuts(reading(format), text, RNG) == calls(("f", "{}"), F)
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("mistral_v11", "[TOOL_CALLS]f"),
+        ("mistral_v11", "[TOOL_CALLS]f[CALL_ID]abc[ARGS]"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f<｜tool▁call▁end｜>"),
+        ("deepseek_v3_1", "<｜tool▁call▁begin｜>f<｜tool▁call▁end｜>"),
+        ("gpt_oss", "<|channel|>commentary to=functions.f<|message|>"),
+    ],
+)
+def test_a_name_alone_between_markers_is_a_call(format: str, text: str) -> None:
+    assert check_cuts(reading(format), text, RNG) == calls(("f", "{}"))
+
+
+@pytest.mark.parametrize("format", [*AROUND, *BEHIND])
+def test_line_breaks_in_arguments_are_escaped_and_brackets_too_many_dropped(format: str) -> None:
+    raw = '{"a": "one\ntwo\t\\"three\\\nfour", "b": {"k\n": ["\r"]}}'
+    clean = '{"a": "one\\ntwo\\t\\"three\\nfour", "b": {"k\\n": ["\\r"]}}'
+    if format in AROUND:
+        before, after, key = AROUND[format]
+        text = f'{before}{{"name": "f", "{key}": {raw}}}}}{after}'
+    else:
+        before, after = BEHIND[format]
+        text = f"{before}{raw}}}{after}"
+    assert check_cuts(reading(format), text, RNG) == calls(("f", clean))
+
+
+@pytest.mark.parametrize("piece", [1, 50, 1 << 20])
+def test_long_arguments_are_given_out_as_they_come(piece: int) -> None:
+    """A short call is looked at first, a long one begins before it ends."""
+    text = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 3 * HELD
+    parser = MessageParser(reading("hermes"))
+    found = [event for at in range(0, len(text), piece) for event in parser.feed(text[at : at + piece])]
+    assert found[0] == CallBegun(0, "f")
+    told_of = "".join(event.text for event in found if isinstance(event, CallArguments))
+    assert text.endswith(told_of) and len(told_of) > 2 * HELD
+    assert [*parser.feed('"}}</tool_call>'), *parser.end()][-1] == CallDone(0)
+    short = MessageParser(reading("hermes"))
+    assert short.feed('<tool_call>{"name": "f", "arguments": {"a": "x') == []
+
+
+def test_a_long_object_that_names_no_tool_is_not_held_back() -> None:
+    parser = MessageParser(reading("llama3_json"))
+    assert parser.feed('{"cities": ["' + "x" * 3 * HELD) != []
+
+
+# --- reasoning without an end ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", sorted(set(TWO_CALLS) - {"gpt_oss"}))
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_call_in_reasoning_that_never_ends_is_a_call(format: str, is_open: bool) -> None:
+    how = reading(format, reasoning=THINK, is_open=is_open)
+    text = ("" if is_open else "<think>\n") + "Should I?\n\n" + TWO_CALLS[format]
+    assert check_cuts(how, text, RNG) == [*thought("Should I?"), *calls(F, G)]
+    ended = check_cuts(how, text + "\n</think>\nNo.", RNG)
+    assert ended == [*thought("Should I?\n\n" + TWO_CALLS[format]), *told("No.")]
+
+
+def test_reasoning_that_never_ends_and_calls_nothing_stays_reasoning() -> None:
+    how = reading("hermes", reasoning=THINK)
+    text = "<think>Say <tool_call>so</tool_call> or"
+    assert check_cuts(how, text, RNG) == thought("Say so or")
+    parser = MessageParser(how)
+    parser.feed(text)
+    parser.end()
+    assert parser.reasoning_end == len(text)
+    parser = MessageParser(how)
+    parser.feed("<think>So\n" + TWO_CALLS["hermes"])
+    parser.end()
+    assert parser.reasoning_end == len("<think>So\n")
+
+
+def test_a_call_in_an_analysis_that_never_ends_is_a_call() -> None:
+    analysis = "<|channel|>analysis<|message|>Hm"
+    call = '<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>'
+    assert check_cuts(reading("gpt_oss"), analysis + call, RNG) == [*thought("Hm"), *calls(F)]
+    final = f"{analysis}<|channel|>final<|message|>Yes."
+    assert check_cuts(reading("gpt_oss"), final, RNG) == [*thought("Hm"), *told("Yes.")]
+    assert check_cuts(reading("gpt_oss"), f"{analysis}<|channel|>or", RNG) == thought("Hmor")
+
+
+# --- Llama 3 ---------------------------------------------------------------------------------------------
+
+FL, GL = '{"name": "f", "parameters": {"a": 1}}', '{"name": "g", "parameters": {"b": "x"}}'
+LINES: list[tuple[str, list[Event]]] = [
+    (f"{FL}\n{GL}", calls(F, G)),
+    (f"{FL}{GL}", calls(F, G)),
+    (f"{FL}, {GL}", calls(F, G)),
+    (f"{FL};\n{GL};", calls(F, G)),
+    (f"{FL}}}\n{GL}}}", calls(F, G)),
+    (f"I look it up.\n{FL}\n\n  {GL}\n", [*told("I look it up."), *calls(F, G)]),
+    (f"<|python_tag|>{FL}\n{GL}", calls(F, G)),
+    (f"<|python_start|>Hm<|python_end|>{FL}{GL}", [*told("Hm"), *calls(F, G)]),
+    (f"[{FL}, {GL}]", calls(F, G)),
+    ('[f(a=1), g(b="x")]', calls(F, G)),
+    ('[get_weather(city="Oslo")]', told('[get_weather(city="Oslo")]')),
+    (f'{FL}\n{{"name": "Ann"}}', [*calls(F), *told('{"name": "Ann"}')]),
+    ("A list:\n[1, 2]\n{3}", told("A list:\n[1, 2]\n{3}")),
+    (f"so {FL}", told(f"so {FL}")),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), LINES)
+def test_llamas_calls_stand_on_lines_of_their_own(text: str, expected: list[Event]) -> None:
+    assert check_cuts(reading("llama3_json"), text, RNG) == expected
+
+
+def test_llama_writes_python_too() -> None:
+    how = Reading(TOOL_FORMATS["llama3_json"], {"get_weather": {}})
+    found = check_cuts(how, '[get_weather(city="Oslo")]', RNG)
+    assert found == calls(("get_weather", '{"city": "Oslo"}'))
+
+
+# --- every format ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", TOOL_FORMATS)
+def test_what_is_cut_at_random_places_is_read_alike(format: str) -> None:
+    """Whole answers, bent ones too, against their pieces."""
+    pick = random.Random(f"cut {format}")
+    own = [text for name, text in TWO_CALLS.items() if name.split()[0] == format]
+    for _ in range(12):
+        text = "".join(pick.choice([*own, "words\n", "}", "<think>", "</think>", *'{["\n']) for _ in range(4))
+        at, size = pick.randrange(len(text) + 1), pick.randrange(4)
+        bent = text[:at] + pick.choice(["", "}", "\n", '"', "5", "x"]) + text[at + size :]
+        check_cuts(reading(format, reasoning=pick.choice([None, THINK])), bent, pick, most=6)
