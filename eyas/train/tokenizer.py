@@ -24,10 +24,20 @@ CONTEXT = 2048
 # The bit that marks a token as part of an answer; ids need only the lower twelve bits.
 ANSWER_BIT = 1 << 15
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{{ bos_token }}{% if tools %}{{ '<|im_start|>system\\n' }}"
+    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\\n\\n' }}{% endif %}"
+    "{{ 'Tools:\\n' }}{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}"
+    '{{ \'A call of one:\\n<tool_call>\\n{"name": "its name", "arguments": {}}\\n</tool_call>\' }}'
+    "{{ '<|im_end|>\\n' }}{% endif %}"
+    "{% for message in messages %}{% if not (tools and loop.first and message['role'] == 'system') %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}{{ '\\n' if message['content'] or not loop.first }}"
+    "{{ '<tool_call>\\n{\"name\": ' + call['function']['name'] | tojson + ', \"arguments\": ' }}"
+    "{{ call['function']['arguments'] | tojson + '}\\n</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+"""Turns; tools and calls as Hermes writes them: calls can be demanded, though the model has learnt none."""
 
 
 def render(messages: list[Message], add_generation_prompt: bool = False) -> str:

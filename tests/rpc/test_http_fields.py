@@ -110,13 +110,6 @@ async def test_what_asks_for_nothing_changes_nothing(
 
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
-    (
-        "/v1/chat/completions",
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        "tools",
-        "writes no calls",
-    ),
-    ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "functions", "writes no calls"),
     ("/v1/chat/completions", {"modalities": ["text", "audio"]}, "modalities", "text only"),
     ("/v1/chat/completions", {"echo": True}, "echo", "does not begin with its prompt"),
     ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort", "knows no effort"),

@@ -219,7 +219,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools", "required"),
-    ({"tools": FLAT}, "tools", "writes no calls"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "required"),
     ({"text": {"verbosity": "low"}}, "text.verbosity", "wordiness"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort", "knows no effort"),
