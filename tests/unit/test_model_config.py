@@ -86,7 +86,7 @@ def test_defaults_that_old_configs_leave_out(folder: Path) -> None:
     assert (config.head_dim, config.num_kv_heads) == (16, 4)
 
 
-def test_end_tokens_come_from_the_generation_config_first(folder: Path) -> None:
+def test_end_tokens_come_from_both_configs(folder: Path) -> None:
     assert read_model(folder).eos_token_ids == (2,)
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
     assert read_model(folder).eos_token_ids == (2, 7)

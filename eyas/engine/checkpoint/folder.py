@@ -13,6 +13,7 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
+from eyas.engine.checkpoint.turn_ends import named_ends
 from eyas.engine.checkpoint.values import said, whole_number, wholes
 
 PICKLED = "pytorch_model*.bin"
@@ -33,7 +34,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def end_tokens(folder: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """The ids that end an answer: those of generation_config.json, without them those of config.json.
+    """The ids that end an answer: those of generation_config.json, of config.json, and those that
+    its tokenizer's files name (`turn_ends`): fine-tunes often leave out one or two of these.
 
     Raises ConfigError, which names the file and the value, for one in either that is no id below
     `vocab_size`.
@@ -41,8 +43,8 @@ def end_tokens(folder: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[i
     ids = _ids_of(folder / "config.json", raw, vocab_size)
     generation = folder / "generation_config.json"
     if generation.is_file():
-        ids = _ids_of(generation, read_json_object(generation), vocab_size) or ids
-    return ids
+        ids = (*_ids_of(generation, read_json_object(generation), vocab_size), *ids)
+    return tuple(dict.fromkeys((*ids, *named_ends(folder, vocab_size))))
 
 
 def _ids_of(path: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
