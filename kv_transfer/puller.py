@@ -135,6 +135,11 @@ class Pull:
         """Decided, and without destination pages: once its actions are taken it may be forgotten."""
         return self.state in (State.COMPLETE, State.FAILED) and self._loan is None
 
+    @property
+    def whole(self) -> tuple[FirstToken, ...] | None:
+        """What the prompt gave, once its owner has all of its rows; None before."""
+        return None if self._answer is None else self._answer[0]
+
     def take_actions(self) -> list[Action]:
         """What to do since the last call, in order."""
         actions, self._actions = self._actions, []

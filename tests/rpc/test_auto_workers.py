@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from real_worker import RealWorker, decoding, real_worker, tiny_config
@@ -27,7 +30,7 @@ from gateway.cluster import Cluster
 from gateway.generate import ClusterBackend
 from gateway.metrics import PlacementMetrics
 from gateway.placement import Preference, Targets
-from gateway.router import Candidate
+from gateway.router import Candidate, RequestRoute
 
 REQUESTS = 6
 LONG = 32  # tokens
@@ -184,3 +187,18 @@ async def test_rates_are_told_once_and_kept(config: EngineConfig, tmp_path: Path
         before = pair_.cluster.workers()[0]
         await until(lambda: pair_.cluster.workers()[0] is not before)
         assert pair_.cluster.workers()[0].rates == before.rates is not None
+
+
+async def test_prompts_that_two_workers_compute_for_each_other_end_in_tokens(
+    config: EngineConfig, tmp_path: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds for the other more pages than it has left: they wait for each other, and not for ever."""
+    small = dataclasses.replace(config, num_pages=12)
+    asked = [msgspec.structs.replace(request(number, 6), timeout_s=300.0) for number in range(4)]
+    async with pair(small, tmp_path) as pair_:
+        names = [worker.address for worker in pair_.workers]
+        ways = itertools.cycle([(names[0], names[1]), (names[1], names[0])])
+        monkeypatch.setattr(pair_.layout, "route", lambda prompt, workers: RequestRoute(*next(ways)))
+        answers = await asyncio.wait_for(asyncio.gather(*map(pair_.answer, asked)), 120.0)
+        assert answers == [answer[:6] for answer in expected[:4]]
+        await until(lambda: all(not worker.engine._scheduler.pool.used for worker in pair_.workers))

@@ -264,6 +264,21 @@ def test_a_prompt_larger_than_the_pool_keeps_nobody_waiting() -> None:
     assert [p.seq for p in _answers(drive.pull_here(pull))[0]] == [2]
 
 
+def test_a_prompt_without_room_keeps_nobody_waiting() -> None:
+    """Its sequences are closed at once, to be opened from their window, and its owner has its pages again."""
+    drive = Drive(pages=8)
+    drive.up(_open(seq=1), _commit(0, *range(3 * PAGE), seq=1))
+    assert drive.pool.used > 8 - 6
+    large = _open(seq=2, base=9, handle=handle(6 * PAGE, id=2, group=KvKind.DRAFT))
+    small = _open(seq=3, base=5, handle=handle(5, id=3, group=KvKind.DRAFT))
+    events = drive.tell(DraftUp((large, small), (_commit(5, 50, seq=3),), peer=PEER))
+    refused, pull = [e for e in events if isinstance(e, OpenPull)]
+    events += drive.tell(PullDone(refused.pull, ()))
+    assert [c.seq for c in _answers(events)[1]] == [2]
+    assert refused.pull in [e.pull for e in events if isinstance(e, ReleasePull)]
+    assert [p.seq for p in _answers(drive.pull_here(pull))[0]] == [3]
+
+
 def test_choices_share_one_pull_and_own_what_they_write() -> None:
     drive = Drive()
     draft = handle(9, group=KvKind.DRAFT)

@@ -69,6 +69,10 @@ class Leases:
         """Whether the pages of its prompt are leased."""
         return generation.id in self._handles
 
+    def pages(self) -> frozenset[int]:
+        """All pages that are under some lease now."""
+        return frozenset().union(*(leased.pages for leased in self._leased.values()))
+
     def covers(self, handle_id: int, group: KvKind, pages: Iterable[int]) -> bool:
         """Whether these pages of a group are under the lease of this handle now."""
         leased = self._leased.get(handle_id)

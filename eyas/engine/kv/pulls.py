@@ -77,6 +77,10 @@ class Destination(Protocol):
         """Pages for all rows of `handle`, and how many of the first are already filled; None: not now."""
         ...
 
+    def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
+        """It was lent none, and is still first: this may cancel its pull, or another one that waits."""
+        ...
+
     def arrived(self, owner: Hashable, arrival: Arrival) -> None:
         """The pull has succeeded: `owner` has the pages of `arrival` from now on."""
         ...
@@ -137,6 +141,11 @@ class Pulls:
     def waiting(self) -> list[Any]:
         """Whose pulls wait for pages."""
         return self.owners(State.WAITING)
+
+    def whole(self) -> list[tuple[Any, tuple[FirstToken, ...]]]:
+        """Whose pulls wait for nothing but pages, and what their prompts gave, in order of arrival."""
+        waiting = (a for a in self._active.values() if a.pull.state is State.WAITING)
+        return [(a.owner, a.pull.whole) for a in waiting if a.pull.whole is not None]
 
     def coming(self) -> list[Any]:
         """Whose pulls were given pages."""
@@ -229,7 +238,10 @@ class Pulls:
             active = next(waits)
             lent = self.destination.lend(active.owner, active.handle)
             if lent is None:
-                return  # the others wait their turn behind it
+                self.destination.refused(active.owner, active.handle, now)
+                if active.pull.state is State.WAITING:
+                    return  # the others wait their turn behind it
+                continue
             active.pages, held = lent
             active.pull.start(tuple(active.pages), held, now)
             self._act(active)

@@ -110,6 +110,9 @@ class DraftKv:
         self._pool.share(pages)
         return pages, min(coming.held, len(pages))
 
+    def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
+        """It waits for its prompt's pages, and nobody waits behind it."""
+
     def arrived(self, owner: Hashable, arrival: Arrival) -> None:
         """Notes that the draft KV is here; the pages remain with their prompt."""
         coming = self._of(owner)

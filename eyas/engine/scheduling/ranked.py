@@ -9,7 +9,8 @@ on, and whose a page is.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import TypeAlias
 
@@ -185,6 +186,11 @@ class RankedScheduler:
         if found is not None:
             generation.rank = rank
         return found
+
+    def beside(self, leased: Collection[int]) -> int:
+        """As `Scheduler.beside`, on the rank that has the most."""
+        taken = Counter(map(self.pool.rank_of, leased))
+        return max(rank.pool.num_pages - taken[number] for number, rank in enumerate(self._ranks))
 
     def first(self, generations: SequenceOf[Generation]) -> Generation:
         """The generation whose turn it is, by what all ranks together have of each call."""

@@ -31,6 +31,7 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.leases import Leases
 from eyas.engine.kv.pulls import Arrival, Pulls
 from eyas.engine.scheduling.admission import Admission
+from eyas.engine.scheduling.crossing import Crossing
 from eyas.engine.scheduling.draft_kv import DraftKv
 from eyas.engine.scheduling.ranked import Schedulers
 
@@ -60,6 +61,9 @@ class Requests:
     _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # for joining sequences
     _unremembered: list[tuple[Sequence, int]] = field(default_factory=list)  # that came, and their rows
     _uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self._crossing = Crossing(self.scheduler, self.leases, self.pulls)
 
     def new_uid(self) -> int:
         """A number that no other sequence of this engine has."""
@@ -195,6 +199,12 @@ class Requests:
                 self.draft_kv.lent(owner, *found)
         return found
 
+    def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
+        """If workers wait for each other's pages, some prompt is computed here."""
+        found = self._crossing.given_up(owner, handle.tokens, now)
+        if found is not None:
+            self._compute_instead(*found)
+
     def arrived(self, owner: Hashable, arrival: Arrival) -> None:
         """The prompt's KV is here; its draft KV is waited for, if that comes too."""
         assert isinstance(owner, Generation)
@@ -204,21 +214,32 @@ class Requests:
             self._begin_all(owner, arrival)
 
     def _begin_all(self, owner: Generation, arrival: Arrival) -> None:
-        """Every unfinished choice becomes a sequence and repeats its token 0."""
-        firsts = {first.choice: first for first in arrival.first_tokens}
+        if alive := self._begun(owner, arrival.first_tokens):
+            self._seat(alive, arrival)
+        else:
+            self.scheduler.pool.drop(arrival.pages)
+
+    def _compute_instead(self, owner: Generation, first_tokens: tuple[FirstToken, ...]) -> None:
+        """Its pages are not waited for any more."""
+        with serving(owner.request.request_id, owner.request.traceparent):
+            _log.warning("request %s: leases leave no room for its KV: computed here", owner.id)
+        self._forget_handles(owner)
+        owner.kind = Kind.LOCAL
+        for seq in self._begun(owner, first_tokens):
+            self.scheduler.enqueue(seq)
+
+    def _begun(self, owner: Generation, first_tokens: tuple[FirstToken, ...]) -> list[Sequence]:
+        """The unfinished choices, each of which repeats its token 0; none: it has ended, or is lost."""
+        firsts = {first.choice: first for first in first_tokens}
         wanted = [choice.index for choice in owner.request.choices]
         if not all(index in firsts and self.admission.is_token(firsts[index].token) for index in wanted):
-            self.scheduler.pool.drop(arrival.pages)
             self.lost(owner, TransferFailed("the prefill worker did not give every choice its first token"))
-            return
+            return []
         begun = [self._begin(owner, firsts[index]) for index in wanted]
-        alive = [seq for seq in begun if seq.output]
-        if not alive:
-            self.scheduler.pool.drop(arrival.pages)
+        owner.sequences += [seq for seq in begun if seq.output]
+        if not owner.sequences:
             self._drop(owner)
-            return
-        owner.sequences += alive
-        self._seat(alive, arrival)
+        return list(owner.sequences)
 
     def lost(self, owner: Hashable, error: EyasError) -> None:
         """The pages did not arrive: the request keeps its place and waits for another Attach."""

@@ -11,7 +11,7 @@ least one always finishes. This file knows nothing of tensors, transports or tim
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
@@ -147,6 +147,10 @@ class Scheduler:
             if shares.turn(first) < shares.turn(generation):
                 return None
         return self._allocate(generation, generation.request.prompt_ids, rows, shares, copied=True)
+
+    def beside(self, leased: Collection[int]) -> int:
+        """The pages that a request can get as long as others may read these."""
+        return self.pool.num_pages - len(leased)
 
     def first(self, generations: SequenceOf[Generation]) -> Generation:
         """The generation whose turn it is."""

@@ -291,6 +291,11 @@ class DraftSequences:
         count = pages_for(handle.tokens, self._page_size)
         return (self._pool.take(count), 0) if self._has_room(count) else None
 
+    def refused(self, owner: Hashable, handle: KvHandle, now: float) -> None:
+        """Its sequences are closed, and opened anew without it: others, and its owner's pages, would wait."""
+        for key in list(self._prompts[owner].users):
+            self.close(key, NO_PAGES)
+
     def arrived(self, owner: Hashable, arrival: Arrival) -> None:
         """Gives the pages to every sequence that waits for this prompt."""
         prompt = self._prompts[owner]
