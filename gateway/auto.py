@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -23,6 +24,7 @@ from gateway.capacity import Mix
 from gateway.delivery import Pace
 from gateway.demand import FADE, DemandMeter
 from gateway.layouts import RequestLayout
+from gateway.ledger import UnderWay
 from gateway.metrics import PlacementMetrics
 from gateway.paces import PaceMemory
 from gateway.placement import Place, Preference, Rates, Targets, place
@@ -174,7 +176,16 @@ def place_of(worker: Candidate, preference: Preference) -> Place:
         decode_room=max(told.decode_room - since, 0) if decodes else 0,
         cached=worker.cached,
         preference=preference,
+        kv_room=_kv_room(told.kv_room, now.plus(then, -1)),
     )
+
+
+def _kv_room(told: int | None, sent: UnderWay) -> float:
+    """Tokens: what the worker said, less what it was `sent` since."""
+    if told is None:
+        return math.inf
+    prompts = max(sent.queued, 0) if sent.prompts > 0 else 0
+    return max(told - max(sent.context, 0) - prompts, 0)
 
 
 def _meet(workers: Sequence[Candidate]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -69,7 +70,8 @@ class Place(NamedTuple):
     `sequences` and `context`: the ones that decode there or will, and their tokens. `queued`: prompt tokens
     that are still to be computed there. `prompt_share`: the part of its recent time that went to steps with
     prompts. `prefill_room`, `decode_room`: requests that it can still take; 0: it is full, or has not the
-    role. `cached`: tokens at the start of the prompt that it holds.
+    role. `kv_room`: tokens whose KV still fits there. `cached`: tokens at the start of the prompt that
+    it holds.
     """
 
     worker: str
@@ -81,6 +83,7 @@ class Place(NamedTuple):
     decode_room: int = 1
     cached: int = 0
     preference: Preference = Preference.ANY
+    kv_room: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,17 @@ def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True
     Placements that keep both targets come first, then those that miss none by far; among them the ones that
     move no pages, unless some worker prefers prompts; then the one that is furthest from its targets. So
     where no placement keeps them, no prompt is moved to sequences that it would slow down, until the worker
-    that prefers prompts is far behind. `apart` False: never two workers.
+    that prefers prompts is far behind. Nor is it moved where its KV would have to wait for pages, on either
+    side, unless no worker takes it whole. `apart` False: never two workers.
     """
     able = [p for p in places if p.decode_room and (apart or p.prefill_room)]
     decoders = _few(_decoders(able), lambda p: (p.sequences, p.queued, p.worker))
     options = [_together(prompt, p, rates) for p in decoders if p.prefill_room]
     if apart and decoders:
-        decode = min(decoders, key=lambda p: _ratio_of_decoding(prompt, p, rates))
+        decode = min(decoders, key=lambda p: (p.kv_room < prompt, _ratio_of_decoding(prompt, p, rates)))
         others = [p for p in places if p.prefill_room and p.worker != decode.worker]
+        if options:  # else it has to wait for pages somewhere
+            others = [p for p in others if min(p.kv_room, decode.kv_room) >= prompt]
         options += _apart(prompt, decode, _few(others, _queue), rates)
     best = min(options, key=lambda option: option[0], default=None)
     return None if best is None else best[1]

@@ -78,7 +78,7 @@ class InfoResponse(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[_common_pb2.Role, str]]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., draft_fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., serving: _Optional[bool] = ..., synthetic: _Optional[bool] = ..., starting: _Optional[bool] = ..., stalled: _Optional[bool] = ..., stays: _Optional[bool] = ..., backlog: _Optional[_Union[Backlog, _Mapping]] = ..., rates: _Optional[_Union[StepRates, _Mapping]] = ..., arithmetic: _Optional[str] = ...) -> None: ...
 
 class Backlog(_message.Message):
-    __slots__ = ("decoding", "context", "queued", "prompt_share", "prefill_room", "decode_room", "pace")
+    __slots__ = ("decoding", "context", "queued", "prompt_share", "prefill_room", "decode_room", "pace", "kv_room")
     DECODING_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class Backlog(_message.Message):
     PREFILL_ROOM_FIELD_NUMBER: _ClassVar[int]
     DECODE_ROOM_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
+    KV_ROOM_FIELD_NUMBER: _ClassVar[int]
     decoding: int
     context: int
     queued: int
@@ -93,7 +94,8 @@ class Backlog(_message.Message):
     prefill_room: int
     decode_room: int
     pace: StepPace
-    def __init__(self, decoding: _Optional[int] = ..., context: _Optional[int] = ..., queued: _Optional[int] = ..., prompt_share: _Optional[float] = ..., prefill_room: _Optional[int] = ..., decode_room: _Optional[int] = ..., pace: _Optional[_Union[StepPace, _Mapping]] = ...) -> None: ...
+    kv_room: int
+    def __init__(self, decoding: _Optional[int] = ..., context: _Optional[int] = ..., queued: _Optional[int] = ..., prompt_share: _Optional[float] = ..., prefill_room: _Optional[int] = ..., decode_room: _Optional[int] = ..., pace: _Optional[_Union[StepPace, _Mapping]] = ..., kv_room: _Optional[int] = ...) -> None: ...
 
 class StepPace(_message.Message):
     __slots__ = ("decode", "prompt", "mixed")

@@ -28,7 +28,8 @@ def backlog_from_pb(pb: worker_pb2.Backlog) -> Backlog:
     pace = StepPace(pb.pace.decode, pb.pace.prompt, pb.pace.mixed)
     if not all(math.isfinite(value) and value >= 0.0 for value in dataclasses.astuple(pace)):
         raise InvalidRequest("backlog has a pace that is none", param="backlog")
-    return Backlog(**told | {"pace": pace})
+    kv_room = pb.kv_room if pb.HasField("kv_room") else None
+    return Backlog(**told | {"pace": pace, "kv_room": kv_room})
 
 
 def rates_to_pb(rates: StepRates) -> worker_pb2.StepRates:

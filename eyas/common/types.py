@@ -236,6 +236,7 @@ class Backlog(msgspec.Struct, frozen=True):
     `queued`: prompt tokens that are still to be computed there. `prompt_share`: the part of its last seconds
     that went to steps with prompts. `prefill_room`, `decode_room`: requests that its queue still takes.
     `pace`: how long its steps took lately, over what its rates say; 0.0 for a kind that it has not seen.
+    `kv_room`: tokens whose KV still fits there, beside what it has and waits for; None: it is not known.
     """
 
     decoding: int = 0
@@ -245,6 +246,7 @@ class Backlog(msgspec.Struct, frozen=True):
     prefill_room: int = 0
     decode_room: int = 0
     pace: StepPace = UNSEEN
+    kv_room: int | None = None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):

@@ -97,6 +97,25 @@ def test_without_a_session_nothing_is_decoded() -> None:
     assert (found.prefill_room, found.decode_room) == (256, 0)
 
 
+def test_the_room_for_kv_is_the_report_less_what_was_sent_since() -> None:
+    told = msgspec.structs.replace(IDLE, kv_room=1000)
+    then, now = UnderWay(1, 500, prompts=1, queued=100), UnderWay(2, 800, prompts=2, queued=300)
+    found = place_of(Candidate(info("w", told), under_way=now, reported=then), Preference.ANY)
+    assert found.kv_room == 1000 - 300 - 200
+    assert place_of(Candidate(info("w")), Preference.ANY).kv_room == float("inf"), "it did not say"
+
+
+def test_prompts_do_not_cross_between_workers_that_have_no_room_for_both() -> None:
+    """Each has pages for one prompt and a half: what is sent elsewhere at once with another does not wait."""
+    world = World()
+    room = msgspec.structs.replace(IDLE, decoding=30, context=60_000, kv_room=12_000)
+    world.infos = [info("w0", room), info("w1", room)]
+    world.layout.preferences = {"w0": Preference.DECODE, "w1": Preference.PREFILL}
+    assert world.send(8000).prefill == "w1"
+    world.layout.preferences = {"w0": Preference.PREFILL, "w1": Preference.DECODE}
+    assert world.send(8000).prefill is None
+
+
 # --- between reports ---------------------------------------------------------------------------------------
 
 

@@ -84,6 +84,20 @@ def test_long_prompts_leave_streams_with_a_tight_target_alone() -> None:
     assert found is not None and found.prefill is None
 
 
+def test_no_prompt_is_moved_where_its_pages_would_be_waited_for() -> None:
+    """Neither where it is computed nor where it decodes; unless nobody can take it whole."""
+    streams = Place("a", sequences=30, context=60_000, preference=Preference.DECODE)
+    prompts = Place("b", preference=Preference.PREFILL)
+    for a, b in ((8191, 8192), (8192, 8191), (0, 0)):
+        found = place(8192, [streams._replace(kv_room=a), prompts._replace(kv_room=b)], rates(TIGHT))
+        assert found is not None and found.prefill is None
+    found = place(8192, [streams._replace(kv_room=8192), prompts._replace(kv_room=8192)], rates(TIGHT))
+    assert found is not None and (found.decode, found.prefill) == ("a", "b")
+    split = [streams._replace(kv_room=0, prefill_room=0), prompts._replace(kv_room=0, decode_room=0)]
+    found = place(8192, split, rates(TIGHT))
+    assert found is not None and (found.decode, found.prefill) == ("a", "b")
+
+
 def test_a_short_prompt_goes_where_it_decodes_if_the_prefill_queue_is_long() -> None:
     queue = Place("b", queued=60_000, preference=Preference.PREFILL)
     streams = Place("a", sequences=10, context=10_000, preference=Preference.DECODE)

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 import pytest
-from engine_rig import VOCAB, Rig, handle, request
+from engine_rig import PAGE, VOCAB, Rig, handle, request
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.types import Backlog, Choice, Finish, FirstToken, KvKind
@@ -289,7 +289,7 @@ def test_a_drained_worker_keeps_what_it_has_begun_and_accepts_nothing_more() -> 
 
 def test_the_backlog_counts_what_decodes_here_and_what_is_to_be_computed() -> None:
     rig = Rig(max_running=4)
-    assert backlog(rig.requests, 0.25) == Backlog(0, 0, 0, 0.25, 8, 8 + 4)
+    assert backlog(rig.requests, 0.25) == Backlog(0, 0, 0, 0.25, 8, 8 + 4, kv_room=64 * PAGE)
     rig.submit(request(10, *THREE, id="local"))
     rig.submit(request(20, *THREE, id="pulls"), attach=True)
     rig.requests.prefill(Prefill(request(30, id="elsewhere"), 1, False))
@@ -297,6 +297,7 @@ def test_the_backlog_counts_what_decodes_here_and_what_is_to_be_computed() -> No
     assert (told.decoding, told.context) == (3 + 3, 3 * 10 + 3 * 20)
     assert told.queued == (10 - 1) + (30 - 1)
     assert (told.prefill_room, told.decode_room) == (8 - 3, 8 - 3 + 4)
+    assert told.kv_room == 64 * PAGE - 10 - 20 - 30
     rig.scheduler.schedule()  # the local prompt's first chunk of 16 rows, all of it, and 6 of the other
     told = backlog(rig.requests, 0.0)
     assert (told.prefill_room, told.decode_room) == (8 - 1, 8 - 1 + 2)

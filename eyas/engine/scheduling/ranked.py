@@ -192,6 +192,11 @@ class RankedScheduler:
         taken = Counter(map(self.pool.rank_of, leased))
         return max(rank.pool.num_pages - taken[number] for number, rank in enumerate(self._ranks))
 
+    @property
+    def unowned(self) -> int:
+        """As `Scheduler.unowned`, on the rank that has the most."""
+        return max(rank.unowned for rank in self._ranks)
+
     def first(self, generations: SequenceOf[Generation]) -> Generation:
         """The generation whose turn it is, by what all ranks together have of each call."""
         return min(generations, key=Shares.together(rank.shares() for rank in self._ranks).turn)

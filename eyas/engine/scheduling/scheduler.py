@@ -152,6 +152,11 @@ class Scheduler:
         """The pages that a request can get as long as others may read these."""
         return self.pool.num_pages - len(leased)
 
+    @property
+    def unowned(self) -> int:
+        """Pages that nobody has; the cache may hold them."""
+        return self.pool.num_pages - self.pool.used
+
     def first(self, generations: SequenceOf[Generation]) -> Generation:
         """The generation whose turn it is."""
         return min(generations, key=self.shares().turn)
