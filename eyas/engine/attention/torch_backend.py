@@ -10,7 +10,7 @@ the path, whatever the window: a layer with one leaves out the blocks that none 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -59,16 +59,16 @@ class _Tile:
 class _Group:
     """Tiles computed together: `pairs` (tile, block) pairs over as many blocks of a part's keys.
 
-    `at`: the first of these blocks, counted in the part.
+    `at`: the first of these blocks, counted in the part. `counts`: how many tiles have a first block, a
+    second one and so on; those that have more blocks come first.
     """
 
     at: int
     pairs: int
-    tiles: int
+    counts: tuple[int, ...]
     queries: torch.Tensor  # int64 [pairs * kv_heads * tile rows], into q viewed as [R * heads, dim]
     mask: torch.Tensor  # float32 [pairs * kv_heads, tile rows, BLOCK]: 0 or -inf
-    tile_of: torch.Tensor  # int64 [pairs], ascending
-    pairs_of: torch.Tensor  # int64 [tiles * most blocks], filled up with repetitions of a tile's first pair
+    tile_of: torch.Tensor  # int64 [pairs]: ascending for the first blocks, then for the second ones...
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class _Part:
     """Keys and values gathered once, and the groups that read them."""
 
     gather: torch.Tensor  # int64 [fields * blocks * kv_heads * BLOCK], into a layer viewed as rows of [dim]
+    blocks: torch.Tensor | None  # int64 [pairs]: which of these blocks each pair has; None: its own
     groups: tuple[_Group, ...]
 
 
@@ -150,6 +151,7 @@ class TorchAttention(AttentionBackend):
                 short += tiles
         for batch in self._batches(short):
             self._beat()
+            batch.sort(key=lambda tile: -tile.blocks)
             parts.append(self._batched_part(batch, sight))
             order += batch
         return _View(tuple(parts), self._result_rows(order, row))
@@ -162,7 +164,10 @@ class TorchAttention(AttentionBackend):
         q_rows = q.reshape(-1, dim).float()
         results = []
         for part in view.parts:
-            gathered = rows_at(rows, part.gather, torch.float32).view(fields, -1, BLOCK, dim)
+            gathered = rows_at(rows, part.gather, torch.float32)
+            if part.blocks is not None:
+                gathered = gathered.view(fields, -1, kv_heads * BLOCK * dim).index_select(1, part.blocks)
+            gathered = gathered.view(fields, -1, BLOCK, dim)
             for group in part.groups:
                 self._beat()
                 seen = gathered[:, group.at * kv_heads : (group.at + group.pairs) * kv_heads]
@@ -184,20 +189,19 @@ class TorchAttention(AttentionBackend):
         """`seen` [fields, pairs * kv_heads, BLOCK, dim] -> [tiles * kv_heads * tile rows, value dim]."""
         dim, value_dim = self._shape.head_dim, self._shape.format.value_dim
         keys, values = seen[0], seen[-1][..., :value_dim]
-        pairs, tiles = group.pairs, group.tiles
         queries = q_rows.index_select(0, group.queries).view(-1, self._tile_rows, dim)
         if spec.soft_cap:
             raw = torch.bmm(queries, keys.transpose(1, 2)).mul_(spec.scale)
             scores = soft_cap(raw, spec.soft_cap).add_(group.mask)
         else:
             scores = torch.baddbmm(group.mask, queries, keys.transpose(1, 2), alpha=spec.scale)
-        peaks = scores.amax(-1).view(pairs, -1).index_select(0, group.pairs_of)
-        peak = peaks.view(tiles, -1, peaks.shape[-1]).amax(1)
+        peaks = scores.amax(-1).view(group.pairs, -1)
+        peak = _fold(torch.maximum, peaks[: group.counts[0]].clone(), peaks, group.counts)
         weights = scores.sub_(peak.index_select(0, group.tile_of).view(-1, self._tile_rows, 1)).exp_()
-        # index_add_ adds slice after slice, that is, the blocks of a tile in path order.
-        total = torch.zeros_like(peak).index_add_(0, group.tile_of, weights.sum(-1).view(pairs, -1))
-        mixed = torch.bmm(weights, values).view(pairs, -1)
-        result = mixed.new_zeros(tiles, mixed.shape[1]).index_add_(0, group.tile_of, mixed)
+        total = _fold(torch.add, torch.zeros_like(peak), weights.sum(-1).view_as(peaks), group.counts)
+        mixed = torch.bmm(weights, values).view(group.pairs, -1)
+        zeros = mixed.new_zeros(group.counts[0], mixed.shape[1])
+        result = _fold(torch.add, zeros, mixed, group.counts)
         return result.view(-1, value_dim).div_(total.view(-1, 1))
 
     def _tiles(self, span: Span, row: int) -> Iterator[_Tile]:
@@ -228,18 +232,22 @@ class TorchAttention(AttentionBackend):
 
     def _batched_part(self, tiles: Sequence[_Tile], sight: Sight) -> _Part:
         """Every tile brings its own keys; all are computed at once."""
-        return _Part(self._gather(tiles), (self._group_of(tiles, sight),))
+        return _Part(*self._gather(tiles), (self._group_of(tiles, sight),))
 
     def _shared_part(self, tiles: Sequence[_Tile], sight: Sight) -> _Part:
         """Tiles of one causal span: each reads some of the keys from the first one's first to the last's."""
         first = tiles[0].first
         groups = tuple(self._group_of([tile], sight, at=tile.first - first) for tile in tiles)
-        return _Part(self._gather([replace(tiles[-1], first=first)]), groups)
+        return _Part(*self._gather([replace(tiles[-1], first=first)]), groups)
 
-    def _gather(self, tiles: Sequence[_Tile]) -> torch.Tensor:
-        """Where the fields of the tiles' blocks are, in a layer viewed as rows of [dim]."""
+    def _gather(self, tiles: Sequence[_Tile]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A part's `gather`, where the fields of the tiles' blocks are, and `blocks`."""
         shape, size = self._shape, self._shape.page_size
         tile_of, block_of = _pairs(tiles)
+        blocks = None
+        firsts, same = _shared(tiles, tile_of, block_of)
+        if len(firsts) < len(same):  # as in a tree, whose nodes have all but their last blocks in common
+            tile_of, block_of, blocks = tile_of[firsts], block_of[firsts], self._tensor(same)
         # A key that no query sees is replaced by the path's last: masked garbage might not be finite.
         path = np.minimum(block_of[:, None] * BLOCK + np.arange(BLOCK), _column(tiles, "keys")[tile_of] - 1)
         if any(tile.tail for tile in tiles):
@@ -251,7 +259,7 @@ class TorchAttention(AttentionBackend):
         rows = (page * (shape.layers * shape.fields * size) + slot) * shape.kv_heads
         heads = rows[:, None, :] + np.arange(shape.kv_heads)[:, None]  # [pairs, kv_heads, BLOCK]
         fields = [heads + field * size * shape.kv_heads for field in range(shape.fields)]
-        return self._tensor(np.stack(fields).reshape(-1))
+        return self._tensor(np.stack(fields).reshape(-1)), blocks
 
     def _group_of(self, tiles: Sequence[_Tile], sight: Sight, at: int = 0) -> _Group:
         """A tile's matrix row m is query min(m // group, count - 1), query head m % group of the key head."""
@@ -268,17 +276,13 @@ class TorchAttention(AttentionBackend):
         if sight.unseen:
             sees &= (key >= sight.unseen) | (after == -1)
         mask = np.where(sees, np.float32(0), np.float32(-np.inf))
-        first = np.cumsum(blocks) - blocks
-        step = np.arange(blocks.max())
-        pairs_of = first[:, None] + np.where(step < blocks[:, None], step, 0)
         return _Group(
             at=at,
             pairs=len(tile_of),
-            tiles=len(tiles),
+            counts=tuple((blocks > step).sum().item() for step in range(blocks.max())),
             queries=self._tensor(queries[tile_of].reshape(-1)),
             mask=self._tensor(np.repeat(mask, self._shape.kv_heads, axis=0)),
             tile_of=self._tensor(tile_of),
-            pairs_of=self._tensor(pairs_of.reshape(-1)),
         )
 
     def _result_rows(self, tiles: Sequence[_Tile], rows: int) -> torch.Tensor:
@@ -295,11 +299,41 @@ class TorchAttention(AttentionBackend):
         return torch.from_numpy(array).to(self.device)
 
 
+def _fold(
+    fold: Callable[..., torch.Tensor], found: torch.Tensor, values: torch.Tensor, counts: Sequence[int]
+) -> torch.Tensor:
+    """`values` [pairs, n] of each tile folded into `found` [tiles, n], in the order of its blocks."""
+    at = 0
+    for count in counts:
+        fold(found[:count], values[at : at + count], out=found[:count])
+        at += count
+    return found
+
+
 def _pairs(tiles: Sequence[_Tile]) -> tuple[np.ndarray, np.ndarray]:
-    """The (tile, block) pairs of `tiles`, tile by tile, blocks ascending: two int64 [pairs]."""
+    """The (tile, block) pairs of `tiles`: the first block of each, the second of those that have one, and so
+    on. Two int64 [pairs].
+    """
     blocks, first = (np.array([getattr(tile, name) for tile in tiles]) for name in ("blocks", "first"))
-    tile_of = np.repeat(np.arange(len(tiles)), blocks)
-    return tile_of, np.arange(len(tile_of)) - (np.cumsum(blocks) - blocks)[tile_of] + first[tile_of]
+    step, tile_of = np.nonzero(np.arange(blocks.max())[:, None] < blocks)
+    return tile_of, step + first[tile_of]
+
+
+def _shared(
+    tiles: Sequence[_Tile], tile_of: np.ndarray, block_of: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """A pair for each different block of keys, and for each pair which of these blocks it has.
+
+    Tiles over the same pages have a block in common where none of them has its tail.
+    """
+    numbers: dict[int, int] = {}
+    table = np.array([numbers.setdefault(id(tile.pages), len(numbers)) for tile in tiles])
+    name = table[tile_of] * (block_of.max() + 1) + block_of
+    straight = (block_of + 1) * BLOCK <= _column(tiles, "straight")[tile_of, 0]
+    _, firsts, same = np.unique(
+        np.where(straight, name, -1 - np.arange(len(name))), return_index=True, return_inverse=True
+    )
+    return firsts, same.reshape(-1)
 
 
 def _seen(tile: _Tile, window: int) -> _Tile:
