@@ -212,6 +212,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         request_timeout_s=args.request_timeout,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
+        trust_special_tokens=args.trust_special_tokens,
         drain_s=args.drain_s,
         log_format=args.log_format,
         otlp_endpoint=args.otlp_endpoint,

@@ -49,15 +49,14 @@ async def chat_prompt(
 
     Raises InvalidRequest if the model's template refuses them or cannot do what is asked.
     """
-    text = await model.tokenizer.render_chat(
+    return await model.tokenizer.chat_prompt(
         template_messages(messages, model.dialect),
         add_generation_prompt=body.asks_for_a_message,
         continue_final_message=body.continue_final_message,
         template_kwargs=_variables(model.dialect, body),
         tools=_shown_tools(model.dialect, body),
+        special=special,
     )
-    # The template writes the special tokens itself.
-    return text, await model.tokenizer.encode_prompt(text, add_special_tokens=special)
 
 
 async def chat_call(config: GatewayConfig, served: ServedModel, model: ChatModel, body: ChatBody) -> ApiCall:

@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError, InvalidRequest
+from gateway.caller_text import CallerText, unsigned
 from gateway.chat import ChatTemplate, Message
 from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
 from gateway.heap import give_back
@@ -32,10 +33,18 @@ class Tokenizer:
     """Turns text into ids and back for one model. Immutable; requests may share it."""
 
     def __init__(
-        self, hf: HFTokenizer, template: ChatTemplate | None = None, *, clean_up: bool = False
+        self,
+        hf: HFTokenizer,
+        template: ChatTemplate | None = None,
+        *,
+        clean_up: bool = False,
+        trust_special_tokens: bool = False,
     ) -> None:
-        """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation."""
+        """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation.
+        `trust_special_tokens`: special tokens count in chats whoever wrote them, as in other servers.
+        """
         self._hf = hf
+        self._callers = None if trust_special_tokens else CallerText(hf)
         self.template = template
         self._renderer = None if template is None else Renderer(template)
         self._long = ThreadPoolExecutor(2, "tokenize")
@@ -43,7 +52,7 @@ class Tokenizer:
         self.table = TokenBytes(hf, clean_up=clean_up)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer:
+    def load(cls, folder: str | Path, *, trust_special_tokens: bool = False) -> Tokenizer:
         """The tokenizer of a folder with tokenizer.json (and, for chat, its template).
 
         Raises ConfigError if tokenizer.json is missing, or a file cannot be used.
@@ -56,7 +65,12 @@ class Tokenizer:
         hf.no_truncation()
         hf.no_padding()
         name_special_tokens(hf, path)
-        return cls(hf, load_chat_template(path), clean_up=cleans_up(hf, path))
+        return cls(
+            hf,
+            load_chat_template(path),
+            clean_up=cleans_up(hf, path),
+            trust_special_tokens=trust_special_tokens,
+        )
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """The ids of `text`; `special` adds the tokens that the model expects around it."""
@@ -67,7 +81,7 @@ class Tokenizer:
         """The ids of a completion's prompt."""
         return await self._encode(text, special=add_special_tokens)
 
-    async def render_chat(
+    async def chat_prompt(
         self,
         messages: Sequence[Message],
         *,
@@ -75,28 +89,43 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
-        """The text that asks for the next assistant message, or for the rest of the last one. It has the
-        special tokens that it needs. `ChatTemplate.render` says what the arguments are.
+        special: bool = False,
+    ) -> tuple[str, tuple[int, ...]]:
+        """The text that asks for the next assistant message, or for the rest of the last one, and its ids.
+
+        It has the special tokens that it needs; `special` adds those around a text. What the caller wrote
+        becomes no special token (`caller_text`), unless it is trusted. `ChatTemplate.render` says what the
+        other arguments are.
 
         Raises InvalidRequest if there is no chat template, or it refuses the messages or fails on them.
         """
         if self._renderer is None:
             raise InvalidRequest("the model has no chat template: use /v1/completions", param="messages")
-        return await self._renderer.render(
+        sign = ""
+        if self._callers is not None:
+            (messages, template_kwargs, tools), sign = self._callers.signed(
+                (messages, template_kwargs, tools)
+            )
+        text = await self._renderer.render(
             messages=messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
             tools=tools,
         )
+        if self._callers is None or not sign:
+            return text, await self.encode_prompt(text, add_special_tokens=special)
+        job = partial(self._callers.encode, text, sign)
+        ids = await asyncio.get_running_loop().run_in_executor(self._huge, job)
+        before, after = self._around() if special else ((), ())
+        return unsigned(text, sign), (*before, *ids, *after)
 
     async def encode_chat(
         self, messages: Sequence[Message], *, continue_final_message: bool = False
     ) -> tuple[int, ...]:
         """The ids that ask for the next assistant message, or for the rest of the last one."""
-        text = await self.render_chat(messages, continue_final_message=continue_final_message)
-        return await self.encode_prompt(text, add_special_tokens=False)
+        _, ids = await self.chat_prompt(messages, continue_final_message=continue_final_message)
+        return ids
 
     async def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The ids of each word as it stands at a text's beginning and after a space, each spelling once."""
@@ -122,6 +151,13 @@ class Tokenizer:
         if table.decoder is None:
             return LateDetokenizer(table, context, skip_special_tokens)
         return Detokenizer(table, table.decoder, context, skip_special_tokens)
+
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that the model expects before and after a text."""
+        text, whole = self.encode("x", special=False), self.encode("x")
+        starts = range(len(whole) - len(text) + 1)
+        start = next((at for at in starts if whole[at : at + len(text)] == text), len(whole))
+        return whole[:start], whole[start + len(text) :]
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         texts = (space + word.lstrip() for word in words for space in ("", " "))

@@ -236,6 +236,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags["tls-dir"] = gateway.tls_dir
     if gateway.api_key_file is not None:
         flags["api-key-file"] = gateway.api_key_file
+    if gateway.trust_special_tokens:
+        flags["trust-special-tokens"] = True
     if gateway.cors_origins:
         flags["cors-origin"] = ",".join(gateway.cors_origins)
     if gateway.key_limits is not None:
