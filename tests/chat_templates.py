@@ -82,7 +82,8 @@ QWEN3_CODER = """
             {{- '\n<tool_call>\n<function=' + call.function.name + '>\n' }}
             {%- for name, value in call.function.arguments | items %}
                 {{- '<parameter=' + name + '>\n' }}
-                {{- value if value is string else value | tojson }}
+                {%- set is_json = value is mapping or (value is sequence and value is not string) %}
+                {{- value | tojson | safe if is_json else value | string }}
                 {{- '\n</parameter>\n' }}
             {%- endfor %}
             {{- '</function>\n</tool_call>' }}

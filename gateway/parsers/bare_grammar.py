@@ -80,7 +80,7 @@ class _Branch:
     def _value(self, title: str, schema: Any, kind: Kind) -> Format:
         if schema is True or not set(schema) - _SAYS_NOTHING:
             return self._free()
-        if kind is Kind.JSON:
+        if kind.is_json:
             return arguments(standing(schema, self._root))
         try:
             return either(self._words(schema))

@@ -10,7 +10,8 @@ import json
 from typing import NamedTuple
 
 from gateway.parsers.kinds import Kind
-from gateway.parsers.source import Cut, Sink, Source, Wait
+from gateway.parsers.python_values import as_json, literal
+from gateway.parsers.source import Cut, Malformed, Sink, Source, Wait, unbroken
 from gateway.parsers.tags import quoted
 
 
@@ -33,36 +34,49 @@ def bare(source: Source, sink: Sink, written: Written, kind: Kind) -> Wait[None]
 
     Raises Cut if the text ends before it does.
     """
-    if kind is Kind.JSON and (value := (yield from _json(source, written))):
+    if kind.is_json and (value := (yield from _json(source, written, kind))):
         sink(value)
         return
     if written.lines:
         yield from source.accept("\n")
     words = _Text(sink, "\n" if written.lines else "")
-    if kind is Kind.TEXT:
+    if kind.is_text:
         words.open()
         yield from _upto_end(source, words.add, written)
         words.close()
         return
     parts: list[str] = []
     yield from _upto_end(source, parts.append, written)
-    value = "".join(parts).removesuffix("\n" if written.lines else "")
-    stands = value == "null" if kind is Kind.OPTIONAL else _stands(value)
-    sink(value if stands else quoted(value))
+    sink(_value("".join(parts).removesuffix("\n" if written.lines else ""), kind))
 
 
-def _json(source: Source, written: Written) -> Wait[str]:
+def _value(text: str, kind: Kind) -> str:
+    """What the text says, as JSON: Python's words too, which templates write, where the schema has them."""
+    if kind.is_optional:
+        return "null" if text in ("null", "None") else quoted(text)
+    if _stands(text, kind):
+        return text
+    try:
+        value = literal(text)
+        is_meant = kind.names(value) and not isinstance(value, str)
+        return as_json(value) if is_meant else quoted(text)
+    except Malformed:
+        return quoted(text)
+
+
+def _json(source: Source, written: Written, kind: Kind) -> Wait[str]:
     """Reads an object, an array or a string, and its end. "": what comes is none, and nothing is read."""
     space = yield from source.space()
-    value = yield from source.whole_json()
-    if value and _stands(value):
-        space += value + (yield from source.space())
+    raw = yield from source.whole_json()
+    value = unbroken(raw)
+    if value and _stands(value, kind):
+        space += raw + (yield from source.space())
         if (yield from source.accept(written.end)):
             if (yield from source.leads_to(written.follow)):
                 return value
             space += written.end
     else:
-        space += value
+        space += raw
     source.back(space)
     return ""
 
@@ -75,13 +89,12 @@ def _upto_end(source: Source, sink: Sink, written: Written) -> Wait[None]:
     raise Cut
 
 
-def _stands(value: str) -> bool:
-    """Whether it is JSON as it stands."""
+def _stands(text: str, kind: Kind) -> bool:
+    """Whether it is JSON as it stands, and rather that than text."""
     try:
-        json.loads(value, parse_constant=_refuse)
+        return kind.takes(json.loads(text, parse_constant=_refuse))
     except (ValueError, RecursionError):
         return False
-    return True
 
 
 def _refuse(constant: str) -> None:

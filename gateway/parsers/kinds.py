@@ -6,7 +6,6 @@ judge it.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,15 +13,47 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.schema_branches import resolve
 
 BRANCHES = ("anyOf", "oneOf", "allOf")
+ANY = "any"
+_FORMS = {
+    str: "string",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+_NAMES = {form: form for form in _FORMS.values()} | {"integer": "number"}
 _MOST_BRANCHES = 200  # schemas that are looked at to tell one parameter's kind
 
 
-class Kind(enum.Enum):
-    """How a bare value is read."""
+class Kind(NamedTuple):
+    """How a bare value is read. `forms`: the types of JSON that it may have; `ANY` is one of any other."""
 
-    TEXT = "text"
-    OPTIONAL = "text, or null where it says null alone"
-    JSON = "JSON if it can be read as such, else text"
+    forms: frozenset[str]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is text, whatever it looks like."""
+        return self.forms == {"string"}
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it is text, or null where it says null alone."""
+        return self.forms == {"string", "null"}
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it is JSON if it can be read as such, else text."""
+        return not self.is_text and not self.is_optional
+
+    def names(self, value: Any) -> bool:
+        """Whether the schema names the type of the value, as Python has it."""
+        return form_of(value) in self.forms
+
+    def takes(self, value: Any) -> bool:
+        """Whether the value is rather read as what it is than as text."""
+        return ANY in self.forms or "string" not in self.forms or self.names(value)
 
 
 class Kinds(NamedTuple):
@@ -46,7 +77,9 @@ def kinds_of(schema: Mapping[str, Any]) -> Kinds:
             named.setdefault(title, set()).update(_forms(value, schema, set()))
         if isinstance(part.get("additionalProperties"), Mapping):
             others |= _forms(part["additionalProperties"], schema, set())
-    return Kinds({title: _kind(forms) for title, forms in named.items()}, _kind(others))
+    return Kinds(
+        {title: Kind(frozenset(forms)) for title, forms in named.items()}, Kind(frozenset(others or {ANY}))
+    )
 
 
 def objects_of(schema: Any, root: Any, seen: set[int] | None = None) -> Iterator[Mapping[str, Any]]:
@@ -72,34 +105,27 @@ def followed(schema: Any, root: Any) -> Any:
         return None
 
 
-def _kind(forms: set[str]) -> Kind:
-    if forms == {"string"}:
-        return Kind.TEXT
-    return Kind.OPTIONAL if forms == {"string", "null"} else Kind.JSON
-
-
 def _forms(schema: Any, root: Any, seen: set[int]) -> set[str]:
-    """Which of string, null and any other the values are."""
+    """The types of JSON that the values have."""
     found = followed(schema, root)
     if not isinstance(found, Mapping) or len(seen) > _MOST_BRANCHES:
-        return {"any"}
+        return {ANY}
     if id(found) in seen:
         return set()
     seen.add(id(found))
     if "type" in found:
         types = found["type"]
         names = types if isinstance(types, list) else [types]
-        return {name if name in ("string", "null") else "any" for name in names}
+        return {_NAMES.get(name, ANY) if isinstance(name, str) else ANY for name in names}
     if "enum" in found or "const" in found:
         values = found["enum"] if isinstance(found.get("enum"), list) else [found.get("const")]
-        return {_form(value) for value in values}
+        return {form_of(value) for value in values}
     for name in BRANCHES:
         if isinstance(found.get(name), list):
             return set().union(*(_forms(branch, root, seen) for branch in found[name]))
-    return {"any"}
+    return {ANY}
 
 
-def _form(value: Any) -> str:
-    if value is None:
-        return "null"
-    return "string" if isinstance(value, str) else "any"
+def form_of(value: Any) -> str:
+    """The type of JSON of a value, as Python has it."""
+    return _FORMS.get(type(value), ANY)

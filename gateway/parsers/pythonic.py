@@ -6,14 +6,12 @@ call, since a literal is only known at its end. This file refuses to evaluate an
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from gateway.parsers.calls import NAME, Tools, begin, listed
 from gateway.parsers.output import Output
+from gateway.parsers.python_values import as_json, literal
 from gateway.parsers.source import Cut, Malformed, Source, Wait
 from gateway.parsers.tags import quoted
 
@@ -22,7 +20,6 @@ MAX_CALL = 1 << 16  # characters of one call's arguments
 MAX_DEPTH = 100  # brackets within brackets
 TITLE = re.compile(r"[^\W\d][\w.-]*")
 """Names of arguments: Python's, its keywords too, and those with dots and dashes, which models write too."""
-_JSON_NAMES = {"true": True, "false": False, "null": None}  # models mix the two languages
 _PIECE = re.compile(r"[^\"'()\[\]{}\\]+")
 _OPENERS, _CLOSERS = "([{", ")]}"
 _SEPARATOR = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]""", re.DOTALL)
@@ -95,10 +92,7 @@ def _keywords(text: str) -> str:
     """The JSON object of Python's keyword arguments, whose names may be any. Of two of a name the later one
     counts. Raises Malformed if they are anything but literals.
     """
-    try:
-        values = dict(map(_pair, _parts(text)))
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise Malformed from None
+    values = dict(map(_pair, _parts(text)))
     return "{" + ", ".join(f"{quoted(name)}: {value}" for name, value in values.items()) + "}"
 
 
@@ -119,26 +113,4 @@ def _pair(part: str) -> tuple[str, str]:
     found = _KEYWORD.fullmatch(part.strip())
     if not found:
         raise Malformed
-    node = ast.parse(f"({found[2]}\n)", mode="eval").body
-    text = json.dumps(_value(node), ensure_ascii=False, allow_nan=False)
-    text.encode()  # half a surrogate pair is no text
-    return found[1], text
-
-
-def _value(node: ast.expr) -> Any:
-    """The value of a literal. Raises ValueError for anything else."""
-    match node:
-        case ast.Name(id=name) if name in _JSON_NAMES:
-            return _JSON_NAMES[name]
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            if None in keys:
-                raise ValueError
-            return {
-                ast.literal_eval(key): _value(value)
-                for key, value in zip(keys, values, strict=True)
-                if key is not None
-            }
-        case _:
-            return ast.literal_eval(node)
+    return found[1], as_json(literal(found[2]))
