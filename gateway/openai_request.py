@@ -76,7 +76,7 @@ class ApiCall:
         if not isinstance(error, InvalidRequest) or error.param != "grammar":
             return error
         field = self.grammar_field
-        return InvalidRequest(error.message.replace("grammar", field, 1), param=field)
+        return type(error)(error.message.replace("grammar", field, 1), param=field)
 
     def of(self, caller: str) -> ApiCall:
         """A copy in the name of this caller (`keys.Caller`)."""

@@ -3,6 +3,7 @@
     EyasError                      INTERNAL             500
     ├── InvalidRequest             INVALID_ARGUMENT     400   (names the field)
     │   ├── ContextLengthExceeded                       400
+    │   ├── GrammarTooSlow                              400
     │   ├── PayloadTooLarge                             413
     │   ├── HeadersTooLarge                             431
     │   └── RequestTimeout                              408   (it did not arrive in time)
@@ -54,6 +55,12 @@ class ContextLengthExceeded(InvalidRequest):
     """Prompt and answer do not fit into the context length."""
 
     code = "context_length_exceeded"
+
+
+class GrammarTooSlow(InvalidRequest):
+    """What the answer must be takes too long to follow."""
+
+    code = "grammar_too_slow"
 
 
 class PayloadTooLarge(InvalidRequest):

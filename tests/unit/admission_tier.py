@@ -59,7 +59,7 @@ def _holds_nothing(seq: Any) -> bool:
 class NoGrammars:
     """Of an engine whose requests have none; a world can be stored."""
 
-    compiling = False
+    working = False
 
     def take_failed(self) -> dict[Any, Any]:
         return {}

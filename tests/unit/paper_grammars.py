@@ -62,7 +62,7 @@ class PaperGrammars(Grammars):
         super().__init__(Path(), VOCAB, EOS, drafts=drafts)
         self._seen: set[int] = set()
 
-    def _state(self, seq: Sequence) -> Any:
+    def _state(self, seq: Sequence, *, now: bool = False) -> Any:
         if seq.uid not in self._seen:
             self._seen.add(seq.uid)
             return None

@@ -21,7 +21,6 @@ from eyas.engine.device import occupants
 from eyas.engine.device.masks import Nodes, StepMasks
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import StepShape
-from eyas.engine.grammar.grammars import NOTHING
 from eyas.engine.loop import commit
 from eyas.engine.scheduling.limits import Limits
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
@@ -148,7 +147,7 @@ def test_what_a_grammar_forces_is_drafted_and_harms_nothing_if_it_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rounds = []
-    for forced in (PaperGrammars.forced, lambda *_: NOTHING, lambda *_: DraftTree([5, 6], [-1, 0])):
+    for forced in (PaperGrammars.forced, lambda *_: None, lambda *_: DraftTree([5, 6], [-1, 0])):
         monkeypatch.setattr(PaperGrammars, "forced", forced)
         world = World(1, Setting(width=4))
         world.run(some_requests(1, 20, held=1.0))

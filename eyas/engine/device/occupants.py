@@ -211,7 +211,7 @@ class Occupants:
             return None
         deepest = self._state.path_rows(self._state.tables.sizes.width) - 1
         most = min(deepest, request.draft_limits.deepest or deepest)
-        return self._grammars.forced(work.seq, most) or None
+        return self._grammars.forced(work.seq, most)
 
     def _own(self, pages: SequenceOf[int]) -> SequenceOf[int]:
         first = self.layout.first_page

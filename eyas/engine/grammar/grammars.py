@@ -1,11 +1,12 @@
 """The grammars of an engine's sequences: compiled in a thread beside the step loop, each once.
 
-A sequence whose grammar is not compiled yet waits, and no other does. It knows sequences and futures. It
-refuses to know steps.
+A sequence whose grammar is not compiled yet, or is slow to follow, waits, and no other does. It knows
+sequences and futures. It refuses to know steps.
 """
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from eyas.common.grammar import Grammar
 from eyas.common.grammar_compiler import GrammarCompiler
 from eyas.engine.batch.sequence import Generation, Sequence
 from eyas.engine.batch.tree import ROOT, DraftTree
+from eyas.engine.grammar.paced import PacedState
 from eyas.engine.grammar.state import GrammarState
 
 MAX_KEPT = 256  # compiled grammars
 MAX_KEPT_BYTES = 512 << 20
 NOTHING = DraftTree([], [])
+_NICE = 5  # steps come first
 
 
 class Grammars:
@@ -39,20 +42,29 @@ class Grammars:
         self._compiler: GrammarCompiler | None = None  # the thread's
         self._thread: ThreadPoolExecutor | None = None
         self._compiled: dict[Grammar, Future[Any]] = {}  # the newest last
-        self._states: WeakKeyDictionary[Sequence, GrammarState] = WeakKeyDictionary()
+        self._aside: ThreadPoolExecutor | None = None  # follows what is slow
+        self._states: WeakKeyDictionary[Sequence, PacedState] = WeakKeyDictionary()
         self._failed: dict[Generation, EyasError] = {}
 
     @property
-    def compiling(self) -> bool:
-        """Is a grammar being compiled?"""
-        return any(not future.done() for future in self._compiled.values())
+    def working(self) -> bool:
+        """Is a grammar being compiled, or followed, beside the step loop?"""
+        if any(not future.done() for future in self._compiled.values()):
+            return True
+        return any(state.looking for state in self._states.values())
 
     def holds(self, seq: Sequence) -> bool:
-        """Must its next round wait: for its grammar, or for tokens of its own that may force others?"""
+        """Must its next round wait: for its grammar, or for tokens of its own that may force others?
+
+        Nothing is drafted for one that is slow to follow: its next mask is filled before its step begins.
+        """
         if seq.generation.request.params.grammar is None:
             return False
-        forces = self._drafts and seq.generation.request.speculative
-        return bool(forces and seq.in_flight) or self._state(seq) is None
+        slow = self._is_slow(seq)
+        if slow:
+            seq.tree = None
+        waits = slow or (self._drafts and seq.generation.request.speculative)
+        return bool(waits and seq.in_flight) or self._state(seq) is None
 
     def awaits(self, seq: Sequence) -> bool:
         """Does the mask of its next token wait for tokens of its own that are in flight?"""
@@ -64,7 +76,7 @@ class Grammars:
         """
         if seq.generation.request.params.grammar is None or seq not in seq.generation.sequences:
             return []
-        if (state := self._state(seq)) is None:
+        if (state := self._state(seq, now=True)) is None:
             return []
         try:
             return state.masks(tree)
@@ -75,10 +87,13 @@ class Grammars:
     def draft(self, seq: Sequence, tree: DraftTree, most: int) -> DraftTree:
         """The drafts that its grammar allows, or up to `most` tokens that it forces, if these reach further.
 
-        Without a grammar that is `tree`.
+        Without a grammar that is `tree`; where one is slow to follow there is none.
         """
-        if seq.generation.request.params.grammar is None or (state := self._state(seq)) is None:
+        if seq.generation.request.params.grammar is None:
             return tree
+        state = None if self._is_slow(seq) else self._state(seq)
+        if state is None:
+            return NOTHING if self._is_slow(seq) else tree
         try:
             allowed, forced = state.cut(tree), state.forced(most)
         except Exception as error:  # as in `masks`
@@ -88,15 +103,18 @@ class Grammars:
             return allowed
         return DraftTree(forced, range(ROOT, len(forced) - 1))
 
-    def forced(self, seq: Sequence, most: int) -> DraftTree:
+    def forced(self, seq: Sequence, most: int) -> DraftTree | None:
         """Up to `most` tokens that its grammar forces, where they are better than drafts that are not known.
 
         These may reach `most` tokens and be wrong: half as many are as good, or as few as end the output.
+        None: the others are better. Of one that is slow to follow nothing is verified.
         """
+        if self._is_slow(seq):
+            return NOTHING
         forced = self.draft(seq, NOTHING, most)
         ends = (*self.eos_ids, *seq.generation.request.params.stop_token_ids)
         good = 2 * len(forced) >= most or any(token in ends for token in forced.tokens)
-        return forced if good else NOTHING
+        return forced if forced and good else None
 
     def take_failed(self) -> dict[Generation, EyasError]:
         """Requests that cannot be followed, since the last call, and why."""
@@ -105,11 +123,19 @@ class Grammars:
 
     def close(self) -> None:
         """Begins no other compilation."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._aside):
+            if thread is not None:
+                thread.shutdown(wait=False, cancel_futures=True)
 
-    def _state(self, seq: Sequence) -> GrammarState | None:
-        """Where the sequence stands after its output. None: that is not known yet, or never will be."""
+    def _is_slow(self, seq: Sequence) -> bool:
+        state = self._states.get(seq)
+        return state is not None and state.slow
+
+    def _state(self, seq: Sequence, *, now: bool = False) -> PacedState | None:
+        """Where the sequence stands after its output. None: that is not known yet, or never will be.
+
+        `now`: its step has begun, so one that is slow is waited for.
+        """
         params = seq.generation.request.params
         assert params.grammar is not None
         try:
@@ -119,7 +145,10 @@ class Grammars:
                     return None
                 compiled = future.result()
                 assert self._compiler is not None
-                self._states[seq] = GrammarState(compiled, params, self.eos_ids, self._compiler.pieces)
+                state = GrammarState(compiled, params, self.eos_ids, self._compiler.pieces)
+                self._states[seq] = PacedState(state, self._other_thread, len(seq.output))
+            if self._states[seq].slow and not now:
+                return self._states[seq] if self._states[seq].ready(seq.output) else None
             self._states[seq].follow(seq.output)
         except Exception as error:  # of the library, perhaps: it concerns this request alone
             self._fail(seq, error)
@@ -129,7 +158,12 @@ class Grammars:
     def _fail(self, seq: Sequence, error: Exception) -> None:
         if not isinstance(error, EyasError):
             error = EngineError(f"grammar cannot be followed: {error}")
-        self._failed[seq.generation] = error
+        self._failed.setdefault(seq.generation, error)
+
+    def _other_thread(self) -> ThreadPoolExecutor:
+        if self._aside is None:
+            self._aside = ThreadPoolExecutor(1, "slow-grammars", os.nice, (_NICE,))
+        return self._aside
 
     def _future(self, grammar: Grammar) -> Future[Any]:
         if grammar in self._compiled:

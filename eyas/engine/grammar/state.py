@@ -10,16 +10,20 @@ id may stand next.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import numpy as np
 
-from eyas.common.errors import InvalidRequest
+from eyas.common.errors import GrammarTooSlow, InvalidRequest
 from eyas.common.grammar_compiler import library
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import ROOT, DraftTree
+
+WALK_S = 0.5
+"""Seconds of a processor for the drafts of one step: one grammar must not hold up what shares it."""
 
 MOST_BEGINNINGS = 32
 """Where more tokens are allowed, they are not looked at: they are hardly beginnings of one text."""
@@ -43,17 +47,22 @@ class GrammarState:
             message = "grammar needs stop_token_ids: the model has no id that ends an answer"
             raise InvalidRequest(message, param="grammar")
         self._matcher = library().GrammarMatcher(compiled, override_stop_tokens=list(self._ends))
-        self._followed = 0  # tokens of the output
+        self.followed = 0  # tokens of the output
         self._next: np.ndarray | None = None  # the mask after them, once it was asked for
 
     def follow(self, output: SequenceOf[int]) -> None:
         """Advances over what `output` has gained. Raises InvalidRequest for a token that is not allowed."""
-        for token in output[self._followed :]:
+        for token in output[self.followed :]:
             if self._matcher.is_terminated() or not self._matcher.accept_token(token):
-                message = f"grammar does not allow token {token} at place {self._followed} of the output"
+                message = f"grammar does not allow token {token} at place {self.followed} of the output"
                 raise InvalidRequest(message, param="grammar")
-            self._followed += 1
+            self.followed += 1
             self._next = None
+
+    def knows(self, output: SequenceOf[int]) -> bool:
+        """Does it stand after `output`, and was its next mask asked for?"""
+        asked = self._next is not None or self._matcher.is_terminated()
+        return self.followed == len(output) and bool(asked)
 
     def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
         """The mask of the next token, then of what follows each node of `tree`.
@@ -75,7 +84,8 @@ class GrammarState:
         tokenizers would. (Jump-forward decoding as a draft: SGLang, Zheng et al., 2023, section 3.)
         """
         found: list[int] = []
-        while len(found) < most and not self._matcher.is_terminated():
+        until = time.thread_time() + WALK_S
+        while len(found) < most and not self._matcher.is_terminated() and time.thread_time() < until:
             token = self._only(self._mask(len(found)) if found else self._root())
             if token is None or not self._matcher.accept_token(token):
                 break
@@ -99,13 +109,17 @@ class GrammarState:
         return self._next
 
     def _walk(self, tree: DraftTree | None, masks: bool = True) -> list[tuple[bool, np.ndarray | None]]:
-        """For each node, whether it is allowed, and the mask of what follows it."""
+        """For each node, whether it is allowed, and the mask of what follows it. Raises GrammarTooSlow."""
+        until = time.thread_time() + WALK_S
         matcher, found, path = self._matcher, list[tuple[bool, np.ndarray | None]](), list[int]()
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True) if tree else ()):
             if parent != ROOT and not found[parent][0]:
                 found.append((False, None))
                 continue
             assert tree is not None
+            if time.thread_time() > until:
+                message = f"grammar takes too long to follow: over {WALK_S:g} s of a processor for one step"
+                raise GrammarTooSlow(message, param="grammar")
             path = self._go(path, tree.path(parent), tree.tokens)
             if matcher.is_terminated() or not matcher.accept_token(token):
                 found.append((False, None))
@@ -135,7 +149,7 @@ class GrammarState:
         """
         mask = np.zeros((1, self._words), np.int32)
         self._matcher.fill_next_token_bitmask(mask, 0)
-        early = self._followed + depth < self._params.min_tokens
+        early = self.followed + depth < self._params.min_tokens
         if banned := self._ends if early else self._ignored:
             kept = mask & ~self._bits(banned)
             mask = kept if kept.any() else mask

@@ -222,7 +222,7 @@ class Engine:
         if any(copier.brief for copier in self._parts.copiers):
             time.sleep(BRIEF_S)
             return 0.0
-        return COPYING_S if self._copying or self._parts.grammars.compiling else IDLE_S
+        return COPYING_S if self._copying or self._parts.grammars.working else IDLE_S
 
     def _listen(self, timeout_s: float) -> None:
         """Carry out what the front and draft workers say; waits up to `timeout_s` for the first word."""

@@ -1,0 +1,112 @@
+"""One sequence's grammar within a budget of time, for the step loop must not wait for a slow one.
+
+What a token costs depends on the grammar and on the text, and a call of the library cannot be interrupted. So
+the calls of a sequence whose last ones were slow are made aside, in a thread of another, while it is left out
+of the steps; nothing is drafted for it. Seconds are those of a processor: a busy machine makes none slow. It
+refuses to know steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
+
+import numpy as np
+
+from eyas.common.errors import GrammarTooSlow
+from eyas.engine.batch.tree import DraftTree
+from eyas.engine.grammar.state import GrammarState
+
+SLOW_S = 0.004  # a call that takes longer makes its sequence slow
+ALLOWED_S = 2.0  # of one sequence
+PER_TOKEN_S = 0.02  # and more for each of its tokens: twice what a gateway lets a grammar take
+AT_ONCE = 64  # tokens of an output that was begun elsewhere; more are followed aside
+
+T = TypeVar("T")
+
+
+class PacedState:
+    """A `GrammarState` and what it has taken. The step loop's thread uses it; `aside` makes slow calls."""
+
+    def __init__(
+        self,
+        state: GrammarState,
+        aside: Callable[[], Executor],
+        begun: int = 0,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`begun`: tokens that it is to follow at first. `clock`: seconds of the thread that asks."""
+        self.slow = begun > AT_ONCE
+        self._state = state
+        self._aside = aside
+        self._clock = clock
+        self._look: Future[float] | None = None  # that is being taken aside, or was
+        self._spent_s = 0.0
+
+    @property
+    def looking(self) -> bool:
+        """Is a call being made aside?"""
+        return self._look is not None and not self._look.done()
+
+    def ready(self, output: SequenceOf[int]) -> bool:
+        """Is its next mask known, after `output`? If not it is brought there aside.
+
+        Raises GrammarTooSlow once its budget is spent, and what the state raises; so do all others.
+        """
+        if self.looking:
+            return False
+        self._take()
+        if not self._state.knows(output):
+            self._look = self._aside().submit(self._see, list(output))
+            return False
+        return True
+
+    def follow(self, output: SequenceOf[int]) -> None:
+        """As `GrammarState`'s, here and now."""
+        self._take()
+        self._timed(self._state.follow, output)
+
+    def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
+        """As `GrammarState`'s."""
+        return self._timed(self._state.masks, tree)
+
+    def cut(self, tree: DraftTree) -> DraftTree:
+        """As `GrammarState`'s."""
+        return self._timed(self._state.cut, tree)
+
+    def forced(self, most: int) -> list[int]:
+        """As `GrammarState`'s."""
+        return self._timed(self._state.forced, most)
+
+    def _see(self, output: SequenceOf[int]) -> float:
+        began = self._clock()
+        self._state.follow(output)
+        self._state.masks(None)
+        return self._clock() - began
+
+    def _take(self) -> None:
+        """What a look has taken counts, and says whether the next one may be taken here."""
+        look, self._look = self._look, None
+        if look is not None:
+            seconds = look.result()
+            self.slow = seconds > SLOW_S
+            self._spend(seconds)
+
+    def _timed(self, call: Callable[[Any], T], asked: Any) -> T:
+        began = self._clock()
+        found = call(asked)
+        seconds = self._clock() - began
+        self.slow |= seconds > SLOW_S
+        self._spend(seconds)
+        return found
+
+    def _spend(self, seconds: float) -> None:
+        self._spent_s += seconds
+        tokens = self._state.followed
+        if self._spent_s > ALLOWED_S + PER_TOKEN_S * tokens:
+            took = f"{self._spent_s:.1f} s of a processor for {tokens} tokens"
+            message = f"grammar takes too long to follow: {took}; it is too ambiguous"
+            raise GrammarTooSlow(message, param="grammar")

@@ -1,0 +1,181 @@
+"""A grammar that is slow to follow waits by itself: aside, within a budget, and no other sequence for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from grammar_cases import request, text_of
+from loopback import Loopback, wait_all
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.errors import GrammarTooSlow
+from eyas.common.grammar import Grammar
+from eyas.engine.batch.tree import DraftTree
+from eyas.engine.grammar import paced
+from eyas.engine.grammar.paced import ALLOWED_S, PER_TOKEN_S, SLOW_S, PacedState
+from eyas.engine.grammar.state import GrammarState
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class SlowState:
+    """Twin of `GrammarState`: a mask takes `mask_s` of a clock that it moves itself, once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.now = self.mask_s = 0.0
+        self.followed, self.known = 0, -1
+        self.gate = threading.Event()
+        self.gate.set()
+        self.threads: list[str] = []
+
+    def follow(self, output: Sequence[int]) -> None:
+        self.followed = len(output)
+
+    def knows(self, output: Sequence[int]) -> bool:
+        return self.known == len(output)
+
+    def masks(self, tree: DraftTree | None) -> list[np.ndarray | None]:
+        assert self.gate.wait(60)
+        self.threads.append(threading.current_thread().name)
+        self.now, self.known = self.now + self.mask_s, self.followed
+        return []
+
+
+@pytest.fixture
+def aside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1, "aside") as thread:
+        yield thread
+
+
+def paced_by(state: SlowState, aside: ThreadPoolExecutor, begun: int = 0) -> PacedState:
+    twin: Any = state
+    return PacedState(twin, lambda: aside, begun, clock=lambda: state.now)
+
+
+def brought(made: PacedState, output: Sequence[int]) -> None:
+    while not made.ready(output):
+        look = made._look
+        assert look is not None
+        look.exception(60)
+
+
+def test_what_was_slow_is_done_aside_until_it_is_fast_again(aside: ThreadPoolExecutor) -> None:
+    state = SlowState()
+    made = paced_by(state, aside)
+    made.follow([1])
+    made.masks(None)
+    assert not made.slow
+    state.mask_s = 2 * SLOW_S
+    made.masks(None)
+    assert made.slow and not made.looking
+    state.gate.clear()
+    assert not made.ready([1, 2]) and made.looking and not made.ready([1, 2]), "nobody waits for it"
+    state.gate.set()
+    brought(made, [1, 2])
+    assert made.slow and state.threads[-1].startswith("aside") and len(state.threads) == 3
+    state.mask_s = SLOW_S / 8
+    brought(made, [1, 2, 3])
+    assert not made.slow
+
+
+def test_an_output_that_was_begun_elsewhere_is_followed_aside(aside: ThreadPoolExecutor) -> None:
+    assert not paced_by(SlowState(), aside, begun=1).slow
+    state = SlowState()
+    made = paced_by(state, aside, begun=paced.AT_ONCE + 1)
+    assert made.slow
+    brought(made, [1] * 100)
+    assert state.followed == 100 and not made.slow
+
+
+@pytest.mark.parametrize("slowly", [False, True])
+def test_its_budget_grows_with_its_tokens_and_no_further(aside: ThreadPoolExecutor, slowly: bool) -> None:
+    state = SlowState()
+    made = paced_by(state, aside)
+    state.mask_s = PER_TOKEN_S
+    for tokens in range(300):  # as much per token as it may take, for ever
+        if slowly:
+            brought(made, [1] * tokens)
+        else:
+            made.follow([1] * tokens)
+            made.masks(None)
+    state.mask_s = ALLOWED_S + 2 * PER_TOKEN_S
+    with pytest.raises(GrammarTooSlow, match="s of a processor for 301 tokens; it is too ambiguous") as error:
+        if slowly:
+            brought(made, [1] * 301)
+        else:
+            made.follow([1] * 301)
+            made.masks(None)
+    assert (error.value.http_status, error.value.code) == (400, "grammar_too_slow")
+    assert error.value.param == "grammar"
+
+
+# --- in an engine ----------------------------------------------------------------------------------------
+
+TRAP = Grammar.regex("[a-z ]{20}(([a-z ]*)*[a-z ]*)*x")
+WAYS = {
+    "plain": {"draft": None},
+    "tree": {"speculation": SpeculationConfig(steps=4, topk=3, draft_tokens=10)},
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return EngineConfig(num_pages=200, pool_dir=str(tmp_path_factory.mktemp("pools")), worker="unified")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_others_go_on_while_a_mask_is_filled_aside(
+    base: EngineConfig, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose mask takes as long as others run is late, and its answer is what it would be."""
+    grammar, masks = Grammar.regex("[A-Z][a-z ]{30,}"), GrammarState.masks
+    gate, taken = threading.Event(), []
+
+    def slow_at_five(self: GrammarState, tree: DraftTree | None) -> list[np.ndarray | None]:
+        if self._params.seed == 3 and self.followed >= 5:
+            taken.append(threading.current_thread().name)
+            if taken[-1].startswith("slow-grammars"):
+                assert gate.wait(120)
+        return masks(self, tree)
+
+    config = replace(base, **WAYS[way])
+    slow, other = request("slow", grammar, seed=3), request("other", grammar, seed=4)
+    other = msgspec.structs.replace(other, params=msgspec.structs.replace(other.params, grammar=None))
+    (alone,) = run(Loopback(config), [slow])
+    monkeypatch.setattr(GrammarState, "masks", slow_at_five)
+    monkeypatch.setattr(paced, "SLOW_S", -1.0)  # all are: what is not in a thread aside would be seen
+    cluster = Loopback(config)
+    late, soon = (cluster.submit(one, split=False) for one in (slow, other))
+    wait_all([soon], 120)
+    assert not late.done.is_set()
+    gate.set()
+    wait_all([late], 120)
+    cluster.close()
+    assert late.tokens == alone.tokens and "slow-grammars_0" in taken
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_too_slow_fails_alone(base: EngineConfig, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paced, "ALLOWED_S", 0.1)
+    monkeypatch.setattr(paced, "PER_TOKEN_S", 0.0)
+    cluster = Loopback(replace(base, **WAYS[way]))
+    bad = cluster.submit(request("bad", TRAP, max_tokens=300, temperature=1.0, seed=1), split=False)
+    good = cluster.submit(request("good", Grammar.choice(["Paris"])), split=False)
+    wait_all([good], 120)
+    assert bad.done.wait(120) and bad.failure is not None and "too long to follow" in bad.failure
+    assert text_of(good.tokens[0]) == "Paris"
+    cluster.close()
+
+
+def run(cluster: Loopback, requests: Sequence[Any]) -> list[Any]:
+    results = [cluster.submit(one, split=False) for one in requests]
+    wait_all(results, 120)
+    cluster.close()
+    return results
