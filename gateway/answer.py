@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from eyas.common.errors import InvalidRequest
 from eyas.common.types import GenerationRequest
 from gateway.backend import GenerationBackend
 from gateway.lane import Events, lane_of
@@ -104,7 +105,10 @@ async def admitted(backend: GenerationBackend, tokenizer: Tokenizer, call: ApiCa
             raise call.named(refused.exceptions[0]) from None
         answer = Answer([task.result() for task in starts], call.n)
         owned.push_async_callback(answer.aclose)
-        yield answer
+        try:
+            yield answer
+        except InvalidRequest as error:  # a worker's: its grammar is too slow to follow, say
+            raise call.named(error) from None
 
 
 def joined(deltas: Sequence[TextDelta]) -> TextDelta:

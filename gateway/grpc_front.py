@@ -70,7 +70,7 @@ class _Asked:
         else:
             return error
         message = error.message.replace(ours, theirs, 1)
-        return InvalidRequest(message, param=name.replace(ours, theirs, 1))
+        return type(error)(message, param=name.replace(ours, theirs, 1))
 
 
 class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
