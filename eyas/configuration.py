@@ -210,6 +210,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         key_limits=args.key_limits,
         cors_origins=args.cors_origin,
         request_timeout_s=args.request_timeout,
+        allowed_hosts=tuple(args.allowed_host),
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
         trust_special_tokens=args.trust_special_tokens,

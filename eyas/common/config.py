@@ -366,6 +366,7 @@ class GatewayConfig:
     tls_dir: str | None = None  # what workers are shown; None: they are asked in plain
     key_limits: str | None = None  # a file of what each key may use (`gateway.quotas`); None: no limits
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call; "*": any
+    allowed_hosts: tuple[str, ...] = ()  # more names that callers without keys may call it by; "*": any
     max_body_bytes: int | None = None  # None: as much as a prompt of the model's context can take
     max_connections: int = 4096  # of each front
     request_timeout_s: float = 7 * 86_400.0  # a week: no limit while tokens come (`gateway.silence`)

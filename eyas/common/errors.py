@@ -8,6 +8,7 @@
     │   ├── HeadersTooLarge                             431
     │   └── RequestTimeout                              408   (it did not arrive in time)
     ├── Unauthorized               UNAUTHENTICATED      401
+    ├── Forbidden                  PERMISSION_DENIED    403   (a web page that may not)
     ├── NotFound                   NOT_FOUND            404
     │   └── ModelNotFound                               404
     ├── Overloaded                 RESOURCE_EXHAUSTED   429   (Retry-After)
@@ -90,6 +91,14 @@ class Unauthorized(EyasError):
     grpc_status = "UNAUTHENTICATED"
     http_status = 401
     code = "invalid_api_key"
+
+
+class Forbidden(EyasError):
+    """Another site's web page may have sent this."""
+
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+    code = "forbidden"
 
 
 class NotFound(EyasError):

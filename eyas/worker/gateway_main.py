@@ -45,6 +45,7 @@ from gateway.quotas import Quotas, read_limits
 from gateway.sampling_defaults import sampling_defaults, with_file_names
 from gateway.siblings import Siblings
 from gateway.tokenizer import Tokenizer
+from gateway.web_guard import guarded
 
 _log = logging.getLogger("eyas.gateway")
 
@@ -145,7 +146,7 @@ async def fronts(
     metrics.turns.ask(lambda: quotas.pace.waiting)
     grpc = GrpcFront(config, backend, tokenizer, metrics, quotas)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
-    app = create_app(config, backend, tokenizer, metrics, quotas)
+    app = guarded(create_app(config, backend, tokenizer, metrics, quotas), config)
     limits, shared = HttpLimits(config.max_connections), config.member is not None
     tls = None if config.door is None else door_context(config.door)
     http = HttpServer(app, config.host, config.port, limits, shared, tls)

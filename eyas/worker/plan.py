@@ -240,6 +240,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags["trust-special-tokens"] = True
     if gateway.cors_origins:
         flags["cors-origin"] = ",".join(gateway.cors_origins)
+    if gateway.allowed_hosts:
+        flags["allowed-host"] = ",".join(gateway.allowed_hosts)
     if gateway.key_limits is not None:
         flags["key-limits"] = gateway.key_limits
     if gateway.otlp_endpoint is not None:

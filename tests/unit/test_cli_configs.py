@@ -107,6 +107,7 @@ def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.Mon
         door=DoorFiles("/c.crt", "/c.key"),
         tls_dir="/certs",
         cors_origins=("https://a.example", "*"),
+        allowed_hosts=("gateway", "chat.example"),
         tool_call_parser="hermes",
         reasoning_parser="none",
         log_format="json",
