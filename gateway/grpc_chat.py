@@ -125,8 +125,8 @@ def _choice(choice: eyas_pb2.ToolChoice) -> Any:
 
 
 def _object(message: Any, name: str, path: str = "") -> dict[str, Any] | None:
-    """The JSON object that a field holds as text; None if the field is absent."""
-    if not message.HasField(name):
+    """The JSON object that a field holds as text; None if the field is absent, or null."""
+    if not message.HasField(name) or getattr(message, name).strip() == "null":
         return None
     try:
         read = json.loads(getattr(message, name))

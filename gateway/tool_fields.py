@@ -37,6 +37,11 @@ Parameters = Annotated[
 ]
 
 
+def _without_nulls(said: dict[str, Any]) -> dict[str, Any]:
+    """What is there of it. A null within a schema says something, and stays."""
+    return {name: value for name, value in said.items() if value is not None}
+
+
 class FunctionTool(Body):
     """A function that the model may ask for."""
 
@@ -63,7 +68,8 @@ class Tool(Body):
     @classmethod
     def _keep(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
         tool = read(value)
-        tool._written = value if isinstance(value, dict) else {}
+        if isinstance(value, dict) and isinstance(value.get("function"), dict):
+            tool._written = _without_nulls(value) | {"function": _without_nulls(value["function"])}
         return tool
 
     @classmethod

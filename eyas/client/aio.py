@@ -15,6 +15,7 @@ import grpc
 
 from eyas.client import wire
 from eyas.client.chat_wire import chat_request
+from eyas.client.forks import is_forked, refuse_forked
 from eyas.client.types import (
     ChatOptions,
     Choice,
@@ -73,6 +74,7 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Delta:
+        refuse_forked()
         while not self._closed:
             try:
                 event: Any = await self._call.read()
@@ -133,7 +135,8 @@ class AsyncStream:
     async def aclose(self) -> None:
         """Cancel the call if it still runs. Idempotent."""
         self._closed = True
-        self._call.cancel()
+        if not is_forked():
+            self._call.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -151,7 +154,7 @@ class AsyncClient:
     the authorities to trust (without: those that come with gRPC). Every call may take its own `timeout_s`,
     in seconds; an empty `model` means the one that the server has. Calls raise the errors of
     `eyas.common.errors`; one that the server is too busy for, or away, is tried `retries` times more before
-    its first token. A closed client's calls raise `Cancelled`.
+    its first token. A closed client's calls raise `Cancelled`; in a forked child they raise InvalidRequest.
     """
 
     def __init__(
@@ -164,7 +167,10 @@ class AsyncClient:
         retries: int = DEFAULT_RETRIES,
         ca: str | None = None,
     ) -> None:
-        """Raises InvalidRequest for an `api_key` that no header can hold, ConfigError for a wrong `ca`."""
+        """Raises InvalidRequest for an `api_key` that no header can hold, and in a process that was forked
+        from one that has used a client; ConfigError for a wrong `ca`.
+        """
+        refuse_forked()
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise InvalidRequest("api_key must be printable ASCII, without a line's end", param="api_key")
         secure = target.startswith(SECURE)
@@ -215,9 +221,10 @@ class AsyncClient:
         return [Model(model.id, model.context_length) for model in reply.models]
 
     async def aclose(self) -> None:
-        """Cancel what still runs and close the connection. Idempotent."""
+        """Cancel what still runs and close the connection, but for a forked parent's. Idempotent."""
         self._closed = True
-        await self._channel.close()
+        if not is_forked():
+            await self._channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -240,6 +247,7 @@ class AsyncClient:
         return AsyncStream(call, self._timeout_s if timeout_s is None else timeout_s, self._retries)
 
     def _check_open(self) -> None:
+        refuse_forked()
         if self._closed:
             raise Cancelled("the client is closed")
 

@@ -37,6 +37,8 @@ def chat_request(model: str, messages: Sequence[Message], options: ChatOptions) 
         ) from error
     for name in options.keys() & _OWN:
         value: Any = options[name]  # type: ignore[literal-required]
+        if value is None:
+            continue
         try:
             request.MergeFrom(eyas_pb2.ChatRequest(**{name: _own_to_pb(name, value)}))
         except (AttributeError, TypeError, ValueError) as error:
@@ -54,7 +56,7 @@ def _message_to_pb(i: int, message: Message) -> eyas_pb2.ChatMessage:
         raise InvalidRequest(f"{field} is required", param=field)
     calls = [
         eyas_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
-        for call in message.get("tool_calls", ())
+        for call in message.get("tool_calls") or ()
     ]
     return eyas_pb2.ChatMessage(
         role=_ROLES[role],

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from eyas.client.aio import DEFAULT_RETRIES, DEFAULT_TARGET, DEFAULT_TIMEOUT_S, AsyncClient, AsyncStream
+from eyas.client.forks import is_forked, refuse_forked
 from eyas.client.types import (
     ChatOptions,
     Completion,
@@ -25,7 +26,7 @@ from eyas.client.types import (
     Timings,
     Usage,
 )
-from eyas.common.errors import Cancelled
+from eyas.common.errors import Cancelled, InvalidRequest
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class Portal:
     """An event loop in a daemon thread, and the door to it. Once it is closed, waiting raises `Cancelled`."""
 
     def __init__(self) -> None:
+        refuse_forked()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="eyas-client", daemon=True)
         self._thread.start()
@@ -41,7 +43,15 @@ class Portal:
         self._closed = False
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result; an interrupt of the waiting thread cancels it."""
+        """The coroutine's result; an interrupt of the waiting thread cancels it.
+
+        Raises InvalidRequest after a fork, which leaves the loop without its thread.
+        """
+        try:
+            refuse_forked()
+        except InvalidRequest:
+            coroutine.close()
+            raise
         with self._door:
             if self._closed:
                 coroutine.close()
@@ -64,7 +74,9 @@ class Portal:
         return self.wait(call())
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Ends whatever still waits, in any thread, then runs `last`. Idempotent."""
+        """Ends whatever still waits, in any thread, then runs `last`. Idempotent; nothing after a fork."""
+        if is_forked():
+            return
         with self._door:
             if self._closed:
                 return
@@ -127,6 +139,8 @@ class Stream:
 
     def close(self) -> None:
         """Cancel the call if it still runs. Idempotent."""
+        if is_forked():
+            return  # the call is the parent's
         with contextlib.suppress(Cancelled):  # a closed client has no calls
             self._portal.wait(self._stream.aclose())
 

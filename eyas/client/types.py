@@ -41,52 +41,54 @@ class Message(TypedDict, total=False):
 
     role: Required[Literal["system", "user", "assistant", "tool"]]
     content: str | None
-    reasoning: str  # what an assistant thought before
-    tool_calls: Sequence[ToolCall]  # that an assistant made
-    tool_call_id: str  # of a tool's message: the call whose result it is
+    reasoning: str | None  # what an assistant thought before
+    tool_calls: Sequence[ToolCall] | None  # that an assistant made
+    tool_call_id: str | None  # of a tool's message: the call whose result it is
 
 
 class Options(TypedDict, total=False):
-    """How to generate. What is left out takes the server's default: see protos/eyas.proto."""
+    """How to generate. What is left out or None takes the server's default: see protos/eyas.proto."""
 
-    max_tokens: int
-    min_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    seed: int  # fixes the whole answer
-    stop: Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    logprobs: int  # tells each token's log-probability, and those of this many of the likeliest in its place
-    n: int  # how many answers
-    speculative: bool  # False turns drafting off
-    draft_limits: Mapping[str, int]  # how far drafts reach at most: "steps", "topk", "draft_tokens"
-    prompt_logprobs: int  # as `logprobs`, of the prompt's tokens
-    prompt_logprobs_start: int  # only of those after this position
-    bad_words: Sequence[str]  # texts that no answer may hold
-    priority: int  # lower is earlier among the key's own requests: -100 to 100
-    truncate_prompt_tokens: int  # keeps this many of the prompt's last tokens; -1: what leaves room
-    skip_special_tokens: bool  # False shows them in the text
-    prediction: str  # what the answer is expected to be: it comes sooner if that is right, and is the same
-    grammar: Grammar  # what every answer must be, unless max_tokens or a stop string cuts it
-    include_stop_str_in_output: bool  # True shows what stopped an answer as its end
+    max_tokens: int | None
+    min_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None  # fixes the whole answer
+    stop: Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    logprobs: (
+        int | None
+    )  # tells each token's log-probability, and those of this many of the likeliest in its place
+    n: int | None  # how many answers
+    speculative: bool | None  # False turns drafting off
+    draft_limits: Mapping[str, int] | None  # how far drafts reach at most: "steps", "topk", "draft_tokens"
+    prompt_logprobs: int | None  # as `logprobs`, of the prompt's tokens
+    prompt_logprobs_start: int | None  # only of those after this position
+    bad_words: Sequence[str] | None  # texts that no answer may hold
+    priority: int | None  # lower is earlier among the key's own requests: -100 to 100
+    truncate_prompt_tokens: int | None  # keeps this many of the prompt's last tokens; -1: what leaves room
+    skip_special_tokens: bool | None  # False shows them in the text
+    prediction: str | None  # what the answer is expected to be: it comes sooner if that is right
+    grammar: Grammar | None  # what every answer must be, unless max_tokens or a stop string cuts it
+    include_stop_str_in_output: bool | None  # True shows what stopped an answer as its end
 
 
 class ChatOptions(Options, total=False):
     """How to answer a chat."""
 
-    tools: Sequence[Tool]  # that the model may call
-    tool_choice: Literal["auto", "none", "required"] | Tool  # a tool: the answer is one call of it
-    parallel_tool_calls: bool  # False: at most one call
-    enable_thinking: bool  # whether the model reasons first, where its template has a switch for it
-    reasoning_effort: str  # how much it reasons, where its template reads that
-    chat_template_kwargs: Mapping[str, Any]  # more variables for the model's chat template
+    tools: Sequence[Tool] | None  # that the model may call
+    tool_choice: Literal["auto", "none", "required"] | Tool | None  # a tool: the answer is one call of it
+    parallel_tool_calls: bool | None  # False: at most one call
+    enable_thinking: bool | None  # whether the model reasons first, where its template has a switch for it
+    reasoning_effort: str | None  # how much it reasons, where its template reads that
+    chat_template_kwargs: Mapping[str, Any] | None  # more variables for the model's chat template
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):

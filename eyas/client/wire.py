@@ -49,11 +49,13 @@ def generate_request(model: str, prompt: str | Sequence[int], options: Options) 
 
 
 def options_to_pb(options: Options) -> eyas_pb2.GenerateOptions:
-    """Raises InvalidRequest for an unknown option or a value of the wrong type."""
+    """None is as left out. Raises InvalidRequest for an unknown option or a value of the wrong type."""
     message = eyas_pb2.GenerateOptions()
     for name, value in options.items():
         if name not in Options.__optional_keys__:
             raise InvalidRequest(f"{name} is not an option", param=name)
+        if value is None:
+            continue
         if name in ("stop", "bad_words") and isinstance(value, str):
             value = [value]  # a common slip; a string is a sequence of strings too
         try:

@@ -1,0 +1,32 @@
+"""Forked processes: gRPC does not survive a fork, and whoever used it before finds it dead in the child.
+
+Its threads are gone there, so a call would wait for ever, whatever its timeout, on new channels too. This
+file knows which process may call, and nothing of calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from eyas.common.errors import InvalidRequest
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that has made a client."""
+    return _home() != os.getpid()
+
+
+def refuse_forked() -> None:
+    """Raises InvalidRequest in such a process."""
+    if is_forked():
+        raise InvalidRequest(
+            "this process was forked from one that has made a client, and gRPC does not survive that: "
+            "make the first client in the child, or start processes by multiprocessing's 'spawn'"
+        )
+
+
+@functools.cache
+def _home() -> int:
+    """The process that made the first client; a forked child remembers its parent's."""
+    return os.getpid()
