@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import psutil
 import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
+from eyas.common.memory import memory
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
@@ -37,7 +37,7 @@ def check_memory(config: EngineConfig, free: int | None = None) -> None:
 def free_bytes(device: str) -> int:
     """Of the machine's memory, or of a GPU's."""
     if device == "cpu":
-        return int(psutil.virtual_memory().available)
+        return memory().free
     return int(torch.cuda.mem_get_info(device)[0])
 
 

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from eyas.common.memory import GIB, memory
+
 TIMEOUT_S = 10.0
 VERSIONS = ("torch", "triton", "grpcio")
 
@@ -42,7 +44,7 @@ def look_around(device: str, gpus: int, commit: str | None) -> Surroundings:
     gpu = _gpu() if device == "cuda" else ""
     hardware = cpu if not gpu else f"{gpu} x {gpus}" if gpus > 1 else gpu
     versions = [f"{name} {version}" for name in VERSIONS if (version := _version(name))]
-    machine = [f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB of memory"]
+    machine = [f"{memory().total / GIB:.0f} GiB of memory"]
     details = ", ".join([*([cpu] if gpu else []), *machine, f"Python {platform.python_version()}", *versions])
     date = datetime.now(UTC).date().isoformat()
     return Surroundings(hardware, details, commit or _commit(), date, os.getloadavg()[0], cores)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from operator import mul
 
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
+from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
+from eyas.common.memory import Memory
 from eyas.common.types import Role
 from eyas.worker.placement import places
 from kv_transfer.backends.table import NONE
@@ -20,10 +23,11 @@ from kv_transfer.backends.table import NONE
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What a cluster may use: cores, and the bytes of each GPU, by number (None: unknown)."""
+    """What a cluster may use: cores, the bytes of each GPU, by number (None: unknown), and of its memory."""
 
     cores: int
     gpus: tuple[int | None, ...] = ()
+    memory: Memory | None = None  # None: unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +44,10 @@ def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> Cluster
 
     One core per gateway process stays free, for the fronts too: an engine with more threads than free cores
     waits at every barrier for the thread without a core (8 times slower on two cores). Raises ConfigError if
-    the workers do not fit on the GPUs.
+    the workers do not fit on the GPUs, or their host caches into the memory.
     """
     engines = {"unified": _unified, "split": _split, "auto": _auto}[config.layout](config)
+    _check_host_caches([engine.host_cache_gb for engine in engines.values()], machine.memory)
     if config.engine.device != "cpu":
         engines = _on_gpus(config, engines, machine.gpus)
     processes = sum(engine.dp_attention for engine in engines.values())
@@ -90,6 +95,19 @@ def _split(config: ServeConfig) -> dict[str, EngineConfig]:
         | _tier(
             Role.DRAFT, elsewhere, dataclasses.replace(engine(Role.DRAFT), host_cache_gb=0.0, dp_attention=1)
         )
+    )
+
+
+def _check_host_caches(asked: list[float], memory: Memory | None) -> None:
+    """Each in GiB: together they take the memory of one machine."""
+    caches = [each for each in asked if each]
+    if memory is None or sum(caches) <= memory.free_gib:
+        return
+    raise ConfigError(
+        f"--host-cache-gb: {caches[0]:g} GiB for each of {len(caches)} workers are {sum(caches):g} GiB, and "
+        f"the {memory.holder} has {memory.free_gib:.1f} GiB available: ask for at most "
+        f"{math.floor(10 * memory.free_gib / len(caches)) / 10:g}, or start fewer workers",
+        param="host-cache-gb",
     )
 
 

@@ -17,13 +17,13 @@ from types import TracebackType
 
 import httpx
 
-from eyas.common import api_keys, rpc
+from eyas.common import api_keys, gpus, rpc
 from eyas.common.address import join
 from eyas.common.children import python_module
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
-from eyas.common.gpus import memory
 from eyas.common.listening import listen
+from eyas.common.memory import memory
 from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child, LogLine
 from eyas.worker.folder import check_engine
@@ -60,8 +60,9 @@ class LocalCluster:
         self._log = log
         self._progress = progress
         self._pool_dir = config.engine.pool_dir
-        gpus = () if config.engine.device == "cpu" else memory()
-        self._plan = plan(config, free_ports(), Machine(len(os.sched_getaffinity(0)), gpus))
+        bytes_of_gpus = () if config.engine.device == "cpu" else gpus.memory()
+        machine = Machine(len(os.sched_getaffinity(0)), bytes_of_gpus, memory())
+        self._plan = plan(config, free_ports(), machine)
         self._dial = rpc.dialer(service_tls(config.gateway.tls_dir))
         self._children: dict[str, Child] = {}
         self._loading: list[str] = []  # the names of the processes that are not ready yet

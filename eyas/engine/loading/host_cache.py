@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import psutil
-
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
+from eyas.common.memory import memory
 from eyas.engine.kv.host_memory import HostMemory
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.pages import PagePool
@@ -21,7 +20,7 @@ _log = logging.getLogger("eyas.engine")
 
 
 def check_host_cache(config: EngineConfig) -> None:
-    """Raises ConfigError if a tier is asked for and this engine, or the memory of its host, has none."""
+    """Raises ConfigError if a tier is asked for and this engine, or the memory here, has none."""
     asked = config.host_cache_gb
     if not asked:
         return
@@ -29,10 +28,10 @@ def check_host_cache(config: EngineConfig) -> None:
         raise ConfigError(f"--{FLAG}: a draft worker has no prefix cache", param=FLAG)
     if config.tensor_parallel_size > 1:
         raise ConfigError(f"--{FLAG}: GPUs that share a model have no host tier", param=FLAG)
-    there = psutil.virtual_memory().available / 2**30
-    if asked > there:
-        message = f"--{FLAG}: {asked:g} GiB asked for, and the host has {there:.1f} GiB available"
-        raise ConfigError(message, param=FLAG)
+    there = memory()
+    if asked > there.free_gib:
+        message = f"--{FLAG}: {asked:g} GiB asked for, and the {there.holder} has {there.free_gib:.1f} GiB available"
+        raise ConfigError(f"{message}: ask for less than that", param=FLAG)
 
 
 def host_loads(

@@ -1,0 +1,92 @@
+"""How much memory there is here: that of the machine, or less where a container's limit is nearer.
+
+It reads control groups of both versions, the process's own and those above it. What the memory is for is its
+callers' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+GIB = 2**30
+_MACHINE = Path("/")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes, of which `free` can still be taken. `holder`: "host" or "container", whose limit it is."""
+
+    total: int
+    free: int
+    holder: str
+
+    @property
+    def free_gib(self) -> float:
+        """What can still be taken, in GiB."""
+        return self.free / GIB
+
+
+def memory(root: Path = _MACHINE) -> Memory:
+    """The host's, or a limit's that leaves less. `root`: where the control groups are looked for."""
+    host = psutil.virtual_memory()
+    total, free, holder = int(host.total), int(host.available), "host"
+    for limit, used in _limits(root):
+        total = min(total, limit)
+        if limit - used < free:
+            free, holder = max(limit - used, 0), "container"
+    return Memory(total, free, holder)
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, used) of each group that has a limit. What is used and only speeds up files does not count."""
+    for group in _groups(root):
+        for most, now in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, used = _number(group / most), _number(group / now)
+            if limit is not None and used is not None:
+                yield limit, max(used - _cached(group / "memory.stat"), 0)
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of the process's groups that concern memory, each before the one above it.
+
+    In a container a path may be the host's, which is not there: then its root is the container's own.
+    """
+    mounts = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            tops = [mounts, mounts / "unified"]
+        elif "memory" in controllers.split(","):
+            tops = [mounts / "memory", mounts / controllers]
+        else:
+            continue
+        own = Path(path.strip("/"))
+        for top in dict.fromkeys(tops):
+            yield from (top / above for above in (own, *own.parents) if (top / above).is_dir())
+
+
+def _cached(stat: Path) -> int:
+    """Bytes of files that were read and not lately; they go when memory is wanted."""
+    words = dict(line.split(" ", 1) for line in _read(stat).splitlines() if " " in line)
+    found = words.get("total_inactive_file", words.get("inactive_file", "0"))
+    return int(found) if found.isdigit() else 0
+
+
+def _number(path: Path) -> int | None:
+    """None: there is no such file, or no limit."""
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
