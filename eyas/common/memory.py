@@ -14,6 +14,7 @@ import psutil
 
 GIB = 2**30
 _MACHINE = Path("/")
+_FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,7 @@ def memory(root: Path = _MACHINE) -> Memory:
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
     """(limit, used) of each group that has a limit. What is used and only speeds up files does not count."""
     for group in _groups(root):
-        for most, now in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
+        for most, now in _FILES:
             limit, used = _number(group / most), _number(group / now)
             if limit is not None and used is not None:
                 yield limit, max(used - _cached(group / "memory.stat"), 0)

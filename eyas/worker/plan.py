@@ -103,12 +103,13 @@ def _check_host_caches(asked: list[float], memory: Memory | None) -> None:
     caches = [each for each in asked if each]
     if memory is None or sum(caches) <= memory.free_gib:
         return
-    raise ConfigError(
-        f"--host-cache-gb: {caches[0]:g} GiB for each of {len(caches)} workers are {sum(caches):g} GiB, and "
-        f"the {memory.holder} has {memory.free_gib:.1f} GiB available: ask for at most "
-        f"{math.floor(10 * memory.free_gib / len(caches)) / 10:g}, or start fewer workers",
-        param="host-cache-gb",
-    )
+    wanted = f"{caches[0]:g} GiB asked for"
+    if len(caches) > 1:
+        wanted = f"{caches[0]:g} GiB for each of {len(caches)} workers are {sum(caches):g} GiB"
+    most = math.floor(10 * memory.free_gib / len(caches)) / 10
+    has = f"the {memory.holder} has {memory.free_gib:.1f} GiB available"
+    advice = f"ask for at most {most:g}, or start fewer workers"
+    raise ConfigError(f"--host-cache-gb: {wanted}, and {has}: {advice}", param="host-cache-gb")
 
 
 def _tier(name: str, count: int, engine: EngineConfig) -> dict[str, EngineConfig]:

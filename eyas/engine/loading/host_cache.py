@@ -30,8 +30,8 @@ def check_host_cache(config: EngineConfig) -> None:
         raise ConfigError(f"--{FLAG}: GPUs that share a model have no host tier", param=FLAG)
     there = memory()
     if asked > there.free_gib:
-        message = f"--{FLAG}: {asked:g} GiB asked for, and the {there.holder} has {there.free_gib:.1f} GiB available"
-        raise ConfigError(f"{message}: ask for less than that", param=FLAG)
+        has = f"the {there.holder} has {there.free_gib:.1f} GiB available: ask for less than that"
+        raise ConfigError(f"--{FLAG}: {asked:g} GiB asked for, and {has}", param=FLAG)
 
 
 def host_loads(
