@@ -25,9 +25,7 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         return logits
     logits = logits.clone()
     if biased:
-        cells = [(i, token) for i in biased for token in rows[i].params.logit_bias]
-        bias = [value for i in biased for value in rows[i].params.logit_bias.values()]
-        logits[_cells(logits, cells)] += logits.new_tensor(bias)
+        _bias(logits, rows, biased)
     if penalised:
         logits[penalised] = _penalised(logits[penalised], [rows[i] for i in penalised])
     if banned:
@@ -35,6 +33,18 @@ def adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     if masked:
         logits[masked] = logits[masked].masked_fill_(~_allowed(logits, [rows[i] for i in masked]), -torch.inf)
     return logits
+
+
+def _bias(logits: Tensor, rows: Sequence[Row], biased: Sequence[int]) -> None:
+    """Adds the biases, which are read once for all rows of a request: a tree has many."""
+    places: dict[int, list[int]] = {}
+    for i in biased:
+        places.setdefault(id(rows[i].params), []).append(i)
+    for some in places.values():
+        bias = rows[some[0]].params.logit_bias
+        at = torch.tensor(some, device=logits.device).unsqueeze(1)
+        tokens = torch.tensor(list(bias), device=logits.device)
+        logits[at, tokens] += logits.new_tensor(list(bias.values()))
 
 
 def _allowed(logits: Tensor, rows: Sequence[Row]) -> Tensor:

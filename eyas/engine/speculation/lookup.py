@@ -5,15 +5,18 @@ last tokens of a sequence are looked up in its own prompt and output, and in a t
 what followed there is the proposal. (Prompt lookup decoding: Saxena, 2023; texts given for reference: LLMA,
 Yang et al., 2023; longer matches are trusted more: SuffixDecoding, Oliaro et al., 2024.)
 
-Plain integers, no torch: this file states the rule, and when it takes the place of a draft head's proposal.
-Its fast twin is `eyas.engine.kernels.lookup`. Neither knows how drafts are verified.
+No torch: this file states the rule, and when it takes the place of a draft head's proposal. A look is made of
+a few passes over arrays, whatever the text: a caller who repeats one word makes none dear. Its fast twin is
+`eyas.engine.kernels.lookup`. Neither knows how drafts are verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 LONGEST = 8
 """Tokens that are compared: longer matches count as this long."""
@@ -59,22 +62,25 @@ def look_up(text: Text, depth: int, *, history: bool = True) -> Found | None:
     itself with a period shorter than `depth` goes on.
     """
     answered = len(text.ids) - text.prompt
-    searched = told(text.ids[: text.prompt], text.predicted) if text.predicted else []
-    places = [
-        _Place(match, True, (-abs(end - LONGEST - answered), end), end - LONGEST)
-        for match, end in _matches(text.ids, searched, LONGEST)
-    ]
+    found: list[tuple[int, bool, int]] = []  # match, of the prediction, place of the token that follows
+    if text.predicted:
+        match, ends = _longest(text.ids, told(text.ids[: text.prompt], text.predicted), LONGEST)
+        if match:
+            far = np.abs(ends - LONGEST - answered)
+            found.append((match, True, int(ends[far == far.min()][-1]) - LONGEST))
     if history:
-        places += [_Place(match, False, (end, 0), end) for match, end in _matches(text.ids, text.ids, 1)]
-    if not places:
+        match, ends = _longest(text.ids, text.ids, 1)
+        if match:
+            found.append((match, False, int(ends[-1])))
+    if not found:
         return None
-    best = max(places)
-    if best.predicted:
-        follows = text.predicted[best.place : best.place + depth]
+    match, predicted, place = max(found)
+    if predicted:
+        follows = text.predicted[place : place + depth]
     else:
-        period = text.ids[best.place :]
+        period = text.ids[place:]
         follows = [period[i % len(period)] for i in range(depth)]
-    return Found(best.match, tuple(follows))
+    return Found(match, tuple(follows))
 
 
 def prefers(match: int, lookup: int, head: int) -> bool:
@@ -96,25 +102,14 @@ def told(prompt: Sequence[int], predicted: Sequence[int]) -> list[int]:
     return [-1] * (LONGEST - len(before)) + before + list(predicted)
 
 
-class _Place(NamedTuple):
-    """Where a match ends; a larger one is better."""
-
-    match: int
-    predicted: bool
-    rank: tuple[int, int]
-    place: int  # of the token that follows
-
-
-def _matches(ids: Sequence[int], searched: Sequence[int], first: int) -> Iterator[tuple[int, int]]:
-    """The matches of the last ids in `searched`, and where they end: at `first` or later, before its end."""
-    for end in range(first, len(searched)):
-        if searched[end - 1] == ids[-1]:
-            match = _match(ids, searched, end)
-            if match >= SHORTEST:
-                yield match, end
-
-
-def _match(ids: Sequence[int], searched: Sequence[int], end: int) -> int:
-    """How many of the last ids stand before `end` too, at most LONGEST."""
-    most = min(LONGEST, len(ids), end)
-    return next((back for back in range(most) if ids[-1 - back] != searched[end - 1 - back]), most)
+def _longest(ids: Sequence[int], searched: Sequence[int], first: int) -> tuple[int, np.ndarray]:
+    """The longest match of the last ids in `searched`, and where such ones end, ascending: at `first` or
+    later, before its end. 0: there is none, or it is too short.
+    """
+    text, ends, longest = np.asarray(searched, np.int64), np.arange(first, len(searched)), 0
+    for back, id in enumerate(reversed(ids[-LONGEST:])):
+        further = ends[(ends > back) & (text[ends - 1 - back] == id)]
+        if not len(further):
+            break
+        ends, longest = further, 1 + back
+    return (longest, ends) if longest >= SHORTEST else (0, ends)
