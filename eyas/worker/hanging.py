@@ -1,6 +1,6 @@
 """When an engine is given up: it has work, makes no progress, and nothing holds it.
 
-A front tells at once that its engine stalls, and requests wait for it. One that hangs for good must end: only
+A front tells soon that its engine is late, and requests wait for it. One that hangs for good must end: only
 a process that has ended is started again. This file knows looks and processes; what progress is, `liveness`
 knows.
 """

@@ -7,6 +7,9 @@ On two GPUs, each with a prefill and a decode worker, so that one of each kind r
 With `--layout auto` the preferences of two workers change every second. `--each 4` on eight GPUs has four of
 each kind.
 
+With `--heavy` prompts are long, drafts are trees, and two workers have all roles: steps take seconds on two
+cores, and no request may be lost because one is taken for a hang.
+
 Flags of `eyas serve` choose the model and more. On a GPU, answers that differ from the undisturbed ones are
 counted: near-ties fall either way.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import sys
 from collections import Counter
@@ -30,9 +34,13 @@ from eyas.flags import add_engine
 from eyas.layout_flags import add_layout
 from tests.chaos.campaign import Campaign, Findings, Plan
 from tests.chaos.rig import ENGINE, ON_CPU, WORKERS, Site
-from tests.chaos.streams import make_requests
+from tests.chaos.streams import heavy_requests, make_requests
 
-REQUESTS = 64
+REQUESTS, HEAVY_REQUESTS = 64, 8
+HEAVY = (
+    *("--layout", "unified", "--num-pages", "1024", "--chunk-tokens", "256"),
+    *("--spec-topk", "4", "--spec-steps", "5", "--spec-draft-tokens", "32"),
+)
 STOP_S, SHORT_STOP_S = 20.0, 10.0  # how long a stopped worker is: longer than it takes to be given up
 SIZES = ("--num-pages", ENGINE.num_pages, "--chunk-tokens", ENGINE.chunk_tokens)
 PLACES = ("--max-running", ENGINE.max_running, "--max-waiting", ENGINE.max_waiting)
@@ -41,20 +49,25 @@ PLACES = ("--max-running", ENGINE.max_running, "--max-waiting", ENGINE.max_waiti
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description="Torments a cluster.", allow_abbrev=False)
     parser.add_argument("--seconds", type=float, default=600.0, help="of faults (default: %(default)g)")
-    parser.add_argument("--streams", type=int, default=32, help="at a time (default: %(default)d)")
-    parser.add_argument("--aborts", type=int, default=500, help="requests given up (default: %(default)d)")
+    parser.add_argument("--streams", type=int, help="at a time (default: 32; heavy ones: 12)")
+    parser.add_argument("--aborts", type=int, help="requests given up (default: 500; heavy ones: 20)")
     parser.add_argument("--seed", type=int, default=1, help="repeats the faults of the run that had it")
     parser.add_argument("--out", type=Path, default=Path(".run/chaos.jsonl"), help="(default: %(default)s)")
+    parser.add_argument("--heavy", action="store_true", help="long prompts and trees of drafts")
     parser.add_argument("--each", type=int, default=WORKERS, help="workers of a kind (default: %(default)d)")
     given, serve = parser.parse_known_args()
-    site = read_site(serve, given.each)
+    site = read_site([*HEAVY, *serve] if given.heavy else serve, given.each)
+    site = dataclasses.replace(site, heavy=given.heavy)
     logging.basicConfig(level=logging.ERROR)  # that workers are lost is no news here
     console = Console(width=None if sys.stdout.isatty() else 120)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", buffering=1) as journal:
         stop_s = STOP_S if site == ON_CPU else SHORT_STOP_S
-        plan = Plan(given.seed, given.seconds, given.streams, given.aborts, stop_s, site=site)
-        findings = asyncio.run(_run(Campaign(plan, journal, console), given.seed))
+        streams, aborts = (12, 20) if given.heavy else (32, 500)
+        streams = streams if given.streams is None else given.streams
+        aborts = aborts if given.aborts is None else given.aborts
+        plan = Plan(given.seed, given.seconds, streams, aborts, stop_s, site=site)
+        findings = asyncio.run(_run(Campaign(plan, journal, console), plan))
     console.print(report(findings))
     for problem in findings.problems:
         console.print(f"[red]{problem}", highlight=False)
@@ -79,8 +92,10 @@ def read_site(flags: Sequence[str], each: int = WORKERS) -> Site:
     return Site(own_config(args), each)
 
 
-async def _run(campaign: Campaign, seed: int) -> Findings:
-    return await campaign.run(await make_requests(REQUESTS, seed))
+async def _run(campaign: Campaign, plan: Plan) -> Findings:
+    if plan.site.heavy:
+        return await campaign.run(heavy_requests(HEAVY_REQUESTS, plan.seed))
+    return await campaign.run(await make_requests(REQUESTS, plan.seed))
 
 
 def report(findings: Findings) -> Table:

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from eyas.common.types import GenerationRequest
 from tests.chaos.aborts import Aborts
-from tests.chaos.faults import Fault, Kind, Phase, resume, strike
+from tests.chaos.faults import Fault, Kind, Part, Phase, resume, strike
 from tests.chaos.rig import ON_CPU, Rig, Site, rig
 from tests.chaos.streams import Outcome, Streams, through_rig
 
@@ -100,7 +100,7 @@ class Campaign:
         if not plan.site.exact:
             again = await self._undisturbed(cluster, requests[::-1])
             self.findings.calm = sum(again[id] != tokens for id, tokens in expected.items())
-        streams = Streams(cluster, expected, self._heard, plan.site.exact)
+        streams = Streams(cluster, expected, self._heard, plan.site.exact, plan.site.answer_s)
         streams.start(requests, plan.streams, plan.seed)
         await self._torment(cluster, streams)
         await streams.finish()
@@ -213,6 +213,9 @@ class Campaign:
 
     def _log(self, process: str, line: str) -> None:
         self._write("log", process=process, line=line)
+        stopped = any(f.kind is Kind.STOP and f.part is Part.ENGINE for f in self.findings.faults)
+        if "not serving: its engine" in line and not stopped:
+            self.findings.violations.append(f"{process}: {line}")
         if line.startswith("ended with code "):
             self._ended(process, int(line.split()[3].rstrip(";")))
 

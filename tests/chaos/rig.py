@@ -36,6 +36,8 @@ WORKERS = 2  # of each kind, as long as no other number is given
 ENGINE = EngineConfig(num_pages=320, chunk_tokens=32, max_running=6, max_waiting=12)
 DEEP = 6  # output index from which on a request counts as decoding
 INFO_S = 2.0
+ANSWER_S = 120.0  # an answer, at most
+HEAVY_S = 3600.0  # one to a heavy prompt, which waits long in queues, and may
 MEET_S = 20.0  # until the inner gateway has its sessions
 
 EVERYTHING = "worker"  # the kind of a worker that has all roles
@@ -44,10 +46,14 @@ UNSPLIT = (Phase.IDLE, Phase.SUBMITTED, Phase.DECODING)  # phases of requests th
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """What kind of cluster it is, and what follows from that for a campaign. `each`: workers of a kind."""
+    """What kind of cluster it is, and what follows from that for a campaign. `each`: workers of a kind.
+
+    `heavy`: its prompts are long.
+    """
 
     config: ServeConfig
     each: int = WORKERS
+    heavy: bool = False
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -61,6 +67,11 @@ class Site:
     def exact(self) -> bool:
         """Whether an answer is the same in every batch; on a GPU, near-ties fall either way."""
         return self.config.engine.device == "cpu"
+
+    @property
+    def answer_s(self) -> float:
+        """A stream that takes longer has failed."""
+        return HEAVY_S if self.heavy else ANSWER_S
 
     def faults(self, seed: int) -> Iterator[Fault]:
         """Without end: of all kinds in all phases, or for smaller clusters those that name each worker."""

@@ -21,10 +21,9 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, GenerationRequest
 from eyas.evals.heldout import held_out_prompts
 from gateway.tokenizer import Tokenizer
-from tests.chaos.rig import Rig
+from tests.chaos.rig import ANSWER_S, HEAVY_S, Rig
 
 LENGTHS = (12, 40, 90, 160)  # output tokens, at most
-ANSWER_S = 120.0  # a stream that takes longer has failed
 PENANCE_S = 1.0  # a stream that failed lets the others run
 COME_BACK_S = 0.3  # a stream that found no place asks again
 
@@ -46,6 +45,23 @@ async def make_requests(count: int, seed: int) -> list[GenerationRequest]:
         )
         ids = await tokenizer.encode_chat(chat)
         made.append(GenerationRequest(f"{i}-{'greedy' if greedy else 'seeded'}", ids, params))
+    return made
+
+
+def heavy_requests(count: int, seed: int) -> list[GenerationRequest]:
+    """Prompts of most of the context, of tokens by chance, with short answers."""
+    made = []
+    for i in range(count):
+        rng = random.Random(f"heavy/{seed}/{i}")
+        ids = tuple(rng.randrange(3, 4096) for _ in range(rng.choice((900, 1300, 1600))))
+        params = SamplingParams(
+            max_tokens=rng.choice((8, 16, 32)),
+            temperature=0.8 if i % 2 else 0.0,
+            seed=rng.getrandbits(64),
+            ignore_eos=True,
+        )
+        kind = "seeded" if i % 2 else "greedy"
+        made.append(GenerationRequest(f"heavy-{i}-{kind}", ids, params, timeout_s=HEAVY_S))
     return made
 
 
@@ -74,7 +90,8 @@ class Refused(Exception):
 class Streams:
     """`width` streams at a time, from `start` to `finish`; `told` hears of every outcome.
 
-    `exact`: answers must be the `expected` ones; if not, they must have a length that they may have.
+    `exact`: answers must be the `expected` ones; if not, they must have a length that they may have. One that
+    takes longer than `answer_s` has failed.
     """
 
     def __init__(
@@ -83,10 +100,12 @@ class Streams:
         expected: Mapping[str, Tokens],
         told: Callable[[Outcome], None],
         exact: bool = True,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._rig = rig
         self._expected = expected
         self._exact = exact
+        self._answer_s = answer_s
         self._told = told
         self._tasks: list[asyncio.Task[None]] = []
         self._may_ask = asyncio.Event()
@@ -136,10 +155,10 @@ class Streams:
         tokens: Tokens = ()
         refused = itertools.count()
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 tokens, attempts = await self._in_the_end(request, door, id, refused)
         except TimeoutError:
-            error = f"no end within {ANSWER_S:g} s"
+            error = f"no end within {self._answer_s:g} s"
         except EyasError as caught:
             error = f"{type(caught).__name__}: {caught.message}"
         expected = self._expected[request.id]
@@ -160,7 +179,7 @@ class Streams:
         while True:
             try:
                 if door == "outer":
-                    return await through_gateway(self._rig, request), 0
+                    return await through_gateway(self._rig, request, self._answer_s), 0
                 return await through_rig(self._rig, msgspec.structs.replace(request, id=id))
             except Refused:
                 next(refused)
@@ -188,12 +207,12 @@ async def through_rig(rig: Rig, request: GenerationRequest) -> tuple[Tokens, int
     return tuple(token for entry in entries for token in entry.tokens), stream.attempts
 
 
-async def through_gateway(rig: Rig, request: GenerationRequest) -> Tokens:
+async def through_gateway(rig: Rig, request: GenerationRequest, answer_s: float) -> Tokens:
     """The tokens. Raises Refused."""
     options = msgspec.to_builtins(request.params)
     tokens: list[int] = []
     try:
-        async with rig.client.generate_stream(request.prompt_ids, timeout_s=ANSWER_S, **options) as stream:
+        async with rig.client.generate_stream(request.prompt_ids, timeout_s=answer_s, **options) as stream:
             async for delta in stream:
                 tokens += delta.tokens
     except Overloaded as error:
