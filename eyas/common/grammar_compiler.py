@@ -11,21 +11,21 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import PYTHON, Grammar, GrammarKind, renewed
-from eyas.common.json_schema import exact
-from eyas.common.python_rules import of_python
-from eyas.common.rule_text import OF_BOUNDED, in_json, of_characters
+from eyas.common.grammar import Grammar, GrammarKind, renewed
+from eyas.common.json_rules import Style, json_rules
+from eyas.common.json_schema import exact, refuse
+from eyas.common.regex_syntax import Unheld
+from eyas.common.rule_text import of_characters
+from eyas.common.string_rules import PLAIN, Text, rules_of
 from eyas.common.vocabulary import pieces
 
 MAX_CHOICES = 1000
-MAX_WHITESPACE = 16
-"""Characters of white space in a row, where JSON allows any number: else an output may never go on."""
 
 _MOST_SAID = 300  # characters of a reason: errors may quote the whole grammar
 _ORIGIN = re.compile(r"^(\[[0-9:]*\] )?(/\S+:\d+: )?")
@@ -55,7 +55,6 @@ class GrammarCompiler:
         info = xgrammar.TokenizerInfo(
             self.pieces, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(eos_ids)
         )
-        self._grammar = xgrammar.Grammar
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, grammar: Grammar) -> Any:
@@ -71,41 +70,43 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> Any:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                return self._json(exact(json.loads(grammar.text)))
+                return self._of_rules(_json(exact(json.loads(grammar.text))))
             case GrammarKind.JSON_OBJECT:
-                return self._json(exact({"type": "object"}))
+                return self._of_rules(_json(exact({"type": "object"})))
             case GrammarKind.REGEX:
-                return self._exactly(self._grammar.from_regex(grammar.text))
+                return self._of_rules(_regex(grammar.text))
             case GrammarKind.EBNF:
-                return self._exactly(self._grammar.from_ebnf(grammar.text))
+                return self._of_rules(_of_characters(grammar.text))
             case GrammarKind.CHOICE:
                 return self._tag({"type": "structural_tag", "format": _one_of(json.loads(grammar.text))})
         return self._tag(_exact_tag(json.loads(grammar.text)))
 
-    def _json(self, schema: Any) -> Any:
-        text, most = json.dumps(schema), MAX_WHITESPACE
-        bounded = self._bounded(text, lambda: self._grammar.from_json_schema(text, max_whitespace_cnt=most))
-        return bounded or self._compiler.compile_json_schema(text, max_whitespace_cnt=most)
-
     def _tag(self, tag: dict[str, Any]) -> Any:
-        text = json.dumps(tag)
-        bounded = self._bounded(text, lambda: self._grammar.from_structural_tag(text))
-        return bounded or self._compiler.compile_structural_tag(text)
+        return self._compiler.compile_structural_tag(json.dumps(tag))
 
-    def _bounded(self, text: str, read: Callable[[], Any]) -> Any:
-        """Compiles a grammar with text of a bounded length, made exact; None: `text` has none."""
-        if "Length" not in text:
-            return None
-        rules = str(read())
-        if OF_BOUNDED not in rules:
-            return None
-        return self._compiler.compile_grammar(self._grammar.from_ebnf(in_json(rules)))
+    def _of_rules(self, rules: str) -> Any:
+        return self._compiler.compile_grammar(library().Grammar.from_ebnf(rules))
 
-    def _exactly(self, grammar: Any) -> Any:
-        """Compiles a grammar whose classes are made those of characters alone."""
-        rules = str(grammar)
-        exact = of_characters(rules)
-        return self._compiler.compile_grammar(grammar if exact == rules else self._grammar.from_ebnf(exact))
+
+def _json(schema: Any, style: Style = Style.JSON) -> str:
+    """The rules of an exact schema's values."""
+    grammar = library().Grammar.from_json_schema(
+        json.dumps(schema), any_whitespace=False, separators=(",", ":")
+    )
+    return json_rules(str(grammar), style)
+
+
+def _regex(pattern: str) -> str:
+    """The rules of the texts that a pattern matches as a whole."""
+    try:
+        return rules_of(Text(anchored=(pattern,)), PLAIN, "root")
+    except Unheld as reason:
+        raise InvalidRequest(f"the pattern is not supported: {reason}", param="grammar") from None
+
+
+def _of_characters(rules: str) -> str:
+    """Rules whose classes are made those of characters alone."""
+    return of_characters(str(library().Grammar.from_ebnf(rules)))
 
 
 def _one_of(texts: Any) -> dict[str, Any]:
@@ -119,8 +120,8 @@ def _one_of(texts: Any) -> dict[str, Any]:
 
 
 def _exact_tag(tag: Any) -> Any:
-    """The tag with every JSON schema in it made exact, and written in Python where its style says so. Raises
-    InvalidRequest for a schema that cannot be.
+    """The tag with rules for every JSON schema, pattern and grammar in it. Raises InvalidRequest for one that
+    cannot be followed.
     """
     if not isinstance(tag, dict):
         raise InvalidRequest("a structural tag must be an object", param="grammar")
@@ -132,22 +133,32 @@ def _exact_tag(tag: Any) -> Any:
         if isinstance(value, list):
             todo += [(part, f"{pointer}/{i}") for i, part in enumerate(value)]
         elif isinstance(value, dict) and "json_schema" in value:
-            value["json_schema"] = exact(value["json_schema"], f"{pointer}/json_schema")
-            value.setdefault("max_whitespace_cnt", MAX_WHITESPACE)
-            if value.get("style") == PYTHON:
-                _as_python(value)
+            _follow_schema(value, pointer)
         elif isinstance(value, dict):
+            if value.get("type") == "regex" and isinstance(value.get("pattern"), str):
+                _become(value, _regex(value["pattern"]))
+            elif value.get("type") == "grammar" and isinstance(value.get("grammar"), str):
+                _become(value, _of_characters(value["grammar"]))
             todo += [(part, f"{pointer}/{name}") for name, part in value.items()]
     return tag
 
 
-def _as_python(form: dict[str, Any]) -> None:
-    """Makes the format of a JSON value that of a Python literal."""
-    rules = library().Grammar.from_json_schema(
-        json.dumps(form["json_schema"]), max_whitespace_cnt=MAX_WHITESPACE
-    )
+def _follow_schema(form: dict[str, Any], pointer: str) -> None:
+    """Makes the format of a JSON value that of the rules of its schema."""
+    schema = exact(form["json_schema"], f"{pointer}/json_schema")
+    if form.get("type", "json_schema") != "json_schema":
+        refuse(pointer, f"the type {str(form['type'])[:40]} is not supported")
+    for name in ("any_order", "excludes"):
+        if form.get(name):
+            refuse(f"{pointer}/{name}", f"{name} is not supported")
+    if (style := form.get("style", Style.JSON.value)) not in [known.value for known in Style]:
+        refuse(f"{pointer}/style", f"the style {str(style)[:40]} is not supported")
+    _become(form, _json(schema, Style(style)))
+
+
+def _become(form: dict[str, Any], rules: str) -> None:
     form.clear()
-    form.update(type="grammar", grammar=of_python(str(rules)))
+    form.update(type="grammar", grammar=rules)
 
 
 def _reason(error: Exception) -> str:

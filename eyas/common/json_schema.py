@@ -8,26 +8,23 @@ JSON Schema, and refuses to know tokens. The walk does not recurse.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, NoReturn
 
-from eyas.common import text_formats
 from eyas.common.errors import InvalidRequest
-from eyas.common.patterns import EXPRESSIONS, Unheld, rewritten
+from eyas.common.json_rules import mark
+from eyas.common.regex_syntax import Unheld
 from eyas.common.schema_branches import disjoint, resolve, type_of_value
+from eyas.common.string_rules import JSON, Text, rules_of
+from eyas.common.text_formats import text_of
 
 MAX_DEPTH = 32
 MAX_ENUM_VALUES = 1000
 MAX_PROPERTIES = 2000
 MAX_MULTIPLE = 1024
 
-FORMATS = frozenset(
-    "email date time date-time duration ipv4 ipv6 hostname uuid uri uri-reference uri-template "
-    "json-pointer relative-json-pointer".split()
-)
 _OF_TYPE = {
     "string": {"minLength", "maxLength", "pattern", "format"},
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
@@ -47,11 +44,6 @@ _UNSUPPORTED = {
 _BOUNDS = _OF_TYPE["number"] - {"multipleOf"}
 _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _CONSTRAINTS = {"type", *_INSTEAD}.union(*_OF_TYPE.values())
-_NOT_IN_JSON = "".join(map(chr, range(0x20))) + '"\\'
-_JSON_ESCAPES = {character: json.dumps(character)[1:-1] for character in _NOT_IN_JSON}
-_AS_PATTERNS = ("email", "json-pointer", "relative-json-pointer", "date", "time", "date-time", "ipv4")
-"""Formats for which xgrammar lets through what is no JSON (quotes and backslashes without an escape), or no
-such text: the 30th of February, a second 60, numbers that begin with 0."""
 _SHAPES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("properties", "patternProperties"), (dict, "an object")),
     **dict.fromkeys(("required", "prefixItems", "enum", "anyOf", "oneOf", "allOf"), (list, "a list")),
@@ -62,7 +54,6 @@ _OVERLAP = (
     "oneOf is only supported where a type, or a required property's const, tells its parts from each other: "
     "anyOf may be what is meant"
 )
-_LOOKS_AROUND = ("(?=", "(?!", "(?<")
 
 Schema = dict[str, Any]
 
@@ -83,6 +74,7 @@ class _Walk:
         self._todo: list[tuple[Any, str, int]] = [(root, pointer, 0)]
         self._seen: set[int] = set()
         self._one_ofs: list[tuple[Schema, str]] = []
+        self._patterned: list[Schema] = []
         self._values = self._properties = 0
 
     def run(self) -> Any:
@@ -105,6 +97,9 @@ class _Walk:
                     "oneOf is only supported where a type, or a required property's const, tells its parts"
                 )
                 refuse(f"{pointer}/oneOf", f"{message} from each other: anyOf may be what is meant")
+        for schema in self._patterned:  # pointers name them until here
+            of_pattern = schema["patternProperties"]
+            schema["patternProperties"] = {mark(Text((name,))): part for name, part in of_pattern.items()}
         return self._root
 
     def _look(self, schema: Schema, pointer: str) -> None:
@@ -130,6 +125,8 @@ class _Walk:
             if self._properties > MAX_PROPERTIES:
                 refuse(pointer, f"the schema has more than {MAX_PROPERTIES} properties")
             _look_at_object(schema, pointer)
+            if schema.get("patternProperties"):
+                self._patterned.append(schema)
 
     def _look_instead(self, schema: Schema, pointer: str, name: str) -> None:
         """A schema that says all by one keyword. What stands beside it would not be followed."""
@@ -209,26 +206,19 @@ def _look_at_counts(schema: Schema, pointer: str) -> None:
 
 
 def _look_at_string(schema: Schema, pointer: str) -> None:
-    sized = [name for name in ("minLength", "maxLength") if name in schema]
-    shaped = [name for name in ("pattern", "format") if name in schema]
-    if shaped and (sized or len(shaped) > 1):
-        other = (sized or shaped[1:])[0]
-        refuse(f"{pointer}/{other}", f"{other} is not supported beside {shaped[0]}")
-    if "format" in schema and schema["format"] not in FORMATS:
-        known = ", ".join(sorted(FORMATS))
-        refuse(f"{pointer}/format", f"the format is not supported (supported are {known})")
-    if schema.get("format") in _AS_PATTERNS:
-        schema["pattern"] = text_formats.FORMATS[schema.pop("format")]
-    pattern = schema.get("pattern", "")
-    if not isinstance(pattern, str) or any(mark in pattern for mark in _LOOKS_AROUND):
-        refuse(f"{pointer}/pattern", "pattern must be a text without look-around and named groups")
-    if not pattern:
+    """Makes a pattern, a format and lengths one pattern, which is told again as rules."""
+    told = [name for name in ("pattern", "format", "minLength", "maxLength") if name in schema]
+    if not told:
         return
     try:
-        # as it stands, xgrammar would end the string with a quote in it, and take bytes that are no text
-        schema["pattern"] = rewritten(pattern, _NOT_IN_JSON, _JSON_ESCAPES, EXPRESSIONS)
+        text = text_of(schema)
+        rules_of(text, JSON, "text")
     except Unheld as reason:
-        refuse(f"{pointer}/pattern", f"the pattern is not supported: {reason}")
+        named = next((name for name in told if name in str(reason)), told[0])
+        refuse(f"{pointer}/{named}", f"the {named} is not supported: {reason}")
+    for name in told:
+        del schema[name]
+    schema["pattern"] = mark(text)
 
 
 def _look_at_number(schema: Schema, pointer: str, types: set[str]) -> None:
@@ -275,6 +265,11 @@ def _look_at_object(schema: Schema, pointer: str) -> None:
         refuse(f"{pointer}/{named[1]}", f"{named[1]} is not supported beside {named[0]}")
     if len(patterns) > 1:
         refuse(f"{pointer}/patternProperties", "several patternProperties are not supported")
+    for pattern in patterns:
+        try:
+            rules_of(Text((pattern,)), JSON, "text")
+        except Unheld as reason:
+            refuse(f"{pointer}/patternProperties", f"the pattern {pattern[:40]!r} is not supported: {reason}")
     for name in ("minProperties", "maxProperties"):
         if name in schema and named not in ([], ["properties"]):
             refuse(f"{pointer}/{name}", f"{name} is not supported beside {named[0]}")

@@ -1,32 +1,21 @@
 """xgrammar's rules as it prints them, with classes of characters that let through what they should not.
 
 In bytes, its classes hold halves of surrogate pairs, which no text has: decoded, they are three characters,
-so that an answer would not be what its grammar says. Its text of a bounded length holds control characters,
-which JSON's strings do not have. It knows how classes are printed, and refuses to know what rules mean.
+so that an answer would not be what its grammar says. It knows how classes are printed, and refuses to know
+what rules mean.
 """
 
 from __future__ import annotations
 
 import re
 
-PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
-"""Texts and classes within rules."""
-IN_STRINGS = r"[^\0-\x1f\"\\\ud800-\udfff]"
-"""Characters of JSON's strings that stand for themselves."""
-OF_BOUNDED = r"[^\"\\\r\n]"
-"""Those of text of a bounded length, as the library has them."""
-
+_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
 _TO_THE_LAST = re.compile(r"(\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\.|[^\\])-\\U0010ffff", re.DOTALL)
-
-
-def in_json(rules: str) -> str:
-    """Rules whose text of a bounded length has the characters of JSON's strings."""
-    return PARTS.sub(lambda part: IN_STRINGS if part[0] == OF_BOUNDED else part[0], rules)
 
 
 def of_characters(rules: str) -> str:
     """Rules whose classes hold characters alone, where they are all but some, or go up to the last one."""
-    return PARTS.sub(lambda part: _whole(part[0]), rules)
+    return _PARTS.sub(lambda part: _whole(part[0]), rules)
 
 
 def _whole(part: str) -> str:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from eyas.common.regex_syntax import Unheld
+from eyas.common.string_rules import Text
+
 _HOUR, _BELOW_60 = "([01][0-9]|2[0-3])", "[0-5][0-9]"
 _DAY = (
     "((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"  # with its month
@@ -42,4 +48,19 @@ FORMATS = {
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(0|[1-9][0-9]{{0,5}})(#|{_POINTER})",
 }
-"""Patterns of whole texts, by the names of formats (`eyas.common.json_schema.FORMATS`)."""
+"""Patterns of whole texts, by the names of formats."""
+
+
+def text_of(schema: Mapping[str, Any]) -> Text:
+    """What a schema's keywords of strings say together. Raises Unheld for a format that is not known."""
+    pattern, format = schema.get("pattern"), schema.get("format")
+    if pattern is not None and not isinstance(pattern, str):
+        raise Unheld("pattern must be a text")
+    if format is not None and format not in FORMATS:
+        raise Unheld(f"the format is none of those that are supported ({', '.join(sorted(FORMATS))})")
+    return Text(
+        () if pattern is None else (pattern,),
+        () if format is None else (FORMATS[format],),
+        int(schema.get("minLength", 0)),
+        None if schema.get("maxLength") is None else int(schema["maxLength"]),
+    )

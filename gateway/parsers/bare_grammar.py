@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.patterns import RULES, Unheld, rewritten
-from eyas.common.text_formats import FORMATS
+from eyas.common.regex_syntax import Unheld
+from eyas.common.string_rules import Text, Writing, rules_of
+from eyas.common.text_formats import text_of
 from gateway.parsers.bare_values import Written
 from gateway.parsers.kinds import BRANCHES, Kind, Kinds, kinds_of
 from gateway.parsers.parameters import (
     OTHER_NAMES,
     Parameters,
     constraint,
-    lengths,
     parameters_of,
     standing,
     unheld,
@@ -29,7 +29,7 @@ from gateway.parsers.parameters import (
 from gateway.parsers.tags import Format, arguments, either, optional, sequence, text
 
 _SAYS_NOTHING = frozenset("title description default examples deprecated readOnly writeOnly $comment".split())
-_NEVER = "<"  # what tags begin with
+_WITHOUT_TAGS = Writing("<")  # what tags begin with
 
 
 def parameters(tool: str, schema: Mapping[str, Any], written: Written) -> Format:
@@ -109,9 +109,7 @@ class _Branch:
         return value if isinstance(value, str) else json.dumps(value)
 
     def _bounded(self, said: Mapping[str, Any]) -> Format:
-        pattern = said.get("pattern", FORMATS.get(said.get("format", "")))
-        times = lengths(said)
-        if pattern is None and not times:
+        text = text_of(said)
+        if text == Text():
             return self._free()
-        written = rewritten("[^<]" if pattern is None else pattern, _NEVER, {}, RULES)
-        return {"type": "grammar", "grammar": f"root ::= {written}{times}"}
+        return {"type": "grammar", "grammar": rules_of(text, _WITHOUT_TAGS, "root")}

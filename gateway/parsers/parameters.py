@@ -97,14 +97,6 @@ def constraint(schema: Any, root: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def lengths(said: Mapping[str, Any]) -> str:
-    """How many characters text may have, as rules write it behind one; "": any number."""
-    if not {"minLength", "maxLength"} & set(said):
-        return ""
-    most = str(int(said["maxLength"])) if "maxLength" in said else ""
-    return f"{{{int(said.get('minLength', 0))},{most}}}"
-
-
 def unheld(title: str, reason: str) -> NoReturn:
     """Raises InvalidRequest: the parameter cannot be held to."""
     raise InvalidRequest(f"at #/properties/{title[:100]}: {reason}", param="tools")

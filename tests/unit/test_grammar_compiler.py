@@ -79,8 +79,15 @@ def test_every_notation_is_followed(grammar: Grammar, good: list[str], bad: list
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
-        (Grammar.regex("(a"), "parenthesis"),
-        (Grammar.regex(r"a\b"), "[Ww]ord boundary"),
+        (Grammar.regex("(a"), "a bracket is not closed"),
+        (Grammar.regex(r"a\q"), r"the escape \\q is not supported"),
+        (Grammar.regex("(?i)a"), r"\(\?i is not supported"),
+        (Grammar.regex(r"(a)\1"), r"a reference to a group \\1 is not supported"),
+        (Grammar.regex("a(?=b)"), "a look-ahead"),
+        (Grammar.regex("a^b"), "no text fits"),
+        (tag(format={"type": "regex", "pattern": r"\q"}), r"the escape \\q is not supported"),
+        (tag(format={"type": "json_schema", "json_schema": {}, "any_order": True}), "any_order"),
+        (tag(format={"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}), "qwen_xml"),
         (Grammar.ebnf("root ::= x"), '"x" is not defined'),
         (Grammar.choice([]), "1 to 1000 texts"),
         (Grammar.choice([""]), "not empty"),

@@ -101,7 +101,15 @@ class GrammarState:
         ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
         longest: int = max(ids, key=lambda id: len(self._pieces[id]))
         alike = all(self._pieces[longest].startswith(self._pieces[id]) for id in ids)
-        return longest if alike else None
+        return longest if alike and (len(ids) == 1 or self._must(self._pieces[longest])) else None
+
+    def _must(self, piece: bytes) -> bool:
+        """Whether these bytes come next, in whatever tokens: a shorter one could go on in another way."""
+        try:
+            must = str(self._matcher.find_jump_forward_string()).encode()
+        except UnicodeDecodeError as error:  # it ends inside a character
+            must = bytes(error.object)
+        return must.startswith(piece)
 
     def _root(self) -> np.ndarray:
         if self._next is None:

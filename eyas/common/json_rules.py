@@ -1,0 +1,244 @@
+"""Rules of JSON values, made to hold what a printer of JSON writes, in one spelling.
+
+xgrammar reads a schema and prints its rules; here they are read token by token and written anew. Strings with
+a pattern, a format or a length become rules of their automata, names that a schema does not declare those of
+all other texts, white space what an indenting printer writes at that depth, escapes one for each character.
+This file knows how xgrammar prints, and refuses to know schemas.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from eyas.common.automata import of_others
+from eyas.common.python_rules import constant, numbers
+from eyas.common.string_rules import JSON, Text, of_automaton, quoted, rules_of
+
+MAX_INDENTED = 16
+"""Values inside values that are indented; what lies deeper is written without new lines."""
+
+_TOKEN = re.compile(
+    r'Regex\("(?:[^"\\]|\\.)*"[^)]*\)|"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\(=|[()|*+?]|\w+|\{[-\d, ]+\}',
+    re.DOTALL,
+)
+_MARK = re.compile(r'Regex\("eyas([0-9a-f]*)"')
+_LITERAL = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
+_QUOTE = r'"\""'
+_OPEN, _CLOSE, _COMMA = ('"{"', '"["'), ('"}"', '"]"'), ('","', '", "')
+_OURS = {
+    "basic_escape": r'[\"\\bfnrt] | "u00" ("0" [1-7be-f] | "1" [0-9a-f])',
+    "basic_string_sub": rf"{_QUOTE} | [^\0-\x1f\"\\\ud800-\udfff] basic_string_sub"
+    r' | "\\" basic_escape basic_string_sub',
+}
+Rules = dict[str, list[str]]
+
+
+class Style(Enum):
+    """How values are written: as JSON, as JSON without white space, or as Python's literals."""
+
+    JSON = "json"
+    COMPACT = "compact"
+    PYTHON = "python"
+
+
+def mark(text: Text) -> str:
+    """A pattern for a schema's string that xgrammar reads, and that `json_rules` finds in its rules."""
+    return f"eyas{msgspec.json.encode(text).hex()}"
+
+
+def json_rules(printed: str, style: Style = Style.JSON) -> str:
+    """The rules that xgrammar prints for a schema without white space, written anew from `root` on."""
+    rules = {name: _TOKEN.findall(body) for name, _, body in _lines(printed)}
+    rules |= {name: _TOKEN.findall(body) for name, body in _OURS.items() if name in rules}
+    rules = {name: _without_look_ahead(body) for name, body in rules.items()}
+    texts = dict[Text, str]()
+    lines = _other_names(rules)
+    _strings(rules, texts)
+    lines += [rules_of(text, JSON, name) for text, name in texts.items()]
+    if style is Style.PYTHON:
+        rules |= {name: _TOKEN.findall(body) for name, body in numbers().items() if name in rules}
+        rules = {name: [_constant(token) for token in body] for name, body in rules.items()}
+    used = _depths(rules)
+    space = _Space(style is not Style.COMPACT)
+    nullable = _nullable(rules)
+    written = [f"{name} ::= {space.within(rules[name], depth, nullable)}" for name, depth in used.items()]
+    # a rule that may be nothing takes the white space before it into itself
+    for name in sorted(space.leading):
+        body = space.within(rules[name], used[name], nullable, leads=True)
+        written.append(f"{name}_led ::= {body}")
+    return "\n".join([*written, *space.rules(), *lines])
+
+
+def _lines(printed: str) -> list[tuple[str, str, str]]:
+    return [line.partition(" ::= ") for line in printed.splitlines() if line.strip()]
+
+
+def _without_look_ahead(body: list[str]) -> list[str]:
+    """What may follow a rule is seen from the others: they are not those that the library knew."""
+    return body[: body.index("(=")] if "(=" in body else body
+
+
+# --- strings and names
+
+
+def _strings(rules: Rules, texts: dict[Text, str]) -> None:
+    """Where a rule is a marked expression, what refers to it between quotes refers to its text's rules."""
+    marked = dict[str, Text]()
+    for name, body in rules.items():
+        if found := [_MARK.match(token) for token in body if token.startswith("Regex(")]:
+            assert found[0] is not None, f"{name} has an expression that no schema named"
+            marked[name] = msgspec.json.decode(bytes.fromhex(found[0][1]), type=Text)
+    for name, body in rules.items():
+        if name not in marked:
+            rules[name] = _with_texts(body, marked, texts)
+
+
+def _with_texts(body: list[str], marked: dict[str, Text], texts: dict[Text, str]) -> list[str]:
+    found, at = list[str](), 0
+    while at < len(body):
+        found.append(body[at])
+        at += 1
+        if found[-1] in marked:
+            found[-1] = texts.setdefault(marked[found[-1]], f"text_{len(texts)}")
+            assert body[at] == _QUOTE  # which the text's rules have
+            at += 1
+    return found
+
+
+def _other_names(rules: Rules) -> list[str]:
+    """Rules of the names that an object does not declare. The library tells bytes from one another where it
+    should tell characters.
+    """
+    lines = list[str]()
+    for name in [name for name in rules if name.endswith("_addl_key")]:
+        first = next((token for token in rules[name] if token.startswith(f"{name}_")), None)
+        if first is None:
+            continue
+        names = _declared(rules, first)
+        lines.append(of_automaton(of_others(names), JSON, f"other_{len(lines)}"))
+        rules[name] = [_QUOTE, f"other_{len(lines) - 1}"]
+    return lines
+
+
+def _declared(rules: Rules, first: str) -> list[str]:
+    """The names that rules of all others leave out: they tell them byte by byte."""
+    found, todo = list[bytes](), [(first, b"")]
+    while todo:
+        rule, before = todo.pop()
+        body = rules[rule]
+        if _QUOTE not in body or body[body.index(_QUOTE) + 1] not in ("|", ")"):
+            found.append(before)
+        for token, after in zip(body, body[1:], strict=False):
+            if token[0] == '"' and after in rules and after.startswith(f"{first.rpartition('_')[0]}_"):
+                todo.append((after, before + _literal(token).encode("latin-1")))
+    return [name.decode() for name in found]
+
+
+def _constant(token: str) -> str:
+    """A text in a rule, as Python writes it."""
+    if token[0] != '"' or (text := constant(before := _literal(token))) == before:
+        return token
+    return quoted(text)
+
+
+def _literal(token: str) -> str:
+    """What a text in a rule stands for."""
+    return _LITERAL.sub(_character, token[1:-1])
+
+
+def _character(escape: re.Match[str]) -> str:
+    number = escape[1] or escape[2] or escape[3]
+    return chr(int(number, 16)) if number else _LETTERS.get(escape[4], escape[4])
+
+
+# --- white space
+
+
+@dataclass(frozen=True, order=True)
+class Depth:
+    """In how many values a place may lie."""
+
+    least: int
+    most: int
+
+    def inside(self, more: int) -> Depth:
+        return Depth(*(min(max(depth + more, 0), MAX_INDENTED) for depth in (self.least, self.most)))
+
+
+def _depths(rules: Rules) -> dict[str, Depth]:
+    """The rules that `root` needs, and where their values may lie."""
+    found, todo = {"root": Depth(0, 0)}, ["root"]
+    while todo:
+        name = todo.pop()
+        inside = 0
+        for token in rules[name]:
+            inside += (token in _OPEN) - (token in _CLOSE)
+            if token not in rules:
+                continue
+            here = found[name].inside(inside)
+            known = found.get(token, here)
+            joined = Depth(min(known.least, here.least), max(known.most, here.most))
+            if token not in found or joined != known:
+                found[token] = joined
+                todo.append(token)
+    return found
+
+
+def _nullable(rules: Rules) -> set[str]:
+    """The rules of parts that may be nothing."""
+    return {name for name, body in rules.items() if '""' in body}
+
+
+class _Space:
+    """White space that rules need: which there is, by its depth. Not `spaced`: none."""
+
+    def __init__(self, spaced: bool) -> None:
+        self._spaced = spaced
+        self._used = set[Depth]()
+        self.leading = set[str]()
+
+    def within(self, body: list[str], depth: Depth, nullable: set[str], leads: bool = False) -> str:
+        """A rule's right side with white space. `leads`: some stands at its beginning, if anything does."""
+        found, inside, before = list[str](), 0, ""
+        for i, token in enumerate(body):
+            after = body[i + 1] if i + 1 < len(body) else ""
+            if leads and before in ("(", "|", "") and token not in ('""', "("):
+                found.append(self._at(depth))
+            if token in _CLOSE and before not in _OPEN:
+                found.append(self._at(depth.inside(inside - 1)))
+            inside += (token in _OPEN) - (token in _CLOSE)
+            if self._spaced and before in _OPEN and token in nullable:
+                self.leading.add(token)
+                token = f"{token}_led"
+            found.append('","' if token in _COMMA else "colon" if token == '":"' and self._spaced else token)
+            if token in _COMMA or (token in _OPEN and after not in (*_CLOSE, *nullable)):
+                found.append(self._at(depth.inside(inside)))
+            before = token
+        return " ".join(part for part in found if part)
+
+    def _at(self, depth: Depth) -> str:
+        if not self._spaced:
+            return ""
+        if depth.least < depth.most and depth.most >= MAX_INDENTED - 1:
+            depth = Depth(0, MAX_INDENTED)  # within itself: one rule for all is compiled sooner
+        self._used.add(depth)
+        return f"space_{depth.least}_{depth.most}"
+
+    def rules(self) -> list[str]:
+        """Nothing, one space, or a new line with what an indenting printer writes there."""
+        if not self._spaced:
+            return []
+        lines = ['colon ::= " "? ":" " "?']
+        for depth in sorted(self._used):
+            indented = ['""'] if not depth.least else []
+            if depth.most:
+                least = max(depth.least, 1)
+                indented += [f'" "{{{least},{4 * depth.most}}}', rf'"\t"{{{least},{depth.most}}}']
+            new_line = rf'"\n" ({" | ".join(indented)})'
+            lines.append(f'space_{depth.least}_{depth.most} ::= "" | " " | {new_line}')
+        return lines
