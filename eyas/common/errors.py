@@ -1,6 +1,7 @@
 """The exception tree of Eyas: the one place where a failure gets its gRPC and HTTP status.
 
     EyasError                      INTERNAL             500
+    ├── LogitsNotFinite                                 500   (the model gave NaN for this request)
     ├── InvalidRequest             INVALID_ARGUMENT     400   (names the field)
     │   ├── ContextLengthExceeded                       400
     │   ├── GrammarTooSlow                              400
@@ -42,6 +43,12 @@ class EyasError(Exception):
         super().__init__(message)
         self.message: str = message
         self.param: str | None = param
+
+
+class LogitsNotFinite(EyasError):
+    """The model gave NaN or infinity for this request; no other worker would do better."""
+
+    code = "logits_not_finite"
 
 
 class InvalidRequest(EyasError):

@@ -78,6 +78,9 @@ class WorkerMetrics:
             "prompt_tokens": counter("prompt_tokens", "Prompt tokens of admitted requests"),
             "cached_tokens": counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache"),
             "preemptions": counter("preemptions", "Sequences sent back to the queue"),
+            "logits_not_finite": counter(
+                "logits_not_finite", "Requests that failed because their logits were NaN or infinite"
+            ),
             "pulls_failed": counter("transfer_failures", "Pulls that ended without their pages"),
             "nodes_verified": counter("draft_nodes_verified", "Draft tokens verified, on all branches"),
             "drafts_late": counter("draft_rounds_late", "Rounds that did not wait for their draft"),

@@ -294,6 +294,7 @@ class Front:
             prompt_tokens=load.prompt_tokens,
             cached_tokens=load.cached_tokens,
             preemptions=load.preemptions,
+            logits_not_finite=load.logits_not_finite,
             pulls_failed=load.pulls_failed,
             nodes_verified=load.nodes_verified,
             drafts_late=load.drafts_late,

@@ -78,6 +78,7 @@ class Busy:
             eos_ids=(),
             new_uid=requests.new_uid,
             on_end=requests.end,
+            on_broken=requests.spoil,
         )
         self._loop = StepLoop(self._rig.scheduler, runner, committer)
         self._admit(count)

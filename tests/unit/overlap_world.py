@@ -165,6 +165,7 @@ class World:
             eos_ids=EOS,
             new_uid=requests.new_uid,
             on_end=requests.end,
+            on_broken=requests.spoil,
         )
 
     def run(self, requests: SequenceOf[GenerationRequest], *, cancels: float = 0.0) -> None:

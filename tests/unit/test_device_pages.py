@@ -164,6 +164,7 @@ class World:
             eos_ids=(),
             new_uid=rig.requests.new_uid,
             on_end=rig.requests.end,
+            on_broken=rig.requests.spoil,
         )
 
     def submit(self, name: str, prompt: int, max_tokens: int, choices: int = 1) -> None:

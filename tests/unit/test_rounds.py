@@ -94,6 +94,7 @@ def _loop(rig: Rig, pool: PagesOfNumbers, drafter: Drafter | None = None) -> Ste
         eos_ids=(99,),
         new_uid=rig.requests.new_uid,
         on_end=rig.requests.end,
+        on_broken=rig.requests.spoil,
     )
     return StepLoop(rig.scheduler, runner, committer)
 

@@ -14,6 +14,9 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.tree import NO_DRAFTS, Drafts
 
+NOT_FINITE = -1
+"""Or any number below 0: in place of a token whose row's logits hold NaN or infinity."""
+
 NO_FORKS: Mapping[int, tuple[int, TokenLogprob | None]] = {}
 
 
@@ -36,6 +39,12 @@ class Landed(NamedTuple):
     scores: tuple[Asked, PromptLogprobs] | None = None
     features: Any = None
     ringed: int = 0
+
+    @property
+    def finite(self) -> bool:
+        """Were all its logits numbers? Else what they gave is no answer."""
+        firsts = (token for token, _ in self.forks.values())
+        return min(*self.tokens, *firsts, 0, 0) >= 0
 
     @property
     def rows(self) -> int:

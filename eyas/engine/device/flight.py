@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from eyas.engine.batch.landed import Landed
+from eyas.engine.batch.landed import NOT_FINITE, Landed
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.tree import Drafts
@@ -90,6 +90,8 @@ class DeviceFlight:
         table, walked = _rows(result[:rounds], shape.batch), _rows(result[ends:], shape.batch)
         for i, (work, row, path) in enumerate(zip(self.placed.rounds, table, walked, strict=False)):
             count, depth, nodes, *tokens = row
+            if depth < 0:
+                depth, tokens[count - 1] = NOT_FINITE - depth, NOT_FINITE
             place, drafts = i * shape.width, Drafts(count - 1, depth, nodes)
             logprobs, forks = special.logprobs(place, path[:count]), special.firsts(place)
             landed.append(Landed(work, tuple(tokens[:count]), logprobs, drafts, forks))
@@ -97,7 +99,8 @@ class DeviceFlight:
         alone = _rows(result[rounds:singles], shape.singles)
         for place, (work, row) in enumerate(zip(self.placed.singles, alone, strict=False), start=first):
             logprobs, forks = special.logprobs(place, (0,)), special.firsts(place)
-            landed.append(Landed(work, (row[-1],), logprobs, forks=forks))
+            token = row[-1] if row[1] >= 0 else NOT_FINITE
+            landed.append(Landed(work, (token,), logprobs, forks=forks))
         certain = self._results.certain
         return landed if certain is None else certain.of(landed, len(self.placed.rounds))
 

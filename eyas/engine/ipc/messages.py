@@ -281,6 +281,7 @@ class Load(Message, frozen=True):
     cached_tokens: int = 0
     prompt_tokens: int = 0
     preemptions: int = 0
+    logits_not_finite: int = 0  # requests that failed for them
     leases: int = 0  # handles that still claim pages here
     moved: dict[str, Moved] = {}  # by transfer path
     pulls_failed: int = 0

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from eyas.engine.batch.tables import Tables
 from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.ranking import unmarked
 from eyas.engine.kernels.rounds import LANES, PLAIN
 from eyas.engine.kernels.sizes import cdiv
 
@@ -31,7 +32,9 @@ class Ends:
 
 
 def land(tables: Tables, ends: Ends, chosen: Tensor, result: Tensor, pdl: bool) -> None:
-    """`chosen` int32 [E] become their sequences' roots, stand in their texts, and are copied to `result`."""
+    """`chosen` int32 [E] become their sequences' roots, stand in their texts, and are copied to `result`;
+    there alone they may be marked.
+    """
     count = ends.slots.shape[0]
     _land[(cdiv(count, LANES),)](
         ends.slots,
@@ -78,6 +81,7 @@ def _land(
     token = tl.load(chosen + end, mask=inside, other=0)
     live = slot != padding
     tl.store(result + end, token, mask=inside)
+    token = unmarked(token)
     tl.store(length + slot, position, mask=live)
     tl.store(root + slot, token, mask=live)
     tl.store(text + slot.to(tl.int64) * context + position, token, mask=live & (position < context))

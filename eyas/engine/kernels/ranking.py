@@ -43,6 +43,18 @@ def value_of(keys):
 
 
 @triton.jit
+def marked(token):
+    """A token of a row whose logits are not finite, as it goes to the host: below 0."""
+    return -token - 1
+
+
+@triton.jit
+def unmarked(token):
+    """The token itself, marked or not: what tables hold is always an id."""
+    return tl.maximum(token, -token - 1)
+
+
+@triton.jit
 def id_of(keys):
     """The int32 id of a key."""
     return -(keys & LAST_ID).to(tl.int32) + LAST_ID

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from eyas.engine.batch.tables import Tables
 from eyas.engine.kernels.launching import after_previous, kernel
+from eyas.engine.kernels.ranking import marked, unmarked
 from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 # Tables start at any word and have any size: not specialised, so that one compiled kernel serves all.
@@ -26,7 +27,9 @@ PLAIN = (
 )
 LANES = 128  # rows per program, in kernels with one lane per row
 FACTS = 3
-"""Words of a round's result before its tokens: the number of tokens, the depth and the number of drafts."""
+"""Words of a round's result before its tokens: the number of tokens, the depth and the number of drafts. The
+depth is `ranking.marked` if the logits that gave the last of the tokens are not finite.
+"""
 SYNTHETIC_CHOICE = tl.constexpr(-1)  # the choice in the key of synthetic draws; no real choice has it
 
 
@@ -175,7 +178,8 @@ def _prepare(
 def verdict(batch: Batch, chosen: Tensor, verdicts: Verdicts, rates: Tensor | None = None) -> None:
     """Walks the drafts of a round of W nodes and commits those that the target agrees with.
 
-    The first B * W entries of `chosen` int32 are the target's token at each node. The length grows by a + 1,
+    The first B * W entries of `chosen` int32 are the target's token at each node, marked where its logits are
+    not finite: no draft agrees with such a one. The length grows by a + 1,
     the text by the tokens emitted, the last of them becomes the root, and the drafts are cleared (-1).
 
     `rates` float32 [P - 1] makes acceptance synthetic, for benchmarks only. Down the first path of the tree,
@@ -265,10 +269,12 @@ def _verdict(
         nodes = tl.where(node == accepted, child, nodes)
         token = tl.load(chosen + sequence * WIDTH + child)
         child = _child(node, offered & (parent == child), draft, token, BLOCK, SYNTHETIC)
+    broken = token < 0
+    token = unmarked(token)
     tokens = tl.where(node == accepted, token, tokens)
     tl.store(path + sequence * PATH + node, nodes, mask=node < PATH)
     result += sequence * (FACTS + WIDTH)
-    _store_facts(result, accepted, offered, depth + slot * nodes_stride + node)
+    _store_facts(result, accepted, offered, depth + slot * nodes_stride + node, broken)
     tl.store(result + FACTS + node, tokens, mask=node < WIDTH)
     live = slot != padding
     tl.store(length + slot, start + accepted + 1, mask=live)
@@ -284,10 +290,11 @@ def _write(text, positions, tokens, kept, context):
 
 
 @triton.jit
-def _store_facts(out, accepted, offered, depth):
+def _store_facts(out, accepted, offered, depth, broken):
     """The first FACTS words of a result. `depth`: where that of each draft stands."""
     tl.store(out, accepted + 1)
-    tl.store(out + 1, tl.max(tl.load(depth, mask=offered, other=0)))
+    deepest = tl.max(tl.load(depth, mask=offered, other=0))
+    tl.store(out + 1, tl.where(broken, marked(deepest), deepest))
     tl.store(out + 2, tl.sum(offered.to(tl.int32)))
 
 

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from eyas.engine.kernels.gumbel import gumbel_from
 from eyas.engine.kernels.launching import kernel
-from eyas.engine.kernels.ranking import LOWEST_KEY, id_of, key_of, value_of
+from eyas.engine.kernels.ranking import LOWEST_KEY, id_of, key_of, marked, value_of
 from eyas.engine.kernels.sizes import cdiv, power_of_2
 from eyas.engine.kernels.survivors import SHORTLIST, cut_of, score_of
 
@@ -109,7 +109,9 @@ def find_peaks(logits: torch.Tensor, pdl: bool) -> Peaks:
 def choose(
     logits: torch.Tensor, rows: SampledRows, tables: SamplingTables, out: torch.Tensor, pdl: bool = False
 ) -> None:
-    """Writes the token of each row of `logits` float32 [N, vocab] to `out` int32 [N]."""
+    """Writes the token of each row of `logits` float32 [N, vocab] to `out` int32 [N]; of a row that holds NaN
+    or +infinity, `ranking.marked`: the host hears of it with the step's tokens.
+    """
     count, vocab = logits.shape
     peaks = find_peaks(logits, pdl)
     tops, cuts = peaks.keys.new_empty(2, count)
@@ -161,6 +163,7 @@ def _peaks(
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     ids = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     values = tl.load(logits + row * stride + ids, mask=ids < VOCAB, other=0.0)
+    values = tl.where(values == values, values, float("inf"))  # NaN of either sign stands out
     keys = tl.where(ids < VOCAB, key_of(values, ids), LOWEST_KEY)
     tl.store(peaks + row * PEAKS + block, tl.max(keys, 1), mask=block < PEAKS)
     if tl.program_id(0) == 0:
@@ -188,7 +191,9 @@ def _settle(
     PEAKS_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The token of a settled or greedy row; for other rows the best key, and the lowest that survives."""
+    """The token of a settled, greedy or broken row; for other rows the lowest key that survives. Of all, the
+    best key.
+    """
     _after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
@@ -197,12 +202,14 @@ def _settle(
     block = tl.arange(0, PEAKS_BLOCK)
     keys = tl.load(peaks + row * PEAKS + block, mask=block < PEAKS, other=LOWEST_KEY)
     best = tl.max(keys)
-    if known >= 0:
+    tl.store(tops + row, best)
+    if _is_broken(best):
+        tl.store(out + row, marked(tl.where(known >= 0, known, token_of(best, VOCAB))))
+    elif known >= 0:
         tl.store(out + row, known)
     elif t == 0.0:
         tl.store(out + row, token_of(best, VOCAB))
     else:
-        tl.store(tops + row, best)
         k, p, least = tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot)
         values = tl.where(block < PEAKS, value_of(keys), -float("inf"))
         cut = cut_of(
@@ -243,17 +250,18 @@ def _draw(
 ):
     """The best id of a tile after noise; the last tile of a row writes the row's token.
 
-    Skips settled and greedy rows.
+    Skips settled, greedy and broken rows.
     """
     _after_previous(PDL)
     row = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row)
     t = tl.load(temperature + slot)
-    if (t != 0.0) & (_known(settled, row) < 0):
+    top = tl.load(tops + row)
+    if (t != 0.0) & (_known(settled, row) < 0) & (_is_broken(top) == 0):
         start = tl.program_id(0) * TILE
         ids = start + tl.arange(0, TILE)
         values = tl.load(logits + row * stride + ids, mask=ids < VOCAB, other=-float("inf"))
-        scores = score_of(values, value_of(tl.load(tops + row)), t)
+        scores = score_of(values, value_of(top), t)
         alive = (ids < VOCAB) & (key_of(scores, ids) >= tl.load(cuts + row))
         if tl.max(alive.to(tl.int32)) > 0:  # most tiles have no survivor
             if choices is None:
@@ -267,6 +275,12 @@ def _draw(
         if tl.atomic_add(tickets + row, 1) == tl.num_programs(0) - 1:
             found = tl.atomic_max(best + row, LOWEST_KEY)  # an atomic read: it sees what other tiles wrote
             tl.store(out + row, token_of(found, VOCAB))
+
+
+@triton.jit
+def _is_broken(best):
+    """Is the best of a row's keys that of NaN or +infinity?"""
+    return value_of(best) == float("inf")
 
 
 @triton.jit

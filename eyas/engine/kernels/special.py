@@ -17,7 +17,7 @@ import triton.language as tl
 from eyas.common.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_TOP_LOGPROBS
 from eyas.engine.batch.tables import Tables
 from eyas.engine.kernels.launching import kernel
-from eyas.engine.kernels.ranking import LOWEST_KEY, id_of, key_of, value_of
+from eyas.engine.kernels.ranking import LOWEST_KEY, id_of, key_of, unmarked, value_of
 from eyas.engine.kernels.sizes import cdiv, power_of_2
 
 COLUMNS = (
@@ -325,7 +325,7 @@ def _report(
     if top >= 0:
         raw, peaks = logits + place * stride, peaks + index * PEAKS
         best, mass = _normaliser(raw, VOCAB, TILE)
-        tl.store(out + 1, (tl.load(raw + token) - best - mass).to(tl.int32, bitcast=True))
+        tl.store(out + 1, (tl.load(raw + unmarked(token)) - best - mass).to(tl.int32, bitcast=True))
         if top > 0:
             for start in range(0, VOCAB, TILE):
                 ids = start + tl.arange(0, TILE)

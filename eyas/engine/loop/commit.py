@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from eyas.common.types import FirstToken, Timings
 from eyas.engine.batch.landed import Landed
-from eyas.engine.batch.sequence import Kind, Sequence
+from eyas.engine.batch.sequence import Generation, Kind, Sequence
 from eyas.engine.batch.stopping import finish
 from eyas.engine.ipc.messages import PrefillDone
 from eyas.engine.ipc.outbox import Outbox
@@ -25,7 +25,9 @@ from eyas.engine.scheduling.ranked import Schedulers
 
 @dataclass(frozen=True)
 class Committer:
-    """Commits steps in the order of their landing. `on_end` is told of every sequence that finished."""
+    """Commits steps in the order of their landing. `on_end` is told of every sequence that finished,
+    `on_broken` of every request with logits that are not finite.
+    """
 
     scheduler: Schedulers
     runner: Runner
@@ -35,6 +37,7 @@ class Committer:
     eos_ids: tuple[int, ...]
     new_uid: Callable[[], int]
     on_end: Callable[[Sequence], None]
+    on_broken: Callable[[Generation], None]
 
     def commit(self, landed: SequenceOf[Landed]) -> None:
         """Apply one step; what it gave to those who were cancelled meanwhile is dropped.
@@ -43,6 +46,10 @@ class Committer:
         given back before that is done.
         """
         alive = [one for one in landed if self._is_alive(one)]
+        if broken := dict.fromkeys(one.work.seq.generation for one in alive if not one.finite):
+            for generation in broken:
+                self.on_broken(generation)
+            alive = [one for one in alive if one.work.seq.generation not in broken]
         ended = [one.work.seq for one in alive if self._take(one)]
         self.drafting.post()
         for one in alive:

@@ -158,6 +158,7 @@ class Engine:
             eos_ids=tuple(parts.model.eos_token_ids),
             new_uid=self._requests.new_uid,
             on_end=self._requests.end,
+            on_broken=self._requests.spoil,
         )
         rates = parts.ready.rates
         paces = None if rates is None else StepPaces(rates.times)
@@ -320,6 +321,7 @@ class Engine:
             cached_tokens=scheduler.cached_tokens,
             prompt_tokens=scheduler.prompt_tokens,
             preemptions=scheduler.preemptions,
+            logits_not_finite=self._requests.spoiled,
             leases=self._parts.leases.owner.active,
             moved=self._moved(),
             pulls_failed=sum(pulls.failed for pulls in self._pulls),

@@ -116,9 +116,19 @@ class PlainRunner:
             places = torch.tensor(picked, device=residual.device)
             sampled = sample(self.model.logits(residual, places), rows)
         landed = self._scored(verified(works, counts, sampled, features, pool), residual)
+        self._cleanse([one.work for one in landed if not one.finite])
         if residual.is_cuda:
             torch.cuda.current_stream(residual.device).synchronize()  # copies of its pages may begin now
         return PlainFlight(works, landed, launched)
+
+    def _cleanse(self, works: list[Work]) -> None:
+        """Takes NaN and infinity out of these sequences' pages: whoever has a page next attends over all of
+        it, and a weight of 0 times NaN is NaN. Numbers, which others may share, stay as they are.
+        """
+        for pool in self._pools if works else ():
+            pages = torch.tensor(sorted({page for work in works for page in work.seq.pages}))
+            sound = pool.tensor[pages].float().nan_to_num_(0.0, 0.0, 0.0)
+            pool.tensor[pages] = sound.to(pool.tensor.dtype)
 
     def _scored(self, results: list[Landed], residual: torch.Tensor) -> list[Landed]:
         """With the log-probabilities of the prompts' rows that somebody asked for."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eyas.common.types import TokenLogprob
+from eyas.engine.batch.landed import NOT_FINITE
 from eyas.engine.sampling.filters import survivors, tempered
 from eyas.engine.sampling.noise import gumbel_at, gumbel_rows, streams
 from eyas.engine.sampling.processors import adjusted
@@ -38,7 +39,8 @@ class Sampled:
 def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
     """The token of each row. `logits` float32 [R, V] come from the model and are not modified.
 
-    Logprobs are the log-softmax of `logits`, before any processor; `top` is sorted, best first.
+    Logprobs are the log-softmax of `logits`, before any processor; `top` is sorted, best first. Of a row
+    that holds NaN or +infinity, or nothing else than -infinity, the token is NOT_FINITE.
     """
     scores = adjusted(logits, rows)
     tokens = scores.argmax(-1)
@@ -49,7 +51,10 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Sampled:
         kept = survivors(tempered(scores[warm], params), params)
         tokens[warm] = _with_noise(kept, asking).argmax(-1)
     chosen = tokens.tolist()
-    return Sampled(chosen, _logprobs(logits, rows, chosen))
+    logprobs = _logprobs(logits, rows, chosen)
+    finite = logits.amax(-1).isfinite().tolist()  # a maximum with NaN is NaN
+    told = [token if sound else NOT_FINITE for token, sound in zip(chosen, finite, strict=True)]
+    return Sampled(told, logprobs)
 
 
 def perturbed(draft_logits: Tensor, rows: Sequence[Row], token_map: Tensor | None) -> Tensor:

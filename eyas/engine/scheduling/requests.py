@@ -18,6 +18,7 @@ from eyas.common.errors import (
     DeadlineExceeded,
     EyasError,
     InvalidRequest,
+    LogitsNotFinite,
     Overloaded,
     TransferFailed,
     Unavailable,
@@ -57,6 +58,7 @@ class Requests:
     copy_page: Callable[[int, int], None]
     table: dict[str, Generation] = field(default_factory=dict)
     draining: bool = False
+    spoiled: int = 0  # requests that failed by their logits, ever
     joins: int = 0  # sequences whose prompt was pulled and that have begun, ever
     _arrivals: dict[Sequence, Arrival] = field(default_factory=dict)  # for joining sequences
     _unremembered: list[tuple[Sequence, int]] = field(default_factory=list)  # that came, and their rows
@@ -158,6 +160,13 @@ class Requests:
         """Tells the front that the request failed, and drops it."""
         self.outbox.failed(generation, error)
         self._drop(generation)
+
+    def spoil(self, generation: Generation) -> None:
+        """Fails a request whose logits are not finite. No other one begins with its rows."""
+        self.spoiled += 1
+        for seq in generation.sequences:
+            seq.kv_len = seq.draft_len = 0
+        self.fail(generation, LogitsNotFinite("the model gave NaN or infinity as logits of this request"))
 
     def expire(self, now: float) -> None:
         """Fails every request whose deadline is before `now` (monotonic seconds)."""
