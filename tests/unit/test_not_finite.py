@@ -26,7 +26,7 @@ from tests.unit.tiny import write_tiny_llama
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BAD = 63  # prompts that end with it have logits that are not finite
-PATIENCE_S = 90
+PATIENCE_S = 600
 FAILURE = "the model gave NaN or infinity as logits of this request"
 NAN, INF = float("nan"), float("inf")
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -103,6 +103,12 @@ def answers(config: EngineConfig, *batches: list[GenerationRequest]) -> tuple[di
     return results, worker.engine._requests.spoiled
 
 
+def plain(config: EngineConfig) -> EngineConfig:
+    """The specification: without drafts, and in plain torch."""
+    torch_alone = {"attention_backend": "torch", "prefill_attention_backend": "torch"}
+    return replace(config, draft=None, overlap_schedule=False, **torch_alone)
+
+
 def check(
     config: EngineConfig,
     value: float,
@@ -110,7 +116,7 @@ def check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Few pages: those of the bad requests are the next good ones'."""
-    expected, _ = answers(config, good())
+    expected, _ = answers(plain(config), good())
     poison(monkeypatch, value)
     results, count = answers(config, *batches)
     failed = {name for name in results if name.startswith("nan")}
@@ -130,6 +136,7 @@ def test_a_request_fails_alone_and_its_pages_harm_nobody(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("drafts", [False, True])
 def test_the_same_on_a_device(config: EngineConfig, drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(drafting(config) if drafts else config, num_pages=8)

@@ -269,16 +269,14 @@ def _verdict(
         nodes = tl.where(node == accepted, child, nodes)
         token = tl.load(chosen + sequence * WIDTH + child)
         child = _child(node, offered & (parent == child), draft, token, BLOCK, SYNTHETIC)
-    broken = token < 0
-    token = unmarked(token)
-    tokens = tl.where(node == accepted, token, tokens)
+    tokens = tl.where(node == accepted, unmarked(token), tokens)
     tl.store(path + sequence * PATH + node, nodes, mask=node < PATH)
     result += sequence * (FACTS + WIDTH)
-    _store_facts(result, accepted, offered, depth + slot * nodes_stride + node, broken)
+    _store_facts(result, accepted, offered, depth + slot * nodes_stride + node, token < 0)
     tl.store(result + FACTS + node, tokens, mask=node < WIDTH)
     live = slot != padding
     tl.store(length + slot, start + accepted + 1, mask=live)
-    tl.store(root + slot, token, mask=live)
+    tl.store(root + slot, unmarked(token), mask=live)
     _write(text + slot.to(tl.int64) * context, start + 1 + node, tokens, live & (node <= accepted), context)
     tl.store(drafts + place, tl.full([BLOCK], -1, tl.int32), mask=live & (node > 0) & (node <= drafts_stride))
 
