@@ -80,8 +80,20 @@ def _calls_of(template: ChatTemplate, parser: str) -> tuple[ToolFormat | None, t
     for style in styles:
         for format in formats:
             if _writes(template, format, *style):
-                return format, style
-    return named, styles[0]
+                told = _told_by(template) if format.opener else None
+                return told or format, style
+    return named or _told_by(template), styles[0]
+
+
+def _told_by(template: ChatTemplate) -> ToolFormat | None:
+    """The format that the template tells the model to write, with its markers: some write calls without."""
+    try:
+        with_tools = template.render([_QUESTION], tools=_TOOLS)
+        without = template.render([_QUESTION])
+    except (InvalidRequest, TooManySteps):
+        return None
+    told = (format for format in TOOL_FORMATS.values() if format.says)
+    return next((format for format in told if format.says in with_tools and format.says not in without), None)
 
 
 def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no_content: Any) -> bool:
@@ -92,6 +104,8 @@ def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no
         prompt = template.render([_QUESTION], tools=_TOOLS)
         whole = template.render([_QUESTION, answer], tools=_TOOLS, add_generation_prompt=False)
     except (InvalidRequest, TooManySteps):
+        return False
+    if format.opener and not whole.startswith(prompt):
         return False
     text = whole.removeprefix(prompt) if format.opener else whole
     if format.sign not in text:

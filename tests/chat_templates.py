@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.list_templates import SPEAKS
 from tests.newer_templates import GLM45, GPT_OSS, KIMI_K2
 
 PLAIN = (
@@ -300,6 +301,7 @@ TEMPLATES = {
     "gemma": GEMMA,
     "documents": DOCUMENTS,
     "effort": EFFORT,
+    **SPEAKS,
 }
 
 WEATHER: dict[str, Any] = {

@@ -5,7 +5,8 @@ It knows the tags. It refuses to know the tools.
 
 from __future__ import annotations
 
-from gateway.parsers.calls import Tools, attempt, call_object
+from gateway.parsers.calls import Tools
+from gateway.parsers.lists import any_calls
 from gateway.parsers.output import Output
 from gateway.parsers.source import Source, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, call_objects, repeated, sequence, text
@@ -14,15 +15,11 @@ MARKERS = BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
-    """Reads an answer to its end. Any name may be called."""
+    """Reads an answer to its end. Any name may be called. Granite 3.1 writes a list between the tags."""
     while marker := (yield from source.upto(MARKERS, out.content)):
         if marker == BEGIN:
-            yield from attempt(source, out, _body(source, out))
-
-
-def _body(source: Source, out: Output) -> Wait[None]:
-    yield from source.space()
-    yield from call_object(source, out)
+            yield from source.space()
+            yield from any_calls(source, out)
 
 
 def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:

@@ -6,7 +6,7 @@ and refuses to know how values are written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
@@ -26,37 +26,51 @@ def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
 
 
 def _call(tool: str, schema: Mapping[str, Any]) -> Format:
-    try:
-        arguments = either([_arguments(part, schema) for part in parameters_of(schema)])
-    except InvalidRequest as error:
-        raise InvalidRequest(f"the tool {tool} cannot be followed: {error.message}", param="tools") from None
-    return sequence(text(f"{tool}("), arguments, text(")"))
-
-
-def _arguments(parameters: Parameters, root: Any) -> Format:
-    """Arguments in the order of the schema, each where it is required or not, with commas in between."""
-    if parameters.others is not None:
-        other = _argument({"type": "regex", "pattern": f"{OTHER_NAMES}="}, parameters.others, root)
-        return optional(repeated(other, _COMMA, True))
-    needed, items = list[bool](), list[Format]()
-    for title, value in parameters.named.items():
+    def argument(title: str, value: Any) -> Format:
+        if not title:
+            return _argument({"type": "regex", "pattern": f"{OTHER_NAMES}="}, value, schema)
         if not TITLE.fullmatch(title):
             unheld(title, "the format of the model's calls cannot write this name")
+        return _argument(text(f"{title}="), value, schema)
+
+    return sequence(text(f"{tool}("), in_order(tool, schema, argument, _COMMA), text(")"))
+
+
+def in_order(
+    tool: str, schema: Mapping[str, Any], argument: Callable[[str, Any], Format], comma: Format
+) -> Format:
+    """Arguments in the order of the schema, each where it is required or not, with commas in between.
+
+    `argument`: the grammar of one with its name; without a name it is of any. Raises InvalidRequest, which
+    names the tool, for what cannot be held to.
+    """
+    try:
+        return either([_arguments(part, argument, comma) for part in parameters_of(schema)])
+    except InvalidRequest as error:
+        raise InvalidRequest(f"the tool {tool} cannot be followed: {error.message}", param="tools") from None
+
+
+def _arguments(parameters: Parameters, argument: Callable[[str, Any], Format], comma: Format) -> Format:
+    if parameters.others is not None:
+        return optional(repeated(argument("", parameters.others), comma, True))
+    needed, items = list[bool](), list[Format]()
+    for title, value in parameters.named.items():
+        written = argument(title, {} if value is False else value)
         if value is not False:
             needed.append(title in parameters.required)
-            items.append(_argument(text(f"{title}="), value, root))
+            items.append(written)
         elif title in parameters.required:
             unheld(title, "no value of it can be written")
     if True not in needed:
-        return optional(_some(items)) if items else text("")
+        return optional(_some(items, comma)) if items else text("")
     first = needed.index(True)
-    before = [optional(sequence(item, _COMMA)) for item in items[:first]]
-    after = [sequence(_COMMA, item) for item in items[first + 1 :]]
+    before = [optional(sequence(item, comma)) for item in items[:first]]
+    after = [sequence(comma, item) for item in items[first + 1 :]]
     behind = [item if must else optional(item) for item, must in zip(after, needed[first + 1 :], strict=True)]
     return sequence(*before, items[first], *behind)
 
 
-def _some(items: Sequence[Format]) -> Format:
+def _some(items: Sequence[Format], comma: Format) -> Format:
     """One or more of them in their order: some of the first, some of both, or some of the last few.
 
     The last few are told twice. To have one at a time would nest too deep, half of them would tell too much.
@@ -64,8 +78,8 @@ def _some(items: Sequence[Format]) -> Format:
     if len(items) == 1:
         return items[0]
     few = max(1, len(items) // _PARTS)
-    first, last = _some(items[:-few]), _some(items[-few:])
-    return either([sequence(first, optional(sequence(_COMMA, last))), last])
+    first, last = _some(items[:-few], comma), _some(items[-few:], comma)
+    return either([sequence(first, optional(sequence(comma, last))), last])
 
 
 def _argument(before: Format, schema: Any, root: Any) -> Format:

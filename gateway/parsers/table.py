@@ -12,11 +12,15 @@ from typing import NamedTuple
 
 from gateway.parsers import (
     deepseek,
+    functionary,
+    gemma4,
     glm,
     harmony,
     hermes,
     kimi,
+    lists,
     llama3,
+    minimax,
     mistral,
     python_grammar,
     pythonic,
@@ -58,9 +62,10 @@ class ToolFormat:
     """How a model writes calls. `markers`: tokens that must show in the text, even special ones.
 
     `grammar`: what holds an answer to calls of some tools. `sign`: a text that tells calls of this format
-    from those of a sibling, which `read` reads too. `ids`: how calls are named. `opener`: the characters,
-    with one of which an answer begins that is calls; "": a marker tells a call wherever it stands. `frame`:
-    of a format that has words for the whole answer; its `read` finds the reasoning too.
+    from those of a sibling, which `read` reads too. `says`: what a
+    template tells the model that writes no calls itself. `ids`: how calls are named. `opener`: the
+    characters, with one of which an answer begins that is calls; "": a marker tells a call wherever it
+    stands. `frame`: of a format that has words for the whole answer; its `read` finds the reasoning too.
     """
 
     name: str
@@ -68,6 +73,7 @@ class ToolFormat:
     markers: tuple[str, ...]
     grammar: Callable[[Schemas, Mark, bool], Format]
     sign: str = ""
+    says: str = ""
     ids: Ids = Ids.FREE
     opener: str = ""
     frame: Frame | None = None
@@ -95,7 +101,22 @@ _FORMATS = (
         harmony.grammar,
         frame=Frame(harmony.REASONING, harmony.final, harmony.free),
     ),
-    ToolFormat("hermes", hermes.read, hermes.MARKERS, hermes.grammar),
+    ToolFormat("minimax_m2", minimax.read, minimax.MARKERS, minimax.grammar, says=minimax.BEGIN),
+    ToolFormat("gemma4", gemma4.read, gemma4.MARKERS, gemma4.grammar),
+    ToolFormat("functionary", functionary.read, functionary.MARKERS, functionary.grammar, says="<function="),
+    ToolFormat(
+        "command_r",
+        lists.reader(lists.COMMAND_R),
+        lists.COMMAND_R,
+        lists.command_r_grammar,
+        says=lists.COMMAND_R[0],
+    ),
+    ToolFormat(
+        "granite", lists.reader(lists.GRANITE), lists.GRANITE, lists.granite_grammar, says=lists.GRANITE[0]
+    ),
+    ToolFormat("lfm2", lists.reader(lists.LFM2), lists.LFM2, lists.lfm2_grammar, says=lists.LFM2[0]),
+    ToolFormat("phi4_mini", lists.reader(lists.PHI4), lists.PHI4, lists.phi4_grammar, says=lists.PHI4[0]),
+    ToolFormat("hermes", hermes.read, hermes.MARKERS, hermes.grammar, says='<tool_call>\n{"name"'),
     ToolFormat("pythonic", pythonic.read, pythonic.MARKERS, python_grammar.grammar, opener="["),
     ToolFormat("llama3_json", llama3.read, llama3.MARKERS, llama3.grammar, opener="{["),
 )
@@ -105,4 +126,6 @@ REASONING = {
     "deepseek_r1": Tags("<think>", "</think>"),
     "qwen3": Tags("<think>", "</think>"),
     "mistral": Tags("[THINK]", "[/THINK]"),
+    "command_r": lists.COMMAND_R_REASONING,
+    "gemma4": gemma4.REASONING,
 }

@@ -35,6 +35,27 @@ TWO_CALLS = {
         "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
         "<tool_call>g<arg_key>b</arg_key><arg_value>x</arg_value></tool_call>"
     ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
+        '<invoke name="g">\n<parameter name="b">x</parameter>\n</invoke>\n</minimax:tool_call>'
+    ),
+    "gemma4": '<|tool_call>call:f{a:1}<tool_call|><|tool_call>call:g{b:<|"|>x<|"|>}<tool_call|>',
+    "functionary": '<function=f>{"a": 1}</function><function=g>{"b": "x"}</function>',
+    "command_r": (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}},\n'
+        '    {"tool_call_id": "1", "tool_name": "g", "parameters": {"b": "x"}}\n]<|END_ACTION|>'
+    ),
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": "x"}}]',
+    "lfm2": "<|tool_call_start|>[f(a=1), g(b='x')]<|tool_call_end|>",
+    "lfm2 json": (
+        '<|tool_call_start|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": "x"}}]'
+        "<|tool_call_end|>"
+    ),
+    "phi4_mini": 'functools[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": "x"}}]',
+    "hermes granite": (
+        '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": "x"}}]'
+        "</tool_call>"
+    ),
     "kimi_k2": (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
         '{"a": 1}<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>'

@@ -13,6 +13,7 @@ from gateway.dialect import ABSENT, Dialect, dialect_of
 from gateway.history import template_messages
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 from tests.chat_templates import ASKED, TEMPLATES, TOOLS, called, result
+from tests.list_templates import ALSO
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -25,13 +26,20 @@ def template(name: str) -> ChatTemplate:
 def test_the_format_of_calls_is_the_one_that_the_template_writes(name: str) -> None:
     dialect = dialect_of(template(name))
     assert dialect.calls == TOOL_FORMATS.get(name)
-    assert dialect.text_arguments == name.startswith("deepseek")
+    assert dialect.text_arguments == name.startswith(("deepseek", "functionary", "phi4"))
     assert dialect.no_content == (None if name == "deepseek_v3" else ABSENT)
     thinks = name in ("hermes", "deepseek_v3", "deepseek_v3_1", "glm45")
     frame = dialect.calls.frame if dialect.calls else None
     assert (frame is not None) == (name == "gpt_oss")
-    assert dialect.reasoning == (frame.reasoning if frame else REASONING["qwen3"] if thinks else None)
+    own = REASONING.get(name) if name == "command_r" else None
+    assert dialect.reasoning == (frame.reasoning if frame else REASONING["qwen3"] if thinks else own)
     assert dialect.lists_parts == (name == "pythonic")
+
+
+@pytest.mark.parametrize("name", ALSO)
+def test_a_template_may_write_or_tell_a_format_of_others(name: str) -> None:
+    source, format = ALSO[name]
+    assert dialect_of(ChatTemplate(source, SPECIAL)).calls is TOOL_FORMATS[format]
 
 
 def test_flags_name_the_formats() -> None:

@@ -25,12 +25,17 @@ NOW = '{"name": "now", "arguments": {}}'
 WRITTEN = {
     "hermes": [f"<tool_call>\n{CALL}\n</tool_call>", f"<tool_call>\n{NOW}\n</tool_call>", "\n"],
     "llama3_json": [CALL.replace("arguments", "parameters"), NOW.replace("arguments", "parameters"), "; "],
-    "pythonic": ['[weather(city="Bonn")]', "[now()]", ""],
     "mistral_v11": ['[TOOL_CALLS]weather[ARGS]{"city": "Bonn"}', "[TOOL_CALLS]now[ARGS]{}", ""],
     "glm45": [
         "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n</tool_call>",
         "<tool_call>now\n</tool_call>",
         "\n",
+    ],
+    "functionary": ['<function=weather>{"city": "Bonn"}</function>', "<function=now>{}</function>", ""],
+    "gemma4": [
+        '<|tool_call>call:weather{city:<|"|>Bonn<|"|>}<tool_call|>',
+        "<|tool_call>call:now{}<tool_call|>",
+        "",
     ],
     "qwen3_coder": [
         "<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>",
@@ -41,6 +46,24 @@ WRITTEN = {
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
 KIMI = "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
 V3_1 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+MINIMAX = '<invoke name="weather">\n<parameter name="city">Bonn</parameter>\n</invoke>\n'
+COMMAND_R = '\n    {{"tool_call_id": "0", "tool_name": "{}", "parameters": {}}}'
+LISTED = {
+    "mistral": ("[TOOL_CALLS] [", CALL, NOW, ", ", "]"),
+    "granite": ("<|tool_call|>[", CALL, NOW, ", ", "]"),
+    "phi4_mini": ("functools[", CALL, NOW, ", ", "]"),
+    "pythonic": ("[", 'weather(city="Bonn")', "now()", ", ", "]"),
+    "lfm2": ("<|tool_call_start|>[", 'weather(city="Bonn")', "now()", ", ", "]<|tool_call_end|>"),
+    "minimax_m2": (
+        *("<minimax:tool_call>\n", MINIMAX, '<invoke name="now">\n</invoke>\n', ""),
+        "</minimax:tool_call>",
+    ),
+    "command_r": (
+        *("<|START_ACTION|>[", COMMAND_R.format("weather", '{"city": "Bonn"}')),
+        *(COMMAND_R.format("now", "{}"), ",", "\n]<|END_ACTION|>"),
+    ),
+}
+"""What stands before calls, two of them, what between, and what after."""
 ENCLOSED = {
     "kimi_k2": ("<|tool_calls_section_begin|>", KIMI, "", "<|tool_calls_section_end|>"),
     "deepseek_v3": ("<｜tool▁calls▁begin｜>", V3, "\n", "<｜tool▁calls▁end｜>"),
@@ -50,8 +73,9 @@ ENCLOSED = {
 
 def one(format: str) -> str:
     """A call of `weather`, as the format writes it."""
-    if format == "mistral":
-        return f"[TOOL_CALLS] [{CALL}]"
+    if format in LISTED:
+        before, call, _, _, after = LISTED[format]
+        return before + call + after
     if format in ENCLOSED:
         begin, call, _, end = ENCLOSED[format]
         return begin + _filled(call, "weather", '{"city": "Bonn"}') + end
@@ -60,10 +84,9 @@ def one(format: str) -> str:
 
 def two(format: str) -> str:
     """That, and a call of `now`."""
-    if format == "mistral":
-        return f"[TOOL_CALLS] [{CALL}, {NOW}]"
-    if format == "pythonic":
-        return '[weather(city="Bonn"), now()]'
+    if format in LISTED:
+        before, first, second, between, after = LISTED[format]
+        return before + first + between + second + after
     if format in ENCLOSED:
         begin, call, between, end = ENCLOSED[format]
         return (

@@ -1,0 +1,153 @@
+"""Calls as Gemma 4 writes them: `<|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>`.
+
+Keys stand bare, text between marks of its own, everything else as in JSON. This file writes the arguments as
+JSON. It refuses to know the tools.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.parsers.calls import NAME, Tools, attempt, begin, check_object
+from gateway.parsers.kinds import kinds_of
+from gateway.parsers.output import Output
+from gateway.parsers.parameters import OTHER_NAMES, constraint, standing, unheld
+from gateway.parsers.python_grammar import in_order
+from gateway.parsers.reasoning import Tags
+from gateway.parsers.source import Cut, Malformed, Sink, Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, quoted, repeated, sequence, text
+
+MARKERS = BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+REASONING = Tags("<|channel>thought", "<channel|>")
+_CALL = "call:"
+_KEY = re.compile(r"[^\s:,{}\[\]\"<>]+")
+_WORD = re.compile(r"[^\s,{}\[\]\"<>]+")
+_WORDS = {"None": "null", "True": "true", "False": "false"}
+_MOST_DEPTH = 100
+_SAYS_NOTHING = frozenset(("type", "title", "description", "default", "examples"))
+
+
+def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+    """Reads an answer to its end. Any name may be called."""
+    while marker := (yield from source.upto(MARKERS, out.content)):
+        if marker == BEGIN:
+            yield from attempt(source, out, _call(source, out))
+
+
+def _call(source: Source, out: Output) -> Wait[None]:
+    yield from source.space()
+    yield from source.expect(_CALL)
+    name = yield from source.run(NAME)
+    yield from source.space()
+    parts: list[str] = []
+    yield from _object(source, parts.append, 0)
+    written = "".join(parts)
+    check_object(written)
+    begin(source, out, name)
+    out.arguments(written)
+    out.done()
+
+
+def _object(source: Source, sink: Sink, depth: int) -> Wait[None]:
+    """Reads an object: bare keys, or keys as text is written."""
+    yield from source.expect("{")
+    sink("{")
+    separator = ""
+    yield from source.space()
+    while not (yield from source.accept("}")):
+        if separator:
+            yield from source.expect(",")
+            yield from source.space()
+        sink(separator)
+        separator = ", "
+        if (yield from source.peek()) in ('"', "<"):
+            yield from _text(source, sink)
+        else:
+            sink(quoted((yield from source.run(_KEY))))
+        yield from source.space()
+        yield from source.expect(":")
+        sink(": ")
+        yield from _value(source, sink, depth + 1)
+        yield from source.space()
+    sink("}")
+
+
+def _array(source: Source, sink: Sink, depth: int) -> Wait[None]:
+    yield from source.expect("[")
+    sink("[")
+    separator = ""
+    yield from source.space()
+    while not (yield from source.accept("]")):
+        if separator:
+            yield from source.expect(",")
+        sink(separator)
+        separator = ", "
+        yield from _value(source, sink, depth + 1)
+        yield from source.space()
+    sink("]")
+
+
+def _value(source: Source, sink: Sink, depth: int) -> Wait[None]:
+    if depth > _MOST_DEPTH:
+        raise Malformed
+    yield from source.space()
+    first = yield from source.peek()
+    if first == "{":
+        yield from _object(source, sink, depth)
+    elif first == "[":
+        yield from _array(source, sink, depth)
+    elif first in ('"', "<"):
+        yield from _text(source, sink)
+    else:
+        word = yield from source.run(_WORD)
+        sink(_WORDS.get(word, word))
+
+
+def _text(source: Source, sink: Sink) -> Wait[None]:
+    """Reads text between its marks, or as JSON has it."""
+    if (yield from source.peek()) == '"':
+        yield from source.json(sink)
+        return
+    yield from source.expect(QUOTE)
+    parts: list[str] = []
+    if not (yield from source.upto((QUOTE,), parts.append)):
+        raise Cut
+    sink(quoted("".join(parts)))
+
+
+def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools, and nothing else."""
+    calls = [_held(name, schema, mark) for name, schema in tools.items()]
+    return repeated(either(calls), None, many)
+
+
+def _held(tool: str, schema: Mapping[str, Any], mark: Mark) -> Format:
+    kinds = kinds_of(schema)
+
+    def argument(title: str, value: Any) -> Format:
+        if title and not _KEY.fullmatch(title):
+            unheld(title, "the format of the model's calls cannot write this name")
+        name: Format = text(title) if title else {"type": "regex", "pattern": OTHER_NAMES}
+        said = constraint(value, schema)
+        is_text = (kinds.of(title) if title else kinds.others).is_text
+        words = _words(said, mark) if is_text or said.keys() <= _SAYS_NOTHING - {"type"} else None
+        json = arguments({} if value is True else standing(value, schema))
+        held = json if words is None else words if is_text else either([words, json])
+        return sequence(name, text(":"), held)
+
+    inside = in_order(tool, schema, argument, text(","))
+    return sequence(mark(BEGIN), text(f"{_CALL}{tool}{{"), inside, text("}"), mark(END))
+
+
+def _words(said: Mapping[str, Any], mark: Mark) -> Format | None:
+    """Text between its marks; None: as JSON it can be held to more."""
+    quote = mark(QUOTE)
+    values = said.get("enum", [said["const"]] if "const" in said else None)
+    if values is not None and not any(QUOTE in str(value) for value in values):
+        return sequence(quote, either([text(str(value)) for value in values]), quote)
+    if not set(said) <= _SAYS_NOTHING:
+        return None
+    free = {"type": "any_text", "excludes": [QUOTE] if quote["type"] == "const_string" else []}
+    return sequence(quote, free, quote)

@@ -1,0 +1,101 @@
+"""Calls in a list behind a marker: of objects as Command R, Granite and Phi-4 write them, or of Python
+(LFM2).
+
+What is in a list tells how its calls are written. This file knows the markers, and which keys each model
+uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.parsers import python_grammar
+from gateway.parsers.calls import Tools, attempt, call_object, listed
+from gateway.parsers.output import Output
+from gateway.parsers.pythonic import call
+from gateway.parsers.reasoning import Tags
+from gateway.parsers.source import Source, Wait
+from gateway.parsers.tags import (
+    Format,
+    Mark,
+    Schemas,
+    arguments,
+    call_objects,
+    either,
+    quoted,
+    repeated,
+    sequence,
+    text,
+)
+
+COMMAND_R = "<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"
+COMMAND_R_REASONING = Tags("<|START_THINKING|>", "<|END_THINKING|>")
+GRANITE = "<|tool_call|>", "<|/tool_call|>"
+LFM2 = "<|tool_call_start|>", "<|tool_call_end|>"
+PHI4 = ("functools[",)
+
+
+def reader(markers: tuple[str, ...]) -> Callable[[Source, Output, Tools], Wait[None]]:
+    """What reads answers whose calls stand behind the first of `markers`. Any name may be called."""
+
+    def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+        while marker := (yield from source.upto(markers, out.content)):
+            if marker != markers[0]:
+                continue
+            if marker.endswith("["):
+                source.back("[")
+            yield from source.space()
+            yield from any_calls(source, out)
+
+    return read
+
+
+def any_calls(source: Source, out: Output, known: Tools | None = None) -> Wait[None]:
+    """Reads a list of calls, objects or Python, or one object after the other."""
+    while first := (yield from source.peek()):
+        if first == "[":
+            yield from listed(source, out, lambda before: _item(source, out, before, known))
+            return
+        if first != "{" or not (yield from attempt(source, out, call_object(source, out, known))):
+            return
+        yield from source.space()
+        if (yield from source.accept(";")) or (yield from source.accept(",")):
+            yield from source.space()
+
+
+def _item(source: Source, out: Output, before: str, known: Tools | None) -> Wait[None]:
+    yield from source.expect(before)
+    yield from source.space()
+    is_object = (yield from source.peek()) == "{"
+    yield from (call_object if is_object else call)(source, out, known)
+
+
+def command_r_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools as Command R writes them, and nothing else."""
+    number: Format = {"type": "regex", "pattern": "0|[1-9][0-9]{0,3}"}
+    calls = [
+        sequence(
+            *(text('\n    {"tool_call_id": "'), number, text(f'", "tool_name": {quoted(name)}, ')),
+            *(text('"parameters": '), arguments(schema), text("}")),
+        )
+        for name, schema in tools.items()
+    ]
+    items = repeated(either(calls), text(","), many)
+    return sequence(mark(COMMAND_R[0]), text("["), items, text("\n]"), mark(COMMAND_R[1]))
+
+
+def granite_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools as Granite writes them, and nothing else."""
+    items = repeated(call_objects(tools, "arguments"), text(", "), many)
+    return sequence(mark(GRANITE[0]), text("["), items, text("]"))
+
+
+def phi4_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools as Phi-4 writes them, and nothing else."""
+    items = repeated(call_objects(tools, "arguments"), text(", "), many)
+    return sequence(mark(PHI4[0]), items, text("]"))
+
+
+def lfm2_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
+    """Calls of these tools as LFM2 writes them, and nothing else."""
+    return sequence(mark(LFM2[0]), python_grammar.grammar(tools, mark, many), mark(LFM2[1]))
