@@ -20,7 +20,7 @@ from gateway.parsers.source import Cut, Malformed, Sink, Source, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, quoted, repeated, sequence, text
 
 MARKERS = BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-REASONING = Tags("<|channel>thought", "<channel|>")
+REASONING = Tags("<|channel>", "<channel|>", title="thought\n")
 _CALL = "call:"
 _KEY = re.compile(r"[^\s:,{}\[\]\"<>]+")
 _WORD = re.compile(r"[^\s,{}\[\]\"<>]+")

@@ -40,7 +40,8 @@ class Reading:
         """Tokens that must show in the text, even special ones."""
         if self.calls is not None and self.calls.frame is not None:
             return self.calls.markers
-        return (*(self.calls.markers if self.calls else ()), *(self.reasoning or ()))
+        tags = (self.reasoning.begin, self.reasoning.end) if self.reasoning else ()
+        return (*(self.calls.markers if self.calls else ()), *tags)
 
 
 class MessageParser:

@@ -14,10 +14,11 @@ from gateway.parsers.source import Source, Wait
 
 
 class Tags(NamedTuple):
-    """What stands before and after the reasoning."""
+    """What stands before and after the reasoning. `title`: a word behind the first that is no part of it."""
 
     begin: str
     end: str
+    title: str = ""
 
 
 def is_open(tags: Tags, prompt: str, *, continues: bool = False) -> bool:
@@ -35,6 +36,7 @@ def begins(source: Source, out: Output, tags: Tags, is_open: bool) -> Wait[bool]
     """Whether an answer begins with reasoning. `is_open`: the prompt has the first tag."""
     space = yield from source.space()
     if (yield from source.skip(tags.begin)) or is_open:
+        yield from source.skip(tags.title)
         return True
     out.content(space)
     return False

@@ -182,6 +182,15 @@ def test_a_call_in_an_analysis_that_never_ends_is_a_call() -> None:
     assert check_cuts(reading("gpt_oss"), f"{analysis}<|channel|>or", RNG) == thought("Hmor")
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_the_title_of_a_channel_is_no_reasoning(is_open: bool) -> None:
+    how = reading("gemma4", reasoning=REASONING["gemma4"], is_open=is_open)
+    begin = "" if is_open else "<|channel>"
+    text = f"{begin}thought\nShould I?\n<channel|>{TWO_CALLS['gemma4']}"
+    assert check_cuts(how, text, RNG) == [*thought("Should I?"), *calls(F, G)]
+    assert how.markers[-2:] == ("<|channel>", "<channel|>")
+
+
 # --- Llama 3 ---------------------------------------------------------------------------------------------
 
 FL, GL = '{"name": "f", "parameters": {"a": 1}}', '{"name": "g", "parameters": {"b": "x"}}'

@@ -272,7 +272,7 @@ def test_the_length_of_the_reasoning_in_a_channel_is_told() -> None:
 
 # --- any text, cut anywhere ------------------------------------------------------------------------------
 
-MARKS = sorted({marker for format in TOOL_FORMATS.values() for marker in format.markers} | {*THINK})
+MARKS = sorted({marker for format in TOOL_FORMATS.values() for marker in format.markers} | {*THINK[:2]})
 FRAGMENTS = [
     *MARKS,
     *TWO_CALLS.values(),
