@@ -177,6 +177,7 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         metrics_port=args.metrics_port,
         registry=args.registry,
         registry_ca=args.registry_ca,
+        cluster=args.cluster,
         tls_dir=tls_folder.chosen(args.tls_dir),
         drain_s=args.drain_s,
     )
@@ -231,7 +232,9 @@ def gateway_alone(args: argparse.Namespace) -> GatewayConfig:
     if not is_redis(args.registry) and not listed(args.registry):
         raise ConfigError(f"--registry: {args.registry} lists no worker", param="registry")
     config = gateway_config(args, args.registry)
-    return dataclasses.replace(config, layout=args.layout, member=args.member, registry_ca=args.registry_ca)
+    return dataclasses.replace(
+        config, layout=args.layout, member=args.member, registry_ca=args.registry_ca, cluster=args.cluster
+    )
 
 
 def _check_targets(args: argparse.Namespace, layout: str) -> None:

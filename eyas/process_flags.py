@@ -6,6 +6,7 @@ import argparse
 import re
 
 from eyas.common import api_keys, tls_folder
+from eyas.common.cluster_name import CLUSTER
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.logging import FORMATS
 from eyas.flags import REGISTRY, amount, host, http_url, names, port, positive, reachable, roles, whole
@@ -68,7 +69,9 @@ def add_tls_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-dir", metavar="DIR", help=text)
 
 
-def _add_registry_ca(parser: argparse.ArgumentParser) -> None:
+def _add_redis(parser: argparse.ArgumentParser) -> None:
+    text = f"the name of its cluster, among those that share a Redis database ({CLUSTER})"
+    parser.add_argument("--cluster", metavar="NAME", default=CLUSTER, help=text)
     text = "authorities for the certificate of a registry rediss:// (the system's)"
     parser.add_argument("--registry-ca", metavar="FILE", help=text)
 
@@ -76,7 +79,7 @@ def _add_registry_ca(parser: argparse.ArgumentParser) -> None:
 def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas gateway`, which has no engine's flags next to its own."""
     parser.add_argument("--registry", required=True, metavar=REGISTRY)
-    _add_registry_ca(parser)
+    _add_redis(parser)
     parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
     add_gateway(parser, GatewayConfig())
     parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
@@ -106,7 +109,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     text = f"where it serves /metrics ({worker.metrics_port}: any free one)"
     add("--metrics-port", type=port, default=worker.metrics_port, help=text)
     add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (none)")
-    _add_registry_ca(parser)
+    _add_redis(parser)
     add_tls_dir(parser)
     text = f"threads that compute on a CPU ({worker.engine.threads})"
     add("--threads", type=positive, default=worker.engine.threads, metavar="N", help=text)

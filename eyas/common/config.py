@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.address import is_address, join
+from eyas.common.cluster_name import CLUSTER
 from eyas.common.errors import ConfigError
 from eyas.common.types import EXACT, FAST, Role
 
@@ -321,6 +322,7 @@ class WorkerConfig:
     metrics_port: int = 0  # 0: any free port
     registry: str = "static:"  # the workers it may dial: static:host:port,... or redis[s]://host:port/db
     registry_ca: str | None = None  # authorities for the certificate of rediss://; None: the system's
+    cluster: str = CLUSTER  # its name among those that share a Redis database
     tls_dir: str | None = None  # its certificate and the cluster's authority; None: services talk in plain
     drain_s: float = 30.0  # seconds for what it has accepted, once it is asked to leave
 
@@ -355,6 +357,7 @@ class GatewayConfig:
     grpc_port: int = 8001
     registry: str = "static:"  # static:host:port,host:port or redis[s]://host:port/db
     registry_ca: str | None = None  # as a worker's
+    cluster: str = CLUSTER  # as a worker's
     layout: str = "static"  # requests go by the workers' roles; or "auto": where it is predicted to be best
     ttft_target: float = 1.0  # of auto, in seconds: a good request's first token comes within
     tpot_target: float = 0.05  # of auto, in seconds: its mean time per later token, at most

@@ -1,7 +1,7 @@
 """Which workers the cluster has: a list of addresses, or a Redis into which every worker writes its own.
 
     static:host:port,...      the addresses of all workers
-    redis://host:port/db      every worker keeps a key, named after its address, while it lives
+    redis://host:port/db      every worker keeps a key, named after its cluster and address, while it lives
     rediss://host:port/db     the same, and Redis is reached by TLS
 
 Either way only addresses are taken from there: each address is asked once a second what it is, and a worker
@@ -28,6 +28,7 @@ from redis.exceptions import RedisError
 
 from eyas.common import rpc
 from eyas.common.address import is_address
+from eyas.common.cluster_name import CLUSTER, checked_cluster
 from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.roster import POLL_S, Roster
 from eyas.common.tls import client_context
@@ -38,7 +39,6 @@ TTL_S = 5.0  # of a worker's key in Redis
 REFRESH_S = 1.0  # from one write of that key to the next
 REDIS_S = 1.0  # Redis counts as away when it has not answered within this time
 SCHEMES = ("redis", "rediss")  # in plain, and by TLS
-KEY_PREFIX = "eyas:worker:"
 MAX_KEYS = 1024  # the most addresses taken from Redis
 
 _log = logging.getLogger("eyas.discovery")
@@ -72,15 +72,20 @@ class Registry(Protocol):
         ...
 
 
-def registry(spec: str, dial: rpc.Dial = rpc.channel, ca: str | None = None) -> Registry:
+def registry(
+    spec: str, dial: rpc.Dial = rpc.channel, ca: str | None = None, cluster: str = CLUSTER
+) -> Registry:
     """The registry that `spec` names; `dial` reaches the workers. Raises ConfigError if it names none.
 
-    `ca`: a file of authorities for Redis' certificate; None: the system's.
+    `ca`: a file of authorities for Redis' certificate; None: the system's. `cluster`: of those that share a
+    Redis database, the one whose workers these are.
     """
     if is_redis(spec):
-        return RedisRegistry(spec, dial, ca)
+        return RedisRegistry(spec, dial, ca, cluster)
     if ca is not None:
         raise _no_tls()
+    if cluster != CLUSTER:
+        raise ConfigError("--cluster goes with a registry redis:// or rediss://", param="cluster")
     return StaticRegistry(listed(spec), dial)
 
 
@@ -143,8 +148,8 @@ class RedisRegistry(Registry):
     a bad `url`.
     """
 
-    def __init__(self, url: str, dial: rpc.Dial, ca: str | None) -> None:
-        self._keys = WorkerKeys(url, "going on with the workers that are known", ca)
+    def __init__(self, url: str, dial: rpc.Dial, ca: str | None, cluster: str = CLUSTER) -> None:
+        self._keys = WorkerKeys(url, "going on with the workers that are known", ca, cluster)
         self._roster = Roster(aliases=False, dial=dial)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -182,8 +187,14 @@ class Presence:
     Raises ConfigError for a bad `url`.
     """
 
-    def __init__(self, url: str, describe: Callable[[], WorkerInfo], ca: str | None = None) -> None:
-        self._keys = WorkerKeys(url, "processes that start now will not find this worker", ca)
+    def __init__(
+        self,
+        url: str,
+        describe: Callable[[], WorkerInfo],
+        ca: str | None = None,
+        cluster: str = CLUSTER,
+    ) -> None:
+        self._keys = WorkerKeys(url, "processes that start now will not find this worker", ca, cluster)
         self._describe = describe
         self._worker = ""  # whose key was written
         self._tasks: list[asyncio.Task[None]] = []
@@ -208,17 +219,19 @@ class Presence:
 
 
 class WorkerKeys:
-    """The workers' keys in one Redis database. Every call ends within `REDIS_S`, or raises Unavailable.
+    """A cluster's workers' keys in a Redis database. Every call ends within `REDIS_S`, or raises Unavailable.
 
     When Redis goes away that is logged once, with `meanwhile`: what follows from it. So is its return.
     """
 
-    def __init__(self, url: str, meanwhile: str, ca: str | None = None) -> None:
-        """Raises ConfigError unless `url` is redis[s]://[user:password@]host[:port][/db].
+    def __init__(self, url: str, meanwhile: str, ca: str | None = None, cluster: str = CLUSTER) -> None:
+        """Raises ConfigError unless `url` is redis[s]://[user:password@]host[:port][/db], and for a `cluster`
+        that is no name.
 
         `ca`: a file of authorities for the certificate that Redis shows by TLS; None: the system's.
         """
         self._name = _check(url)
+        self._prefix = f"{checked_cluster(cluster)}:worker:"
         self._meanwhile = meanwhile
         self._redis = redis.asyncio.Redis.from_url(
             url,
@@ -234,18 +247,18 @@ class WorkerKeys:
     async def write(self, info: WorkerInfo) -> None:
         """Writes the worker's key; it expires after `TTL_S`."""
         async with self._reached():
-            await self._redis.set(_key(info.worker), msgspec.json.encode(info), px=round(TTL_S * 1000))
+            await self._redis.set(self._key(info.worker), msgspec.json.encode(info), px=round(TTL_S * 1000))
 
     async def remove(self, worker: str) -> None:
         """Removes the worker's key."""
         async with self._reached():
-            await self._redis.delete(_key(worker))
+            await self._redis.delete(self._key(worker))
 
     async def read(self) -> set[str]:
         """The addresses that have a key, at most `MAX_KEYS`. A key's value is not read: it is for people."""
         async with self._reached():
-            keys = {key async for key in self._redis.scan_iter(f"{KEY_PREFIX}*", count=1000)}
-        names = sorted(key.decode(errors="replace").removeprefix(KEY_PREFIX) for key in keys)
+            keys = {key async for key in self._redis.scan_iter(f"{self._prefix}*", count=1000)}
+        names = sorted(key.decode(errors="replace").removeprefix(self._prefix) for key in keys)
         addresses = [name for name in names if is_address(name)][:MAX_KEYS]
         self._log_ignored(len(names) - len(addresses))
         return set(addresses)
@@ -253,6 +266,9 @@ class WorkerKeys:
     async def aclose(self) -> None:
         """Closes the connections."""
         await self._redis.aclose()
+
+    def _key(self, worker: str) -> bytes:
+        return f"{self._prefix}{worker}".encode()
 
     @contextlib.asynccontextmanager
     async def _reached(self) -> AsyncIterator[None]:
@@ -273,7 +289,7 @@ class WorkerKeys:
         """Logged once, until there are none."""
         if count and not self._ignoring:
             reason = "they name no address, or are too many"
-            _log.warning("%s: %d keys %s* are ignored: %s", self._name, count, KEY_PREFIX, reason)
+            _log.warning("%s: %d keys %s* are ignored: %s", self._name, count, self._prefix, reason)
         self._ignoring = count > 0
 
 
@@ -303,10 +319,6 @@ def _tls(url: str, ca: str | None) -> dict[str, Any]:
 
 def _no_tls() -> ConfigError:
     return ConfigError("--registry-ca goes with a registry rediss://host:port/db", param="registry-ca")
-
-
-def _key(worker: str) -> bytes:
-    return f"{KEY_PREFIX}{worker}".encode()
 
 
 def _every(pause_s: float, step: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:

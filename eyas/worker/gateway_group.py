@@ -50,7 +50,7 @@ def run_group(config: GatewayConfig) -> None:
         text = "each of %d gateway processes counts what keys use: a key may have up to %d times its limits"
         _logger.warning(text, config.processes, config.processes)
     # What is wrong with them is told once, before any process starts.
-    registry(config.registry, ca=config.registry_ca)
+    registry(config.registry, ca=config.registry_ca, cluster=config.cluster)
     Tokenizer.load(config.model)
     service_tls(config.tls_dir)
     if config.door is not None:

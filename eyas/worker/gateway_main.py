@@ -86,7 +86,7 @@ async def _run(config: GatewayConfig) -> None:
         said = ", ".join(f"{name} {value}" for name, value in with_file_names(config.sampling).items())
         _log.info("unless a request says otherwise: %s (generation_config.json)", said)
     dial = rpc.dialer(service_tls(config.tls_dir))
-    workers = registry(config.registry, dial, config.registry_ca)
+    workers = registry(config.registry, dial, config.registry_ca, config.cluster)
     quotas = Quotas(read_limits(config.key_limits))
     cluster = Cluster(workers, dial, quotas.pace)
     grammars = GrammarChecks(Path(config.model))

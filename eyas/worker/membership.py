@@ -34,10 +34,10 @@ class Membership:
         self._config = config
         self._describe = describe
         self._dial = dial
-        self._members = registry(config.registry, dial, config.registry_ca)
+        self._members = registry(config.registry, dial, config.registry_ca, config.cluster)
         self._presence: Presence | None = None
         if is_redis(config.registry):
-            self._presence = Presence(config.registry, describe, config.registry_ca)
+            self._presence = Presence(config.registry, describe, config.registry_ca, config.cluster)
 
     @property
     def _alone(self) -> bool:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from operator import mul
 
+from eyas.common.cluster_name import CLUSTER
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
@@ -151,6 +152,8 @@ def worker_argv(worker: WorkerConfig) -> tuple[str, ...]:
         **_graph_flags(worker.engine),
         **_speculation_flags(worker.engine),
     }
+    if worker.cluster != CLUSTER:
+        flags["cluster"] = worker.cluster
     if worker.registry_ca is not None:
         flags["registry-ca"] = worker.registry_ca
     if worker.tls_dir is not None:
@@ -249,6 +252,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags |= {"layout": "auto", "ttft-target": gateway.ttft_target, "tpot-target": gateway.tpot_target}
     if gateway.door is not None:
         flags |= {"ssl-certfile": gateway.door.certfile, "ssl-keyfile": gateway.door.keyfile}
+    if gateway.cluster != CLUSTER:
+        flags["cluster"] = gateway.cluster
     if gateway.registry_ca is not None:
         flags["registry-ca"] = gateway.registry_ca
     if gateway.tls_dir is not None:

@@ -114,6 +114,26 @@ async def test_a_worker_is_found_serves_and_takes_its_key_away() -> None:
         await until(lambda: not known(cluster), within_s=1)
 
 
+async def test_clusters_of_two_names_in_one_database_see_nothing_of_each_other() -> None:
+    """Also where one name begins, or ends, as the other."""
+    async with redis_server() as redis, contextlib.AsyncExitStack() as stack:
+        names = ("eyas", "blue", "eyas-blue", "blue.eyas")
+        clusters = [Cluster(registry(redis.url, cluster=name)) for name in names]
+        for cluster in clusters:
+            await cluster.start()
+            stack.push_async_callback(cluster.aclose)
+        own = [
+            await stack.enter_async_context(worker(*UNIFIED, registry=redis.url, cluster=name))
+            for name in names
+        ]
+        for cluster, w in zip(clusters, own, strict=True):
+            await until(lambda cluster=cluster, w=w: known(cluster) == {w.address})  # type: ignore[misc]
+        keys = {key.decode() async for key in redis.client.scan_iter("*")}
+        assert keys == {f"{name}:worker:{w.address}" for name, w in zip(names, own, strict=True)}
+        await asyncio.sleep(2 * discovery.REFRESH_S)  # every key has been read by every cluster
+        assert [known(cluster) for cluster in clusters] == [{w.address} for w in own]
+
+
 async def test_a_loading_worker_says_that_it_starts() -> None:
     """It is expected, and does not serve yet."""
     async with redis_server() as redis, gateway(redis.url) as (_, cluster), workers(UNIFIED) as (loading,):

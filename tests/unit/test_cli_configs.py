@@ -265,6 +265,7 @@ def test_synthetic_acceptance_is_resolved_for_every_step() -> None:
         ["--deterministic"],
         ["--spec-steps", "3", "--rejection-sample-method", "synthetic", "--synthetic-acceptance-length", "3"],
         ["--uniform-experts"],
+        ["--registry", "redis://host:6379/0", "--cluster", "blue"],
     ],
 )
 def test_a_gpu_worker_command_line_comes_back_as_its_config(flags: list[str]) -> None:

@@ -13,6 +13,15 @@ from eyas.common.errors import ConfigError, Unavailable
 from eyas.engine.ipc.messages import DraftClosed, DraftDown
 
 
+async def test_a_cluster_has_a_name_that_is_no_pattern_and_a_redis() -> None:
+    for name in ("", "*", "a:b", "a b", "é", "a" * 65, "a\n"):
+        with pytest.raises(ConfigError, match="--cluster: .* is not 1 to 64 letters") as caught:
+            registry("redis://host:6379/0", cluster=name)
+        assert caught.value.param == "cluster"
+    with pytest.raises(ConfigError, match="--cluster goes with a registry redis://"):
+        registry("static:a:1", cluster="blue")
+
+
 async def test_a_registry_is_a_list_or_a_redis() -> None:
     assert isinstance(registry("static:"), StaticRegistry)
     assert isinstance(registry("static:a:1, b:2,a:1"), StaticRegistry)
