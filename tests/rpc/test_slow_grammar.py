@@ -22,7 +22,7 @@ from gateway.generate import ClusterBackend
 from gateway.tokenizer import Tokenizer
 
 CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Tell me about Rome."}], "seed": 7}
-TRAP = "[a-z ]{40}(([a-z ]*)*[a-z ]*)*x"
+TRAP = 'root ::= [a-z ]{40} (([a-z ]*)* [a-z ]*)* "x"'
 
 
 class Backend(ClusterBackend):
@@ -51,7 +51,7 @@ async def test_it_fails_alone(
     monkeypatch.setattr(paced, "ALLOWED_S", 0.2)
     monkeypatch.setattr(paced, "PER_TOKEN_S", 0.001)
     ordinary = CHAT | {"max_tokens": 60, "stream": True}
-    slow = CHAT | {"max_tokens": 400, "guided_regex": TRAP, "temperature": 1.0, "stream": stream}
+    slow = CHAT | {"max_tokens": 400, "guided_grammar": TRAP, "temperature": 1.0, "stream": stream}
 
     async def text(body: dict[str, object]) -> str:
         response = await client.post("/v1/chat/completions", json=body)
@@ -70,5 +70,5 @@ async def test_it_fails_alone(
     else:
         assert refused.status_code == 400
         error = refused.json()["error"]
-        assert error["param"] == "guided_regex"
+        assert error["param"] == "guided_grammar"
     assert error["code"] == "grammar_too_slow" and "too long to follow" in error["message"]

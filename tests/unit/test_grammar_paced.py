@@ -118,7 +118,7 @@ def test_its_budget_grows_with_its_tokens_and_no_further(aside: ThreadPoolExecut
 
 # --- in an engine ----------------------------------------------------------------------------------------
 
-TRAP = Grammar.regex("[a-z ]{20}(([a-z ]*)*[a-z ]*)*x")
+TRAP = Grammar.ebnf('root ::= [a-z ]{20} (([a-z ]*)* [a-z ]*)* "x"')
 WAYS = {
     "plain": {"draft": None},
     "tree": {"speculation": SpeculationConfig(steps=4, topk=3, draft_tokens=10)},
