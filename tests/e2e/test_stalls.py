@@ -22,6 +22,7 @@ from tests.e2e.served import Folders, Served, make_folders, serving
 
 STALL_S = 9.0  # longer than a worker may be silent and a search is patient, together
 STREAMS = 8
+ANSWER_S = 300.0  # on a busy machine
 BODY = {"model": "tiny", "prompt": "x" * 200, "max_tokens": 400, "ignore_eos": True, "temperature": 0.8}
 
 
@@ -36,7 +37,7 @@ class Stream:
         self._thread.start()
 
     def _read(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=60, trust_env=False) as reply:
+        with httpx.stream("POST", self._url, json=self._body, timeout=ANSWER_S, trust_env=False) as reply:
             for line in reply.iter_lines():
                 self.lines.append(line)
                 if "text" in line:
@@ -44,13 +45,14 @@ class Stream:
 
     def said(self) -> str:
         """The whole text. Raises AssertionError for a stream that ended early."""
-        self._thread.join(60)
+        self._thread.join(ANSWER_S)
         events = [line.removeprefix("data: ") for line in self.lines if line.startswith("data: ")]
         assert events[-2:-1] and events[-1] == "[DONE]" and "error" not in events[-2], events[-2:]
         return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * ANSWER_S)
 @pytest.mark.parametrize(("layout", "roles"), [("split", "decode"), ("unified", "prefill,decode,draft")])
 def test_streams_wait_for_a_stalled_engine(layout: str, roles: str, tmp_path: Path) -> None:
     """So does a request that comes meanwhile."""
@@ -60,7 +62,7 @@ def test_streams_wait_for_a_stalled_engine(layout: str, roles: str, tmp_path: Pa
         front = served.worker(roles).pid
         (engine,) = map(psutil.Process, engines(front))
         streams = [Stream(served, seed) for seed in range(STREAMS)]
-        assert all(stream.begun.wait(20) for stream in streams)
+        assert all(stream.begun.wait(ANSWER_S) for stream in streams)
         engine.send_signal(signal.SIGSTOP)
         try:
             threading.Event().wait(STALL_S - 2)
