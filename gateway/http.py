@@ -25,8 +25,13 @@ from starlette.routing import Route
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest
-from gateway.admission import ServedModel, is_synthetic, served_model
+from gateway.admission import ServedModel, check_model, is_synthetic, served_model
 from gateway.answer import Answer, admitted, joined
+from gateway.anthropic_fields import CountBody, MessagesBody
+from gateway.anthropic_reply import AnthropicFormat
+from gateway.anthropic_request import FIELDS as ANTHROPIC_FIELDS
+from gateway.anthropic_request import as_chat as as_anthropic_chat
+from gateway.anthropic_request import skipped_tools
 from gateway.backend import GenerationBackend
 from gateway.chat_request import ChatModel, chat_call, chat_prompt
 from gateway.console import Console
@@ -63,6 +68,17 @@ from gateway.wire import (
 )
 
 B = TypeVar("B", bound=Body)
+VECTORS = {
+    "/v1/embeddings": "makes no embeddings",
+    "/v1/rerank": "ranks no texts",
+    "/v1/score": "scores no pairs of texts",
+    "/rerank": "ranks no texts",
+    "/score": "scores no pairs of texts",
+    "/pooling": "makes no embeddings",
+    "/classify": "sorts no texts into classes",
+    "/encode": "makes no embeddings",
+}
+"""Routes of other servers' models that make no text, and why they are refused."""
 _log = logging.getLogger("eyas.gateway")
 
 
@@ -123,8 +139,20 @@ class HttpFront:
         return [
             Endpoint("POST", "/v1/chat/completions", self.chat, "Answers a chat", ChatBody, gives=streams),
             Endpoint("POST", "/v1/responses", self.responses, "Answers items", ResponsesBody, gives=streams),
+            *(
+                Endpoint("POST", path, self.vectors, "Refused: the model writes text", gives=())
+                for path in VECTORS
+            ),
             Endpoint(
-                "POST", "/v1/embeddings", self.embeddings, "Refused: the model makes no embeddings", gives=()
+                "POST",
+                "/v1/messages",
+                self.messages,
+                "Answers a chat, as Anthropic",
+                MessagesBody,
+                gives=streams,
+            ),
+            Endpoint(
+                "POST", "/v1/messages/count_tokens", self.count_tokens, "Counts a chat's tokens", CountBody
             ),
             Endpoint("POST", "/v1/completions", self.completions, "Continues text", TextBody, gives=streams),
             Endpoint(
@@ -190,9 +218,29 @@ class HttpFront:
         call = dataclasses.replace(call, id=f"resp_{call.requests[0].id}", grammar_field=field)
         return self._run(request, call, partial(ResponsesFormat, call, body, self._tokenizer.table))
 
-    async def embeddings(self, request: Request) -> Response:
+    async def messages(self, request: Request) -> Response:
+        """Answers a chat, as Anthropic's /v1/messages."""
+        body = await self._body(MessagesBody, request)
+        request.state.ignored = [*request.state.ignored, *skipped_tools(body)]
+        chat = as_anthropic_chat(body, self._chats.dialect.reads)
+        with named(ANTHROPIC_FIELDS, "messages"):
+            call = await chat_call(self._config, await self._served(), self._chats, chat)
+        call = dataclasses.replace(call, id=f"msg_{call.requests[0].id}")
+        return self._run(request, call, partial(AnthropicFormat, call))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens a chat has, as Anthropic's /v1/messages/count_tokens."""
+        body = await self._body(CountBody, request)
+        check_model(self._config, body.model)
+        chat = as_anthropic_chat(body, self._chats.dialect.reads)
+        _, ids = await chat_prompt(self._chats, chat.messages, chat)
+        return json_response({"input_tokens": len(ids)})
+
+    async def vectors(self, request: Request) -> Response:
         """Refuses: what is served writes text."""
-        raise InvalidRequest("the model writes text: it makes no embeddings", param="model")
+        raise InvalidRequest(
+            f"{request.url.path}: the model writes text, it {VECTORS[request.url.path]}", param="model"
+        )
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts, as OpenAI's /v1/completions."""

@@ -83,6 +83,12 @@ RESPONSES_TEXT = {
     "verbosity": Unsupported("the model's wordiness cannot be set", ("medium",)),
 }
 
+MESSAGES = {
+    "container": Unsupported("this server runs no code"),
+    "inference_geo": Unsupported(_ROUTING),
+    "mcp_servers": Unsupported("tools are the caller's to run", ([],)),
+}
+
 MESSAGE = {
     "annotations": Unsupported(_TEXT_ONLY, ([],)),
     "audio": Unsupported(_TEXT_ONLY),

@@ -31,6 +31,7 @@ from eyas.common.errors import (
 )
 from eyas.common.logging import known_as, request_id, traceparent
 from gateway import quotas
+from gateway.anthropic_reply import anthropic_error
 from gateway.heap import give_back
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
@@ -62,6 +63,7 @@ _EVENT_HEADERS = [
 _UNSAFE = re.compile(r"[^\x21-\x2b\x2d-\x7e]")  # not allowed in a header that lists names
 _MAX_NAMED, _MAX_NAME = 32, 64
 HTML = "text/html"
+ANTHROPIC = "/v1/messages"  # where errors have that API's shape
 _log = logging.getLogger("eyas.gateway")
 
 
@@ -281,7 +283,7 @@ class RequestMiddleware:
             _log.exception("%s failed (request %s)", scope["path"], known_id)
             if begun:
                 raise
-            await error_response(EyasError("internal error"))(scope, receive, marked)
+            await error_response(EyasError("internal error"), scope["path"])(scope, receive, marked)
 
 
 def _names(names: Iterable[str]) -> str:
@@ -291,20 +293,21 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join([*listed, *(["..."] if len(found) > _MAX_NAMED else [])])
 
 
-def error_response(error: EyasError) -> Response:
-    """The error's status, headers and JSON body."""
+def error_response(error: EyasError, path: str) -> Response:
+    """The error's status, headers and JSON body, in the shape of the API that `path` belongs to."""
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Response(error_body(error), error.http_status, headers, "application/json")
+    body = anthropic_error(error) if path.startswith(ANTHROPIC) else error_body(error)
+    return Response(body, error.http_status, headers, "application/json")
 
 
 async def on_eyas_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for every EyasError. A browser is told to ask its user for a key."""
     assert isinstance(error, EyasError)
-    response = error_response(error)
+    response = error_response(error, request.url.path)
     if error.http_status == 401 and HTML in request.headers.get("accept", ""):
         response.headers["www-authenticate"] = 'Basic realm="Eyas: the password is an API key"'
     return response
@@ -317,7 +320,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     known: EyasError = NotFound(f"{where} does not exist")
     if error.status_code != 404:
         known = InvalidRequest(f"{where}: {error.detail}")
-    response = error_response(known)
+    response = error_response(known, request.url.path)
     response.status_code = error.status_code
     response.headers.update(error.headers or {})  # Allow, where the method is wrong
     return response

@@ -248,7 +248,8 @@ async def test_what_asks_for_nothing_is_accepted() -> None:
         response = await client.post(PATH, json=BODY | more)
         assert response.status_code == 200 and "x-eyas-ignored" not in response.headers
         assert (await client.get("/v1/models/eyas-nano")).json()["id"] == "eyas-nano"
-        refused(await client.post("/v1/embeddings", json={"model": "eyas-nano", "input": "x"}), "model")
+        for path in ("/v1/embeddings", "/v1/rerank", "/v1/score", "/classify"):
+            refused(await client.post(path, json={"model": "eyas-nano", "input": "x"}), "model")
 
 
 async def test_priority_and_conversation_are_passed_on() -> None:
