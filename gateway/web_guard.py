@@ -52,7 +52,7 @@ class WebGuard:
             try:
                 self.check(scope["method"], scope["scheme"], headers)
             except Forbidden as error:
-                response = error_response(error)
+                response = error_response(error, scope["path"])
                 response.headers["x-request-id"] = known_as(headers.get("x-request-id", ""))
                 await response(scope, receive, send)
                 return
