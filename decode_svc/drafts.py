@@ -24,6 +24,7 @@ from eyas.engine.ipc.messages import (
     DraftClosed,
     DraftCommit,
     DraftDown,
+    DraftLine,
     DraftOpen,
     DraftUp,
     Proposal,
@@ -80,7 +81,8 @@ class _DraftStream:
         self._queue: deque[draft_pb2.DraftServiceSessionRequest] = deque()
         self._posted = asyncio.Event()
         self._down = True
-        self._owed: list[DraftClose] = []  # of dropped batches: still to be sent
+        self._owed: list[DraftClose] = []  # of dropped batches: still to be sent, as is
+        self._line: DraftLine | None = None  # the offer, which the engine makes once for as long as it is up
         self.task = asyncio.create_task(self._run())
 
     def post(self, up: DraftUp) -> None:
@@ -89,10 +91,12 @@ class _DraftStream:
         elif len(self._queue) >= MAX_QUEUED:
             # The engine is told that these sequences are closed, so it will not close them itself.
             self._owed += [*up.closes, *(DraftClose(c.seq, c.generation) for c in up.commits)]
+            self._line = up.line or self._line
             self._report(up, "the draft worker is behind")
         else:
+            up = msgspec.structs.replace(up, line=up.line or self._line)
             self._queue.append(_up_to_pb(up, self._owed))
-            self._owed = []
+            self._owed, self._line = [], None
             self._posted.set()
 
     def _report(self, up: DraftUp, reason: str) -> None:
@@ -135,7 +139,7 @@ class _DraftStream:
     def _mark_down(self, reason: str) -> None:
         """The stream has broken, and all its sequences are lost. The engine is told once per break."""
         self._queue.clear()
-        self._owed = []
+        self._owed, self._line = [], None
         if not self._down:
             _log.warning("draft worker %s: %s", self._worker, reason)
             self._down = True

@@ -22,6 +22,7 @@ from eyas.engine.ipc.messages import (
     PullReady,
     Release,
     ReleasePull,
+    Submit,
 )
 from eyas.engine.scheduling.backlog import backlog
 
@@ -282,6 +283,20 @@ def test_a_drained_worker_keeps_what_it_has_begun_and_accepts_nothing_more() -> 
     rig.submit(request(8, id="new"))
     rig.requests.prefill(Prefill(request(8, id="new too"), 1, False))
     assert rig.refusals() == ["the worker is draining"] * 2
+
+
+def test_what_is_left_of_an_earlier_attempt_ends_no_later_one() -> None:
+    rig = Rig()
+    rig.submit(request(10))
+    old = rig.requests.table["a"]
+    rig.requests.submit(Submit(request(10), 2, attach=False))
+    new = rig.requests.table["a"]
+    assert new is not old and new.attempt == 2
+    rig.said(Failed)
+    rig.requests.fail(old, InvalidRequest("its grammar came to nothing"))
+    assert rig.requests.table == {"a": new} and not rig.said(Failed)
+    rig.requests._drop(old)
+    assert rig.requests.table == {"a": new} and len(rig.scheduler.waiting) == 1
 
 
 # --- the backlog ---------------------------------------------------------------------------------------

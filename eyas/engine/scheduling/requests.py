@@ -157,7 +157,9 @@ class Requests:
             self._drop(seq.generation)
 
     def fail(self, generation: Generation, error: EyasError) -> None:
-        """Tells the front that the request failed, and drops it."""
+        """Tells the front that the request failed, and drops it; not if a later attempt has its place."""
+        if self.table.get(generation.id) is not generation:
+            return
         self.outbox.failed(generation, error)
         self._drop(generation)
 
@@ -392,7 +394,8 @@ class Requests:
         self.leases.withdraw(generation)
         for seq in list(generation.sequences):
             self._free(seq)
-        self.table.pop(generation.id, None)
+        if self.table.get(generation.id) is generation:  # a later attempt may have its place
+            del self.table[generation.id]
 
     def _free(self, seq: Sequence) -> None:
         self.left(seq)
