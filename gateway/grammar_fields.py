@@ -97,6 +97,13 @@ class StructuredOutputs(Body):
     """True: any JSON object."""
     structural_tag: ObjectOrText | None = None
     """xgrammar's description of a text with structured parts."""
+    disable_any_whitespace: bool | None = None
+    """True: what `json` or `json_object` asks for is written without white space between values."""
+
+    def as_json(self, schema: Any) -> Grammar:
+        """The grammar of a schema's values; True: of any object."""
+        grammar = Grammar.json_object() if schema is True else Grammar.json_schema(schema)
+        return grammar.compact() if self.disable_any_whitespace else grammar
 
 
 class GrammarFields(Body):
@@ -170,9 +177,9 @@ class GuidedFields(GrammarFields):
         yield "guided_grammar", Grammar.ebnf, self.guided_grammar
         yield "guided_choice", Grammar.choice, self.guided_choice
         if (asked := self.structured_outputs) is not None:
-            yield "structured_outputs.json", Grammar.json_schema, asked.json_schema
+            yield "structured_outputs.json", asked.as_json, asked.json_schema
             yield "structured_outputs.regex", Grammar.regex, asked.regex
             yield "structured_outputs.choice", Grammar.choice, asked.choice
             yield "structured_outputs.grammar", Grammar.ebnf, asked.grammar
-            yield "structured_outputs.json_object", lambda _: Grammar.json_object(), asked.json_object
+            yield "structured_outputs.json_object", asked.as_json, asked.json_object
             yield "structured_outputs.structural_tag", Grammar.structural_tag, asked.structural_tag

@@ -17,7 +17,7 @@ from eyas.common.regex_syntax import Sequence as Parts
 
 MAX_STATES = 2000
 _MOST_NODES = 20_000  # of an automaton that is not yet deterministic
-_MOST_STEPS = 2_000_000
+_MOST_STEPS = 400_000
 
 Edges = list[tuple[Ranges, int]]
 
@@ -209,61 +209,79 @@ def _closure(nodes: _Nodes, states: frozenset[int], before: int, after: int) -> 
     return frozenset(found)
 
 
-def _atoms(nodes: _Nodes, has_words: bool) -> list[tuple[Ranges, int]]:
-    """Sets of characters that no step tells apart, and the kind of each."""
-    sets = dict.fromkeys(ranges for steps in nodes.steps for ranges, _ in steps)
-    kinds = {WORD: _WORD, NO_WORD: _NO_WORD} if has_words else {}
-    every = list(dict.fromkeys([*sets, *kinds]))
-    marks = sorted({mark for ranges in (*every, ALL) for a, b in ranges for mark in (a, b + 1)})
+def _atoms(sets: Sequence[Ranges]) -> tuple[list[Ranges], dict[Ranges, int]]:
+    """Sets of characters that none of these sets tells apart; and each set, as bits of them."""
+    sets = list(dict.fromkeys(sets))
     changes = dict[int, list[int]]()
-    for i, ranges in enumerate(every):
+    for i, ranges in enumerate(sets):
         for first, last in ranges:
             changes.setdefault(first, []).append(i)
-            changes.setdefault(last + 1, []).append(~i)
-    groups, now = dict[frozenset[int], list[tuple[int, int]]](), set[int]()
+            changes.setdefault(last + 1, []).append(i)
+    marks, now = sorted(changes), 0
+    groups = dict[int, list[tuple[int, int]]]()
     for mark, end in zip(marks, marks[1:], strict=False):
-        for i in changes.get(mark, ()):
-            (now.add if i >= 0 else now.discard)(i if i >= 0 else ~i)
-        groups.setdefault(frozenset(now), []).append((mark, end - 1))
-    found = list[tuple[Ranges, int]]()
-    for group, parts in groups.items():
-        ranges = joined(parts)
-        kind = next((kinds[every[i]] for i in group if every[i] in kinds), _NEITHER)
-        if group and ranges:
-            found.append((ranges, kind))
-    return found
+        for i in changes[mark]:
+            now ^= 1 << i
+        if now:
+            groups.setdefault(now, []).append((mark, end - 1))
+    bits = dict.fromkeys(sets, 0)
+    for atom, group in enumerate(groups):
+        for i, ranges in enumerate(sets):
+            if group >> i & 1:
+                bits[ranges] |= 1 << atom
+    return [joined(parts) for parts in groups.values()], bits
+
+
+class _Sets:
+    """Sets of characters by the bits of their atoms."""
+
+    def __init__(self, atoms: Sequence[Ranges]) -> None:
+        self._atoms = atoms
+        self._known = dict[int, Ranges]()
+
+    def of(self, bits: int) -> Ranges:
+        if bits not in self._known:
+            parts = [part for i, atom in enumerate(self._atoms) if bits >> i & 1 for part in atom]
+            self._known[bits] = joined(parts)
+        return self._known[bits]
 
 
 def _deterministic(nodes: _Nodes, end: int) -> tuple[list[Edges], set[int]]:
     """States are sets of nodes, each with the kind of the character before it, where places need it."""
     used = {edge for free in nodes.free for edge, _ in free if edge is not None}
-    atoms = _atoms(nodes, bool(used & {Edge.WORD, Edge.NO_WORD}))
+    words = [WORD, NO_WORD] if used & {Edge.WORD, Edge.NO_WORD} else []
+    atoms, bits = _atoms([*words, *(ranges for step in nodes.steps for ranges, _ in step)])
+    kinds = [_kind(1 << i, bits) if words else _NEITHER for i in range(len(atoms))]
     steps = [
-        [(i, at) for ranges, at in step for i, (atom, _) in enumerate(atoms) if common(ranges, atom)]
+        [(i, at) for ranges, at in step for i in range(len(atoms)) if bits[ranges] >> i & 1]
         for step in nodes.steps
     ]
-    kinds = {kind for _, kind in atoms} if used else {_NEITHER}
+    sets = _Sets(atoms)
     first = (frozenset({0}), _START)
     places, todo = {first: 0}, [first]
     edges, ends, work = list[Edges](), set[int](), 0
     for states, before in todo:
         if end in _closure(nodes, states, before, _START):
             ends.add(len(edges))
-        here = dict[int, list[tuple[int, int]]]()
-        for kind in kinds:
+        here = dict[int, int]()
+        for kind in set(kinds) if used else (_NEITHER,):
             targets = dict[int, set[int]]()
             for node in _closure(nodes, states, before, kind):
                 work += 1 + len(steps[node])
                 for i, at in steps[node]:
-                    if not used or atoms[i][1] == kind:
+                    if not used or kinds[i] == kind:
                         targets.setdefault(i, set()).add(at)
             if work > _MOST_STEPS:
                 raise Unheld("it takes too many steps to follow")
             for i, after in targets.items():
-                place = _place(places, todo, (frozenset(after), atoms[i][1] if used else _START))
-                here.setdefault(place, []).extend(atoms[i][0])
-        edges.append([(joined(parts), place) for place, parts in here.items()])
+                place = _place(places, todo, (frozenset(after), kinds[i] if used else _START))
+                here[place] = here.get(place, 0) | 1 << i
+        edges.append([(sets.of(atoms_of), place) for place, atoms_of in here.items()])
     return edges, ends
+
+
+def _kind(atom: int, bits: dict[Ranges, int]) -> int:
+    return _WORD if bits[WORD] & atom else _NO_WORD if bits[NO_WORD] & atom else _NEITHER
 
 
 def _smallest(edges: list[Edges], ends: set[int]) -> Automaton:
@@ -271,29 +289,27 @@ def _smallest(edges: list[Edges], ends: set[int]) -> Automaton:
     alive = _alive(edges, ends)
     if 0 not in alive:
         raise Unheld("no text fits it")
-    group = _reach(edges, ends, alive)
-    count = 0
+    atoms, bits = _atoms([ranges for here in edges for ranges, _ in here])
+    sets, group, count = _Sets(atoms), _reach(edges, ends, alive), 0
     while True:
-        keys = dict[Any, int]()
-        after = dict[int, int]()
+        keys, after = dict[Any, int](), dict[int, int]()
         for state in sorted(alive):
-            parts = dict[int, list[tuple[int, int]]]()
+            parts = dict[Any, int]()
             for ranges, at in edges[state]:
                 if at in alive:
-                    parts.setdefault(group[at], []).extend(ranges)
-            key = (group[state], frozenset((at, joined(ranges)) for at, ranges in parts.items()))
-            after[state] = keys.setdefault(key, len(keys))
+                    parts[group[at]] = parts.get(group[at], 0) | bits[ranges]
+            after[state] = keys.setdefault((group[state], frozenset(parts.items())), len(keys))
         group = after
         if len(keys) == count:
             break
         count = len(keys)
     found = list[Edges]([[] for _ in range(count)])
-    for state in sorted(alive, reverse=True):
-        parts = dict[int, list[tuple[int, int]]]()
+    for state in alive:
+        parts = {}
         for ranges, at in edges[state]:
             if at in alive:
-                parts.setdefault(group[at], []).extend(ranges)
-        found[group[state]] = [(joined(ranges), at) for at, ranges in parts.items()]
+                parts[group[at]] = parts.get(group[at], 0) | bits[ranges]
+        found[group[state]] = [(sets.of(atoms_of), at) for at, atoms_of in parts.items()]
     return Automaton(found, frozenset(group[state] for state in alive if state in ends))
 
 

@@ -22,6 +22,9 @@ MAX_GRAMMAR_DEPTH = 128
 PYTHON = "python"
 """The `style` of a JSON schema in a structural tag whose values are written as Python's literals."""
 
+COMPACT = "compact"
+"""The `style` of a JSON schema in a structural tag whose values are written without white space."""
+
 
 class GrammarKind(enum.StrEnum):
     """The notation of a grammar's text."""
@@ -69,6 +72,14 @@ class Grammar(msgspec.Struct, frozen=True):
     def structural_tag(cls, tag: Mapping[str, Any] | str) -> Grammar:
         """Text with structured parts, in xgrammar's notation. Raises InvalidRequest if it is not JSON."""
         return cls(GrammarKind.STRUCTURAL_TAG, _json_text(tag, "a structural tag"))
+
+    def compact(self) -> Grammar:
+        """The same JSON without white space. Other notations say themselves where there is some."""
+        if self.kind not in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT):
+            return self
+        schema = json.loads(self.text) if self.text else {"type": "object"}
+        form = {"type": "json_schema", "json_schema": schema, "style": COMPACT}
+        return Grammar.structural_tag({"type": "structural_tag", "format": form})
 
     def validate(self) -> None:
         """Raises InvalidRequest for a grammar that is empty, too large or too deep."""

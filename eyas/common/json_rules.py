@@ -15,6 +15,7 @@ from enum import Enum
 import msgspec
 
 from eyas.common.automata import of_others
+from eyas.common.grammar import COMPACT, PYTHON
 from eyas.common.python_rules import constant, numbers
 from eyas.common.string_rules import JSON, Text, of_automaton, quoted, rules_of
 
@@ -42,8 +43,8 @@ class Style(Enum):
     """How values are written: as JSON, as JSON without white space, or as Python's literals."""
 
     JSON = "json"
-    COMPACT = "compact"
-    PYTHON = "python"
+    COMPACT = COMPACT
+    PYTHON = PYTHON
 
 
 def mark(text: Text) -> str:
