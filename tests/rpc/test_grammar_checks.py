@@ -64,7 +64,7 @@ async def test_what_was_found_is_remembered(checks: GrammarChecks, monkeypatch: 
     monkeypatch.setattr(grammar_checks, "MAX_REMEMBERED", 2)
     for _ in range(2):
         await checks.check(GOOD)
-        with pytest.raises(InvalidRequest, match="parenthesis"):
+        with pytest.raises(InvalidRequest, match="bracket is not closed"):
             await checks.check(BAD)
     asked: list[Grammar] = []
     compile_one = checks._compile

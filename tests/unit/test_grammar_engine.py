@@ -178,7 +178,7 @@ def test_a_grammar_that_cannot_be_followed_fails_its_request_alone(base: EngineC
     bad = cluster.submit(request("bad", Grammar.regex("(a")), split=False)
     good = cluster.submit(request("good", Grammar.choice(["Paris"])), split=False)
     wait_all([good], 60)
-    assert bad.done.wait(20) and bad.failure is not None and "parenthesis" in bad.failure
+    assert bad.done.wait(20) and bad.failure is not None and "bracket is not closed" in bad.failure
     assert text_of(good.tokens[0]) == "Paris"
     cluster.close()
 
