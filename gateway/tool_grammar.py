@@ -6,16 +6,16 @@ calls and how a grammar is followed.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar, GrammarKind, renewed
-from eyas.common.json_schema import exact, refuse
-from eyas.common.schema_branches import types_of
+from eyas.common.grammar import POINTER, Grammar, GrammarKind, renewed
+from eyas.common.json_schema import types_of
+from eyas.common.schemas.refusals import refuse
 from gateway.parsers.message import Reading
+from gateway.parsers.parameters import unfollowed
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.table import ToolFormat
 from gateway.parsers.tags import Format, Mark, either, optional, sequence, text
@@ -23,6 +23,7 @@ from gateway.tool_fields import Tool, ToolFields
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_ANY_TYPES = {"null", "boolean", "number", "string", "array", "object"}
 _SPACE: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}  # between the reasoning and the answer
 
 
@@ -51,7 +52,7 @@ def as_format(grammar: Grammar) -> Format:
     """The grammar as a part of another."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return {"type": "json_schema", "json_schema": json.loads(grammar.text)}
+            return {"type": "json_schema", "json_schema": json.loads(grammar.text), POINTER: "#"}
         case GrammarKind.JSON_OBJECT:
             return {"type": "json_schema", "json_schema": dict(_ANY_OBJECT)}
         case GrammarKind.REGEX:
@@ -107,7 +108,32 @@ def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Form
         for i, tool in enumerate(body.tools or ())
         if tool.function.name in may
     }
-    return format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
+    fields = {
+        tool.function.name: f"{body.tool_field(i)}.parameters" for i, tool in enumerate(body.tools or ())
+    }
+    try:
+        held = format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
+    except InvalidRequest as error:
+        for title, field in fields.items():
+            if error.message.startswith(unfollowed(title)):
+                message = f"{field} cannot be followed: {error.message.removeprefix(unfollowed(title))}"
+                raise InvalidRequest(message, param=field) from None
+        raise
+    _point(held, {fields[name]: schema for name, schema in schemas.items()})
+    return held
+
+
+def _point(format: Any, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    """Says of each tool's schema in the format where the caller wrote it, for errors that compiling meets."""
+    todo = [format]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict) and part.get("type") == "json_schema":
+            for field, schema in schemas.items():
+                if schema == part["json_schema"]:
+                    part.setdefault(POINTER, field)
+        elif isinstance(part, dict | list):
+            todo += part.values() if isinstance(part, dict) else part
 
 
 def _schema(tool: Tool, must: bool, field: str) -> Mapping[str, Any]:
@@ -121,14 +147,16 @@ def _schema(tool: Tool, must: bool, field: str) -> Mapping[str, Any]:
         return _ANY_OBJECT
     if function.parameters is None:
         return _NO_ARGUMENTS
+    parameters = function.parameters
     try:
-        schema = exact(copy.deepcopy(function.parameters))
-        types = types_of(schema, schema, "#")
-        if not types <= {"object"}:
+        types = types_of(parameters)
+        if not types:
+            refuse("#", "no value that can be written fits the schema")
+        if types != {"object"} and ("type" in parameters or types != _ANY_TYPES):
             refuse("#", "the parameters of a tool must be an object")
     except InvalidRequest as error:
         raise InvalidRequest(f"{field} cannot be followed: {error.message}", param=field) from None
-    return function.parameters if types else {"type": "object", **function.parameters}
+    return parameters if types == {"object"} else {"type": "object", **parameters}
 
 
 def _thought(tags: Tags, is_open: bool, mark: Mark) -> list[Format]:

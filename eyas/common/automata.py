@@ -22,6 +22,10 @@ _MOST_STEPS = 400_000
 Edges = list[tuple[Ranges, int]]
 
 
+class NoText(Unheld):
+    """No text fits."""
+
+
 class Automaton(NamedTuple):
     """Begins in state 0. From each state, where the characters lead; `ends`: the states a text may end in."""
 
@@ -52,6 +56,24 @@ def of_others(names: Sequence[str]) -> Automaton:
     free = len(edges)
     found = [_with_rest([(((c, c),), at) for c, at in one.items()], free) for one in edges]
     return Automaton([*found, [(ALL, free)]], frozenset(range(free + 1)) - ends)
+
+
+def all_but(automaton: Automaton) -> Automaton:
+    """The texts that are none of its own."""
+    free = len(automaton.edges)
+    found = [_with_rest(edges, free) for edges in automaton.edges]
+    return Automaton([*found, [(ALL, free)]], frozenset(range(free + 1)) - automaton.ends)
+
+
+def reads(automaton: Automaton, text: str) -> bool:
+    """Whether the text is one of its own."""
+    state = 0
+    for number in map(ord, text):
+        following = [at for ranges, at in automaton.edges[state] if any(a <= number <= b for a, b in ranges)]
+        if not following:
+            return False
+        state = following[0]
+    return state in automaton.ends
 
 
 def _with_rest(edges: Edges, free: int) -> Edges:
@@ -288,7 +310,7 @@ def _smallest(edges: list[Edges], ends: set[int]) -> Automaton:
     """The same texts with as few states as can be. Raises Unheld if there is no text."""
     alive = _alive(edges, ends)
     if 0 not in alive:
-        raise Unheld("no text fits it")
+        raise NoText("no text fits it")
     atoms, bits = _atoms([ranges for here in edges for ranges, _ in here])
     sets, group, count = _Sets(atoms), _reach(edges, ends, alive), 0
     while True:

@@ -21,6 +21,8 @@ MAX_GRAMMAR_DEPTH = 128
 
 PYTHON = "python"
 """The `style` of a JSON schema in a structural tag whose values are written as Python's literals."""
+POINTER = "pointer"
+"""Beside a JSON schema in a structural tag: where the caller wrote it, as errors say it."""
 
 COMPACT = "compact"
 """The `style` of a JSON schema in a structural tag whose values are written without white space."""
@@ -78,7 +80,7 @@ class Grammar(msgspec.Struct, frozen=True):
         if self.kind not in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT):
             return self
         schema = json.loads(self.text) if self.text else {"type": "object"}
-        form = {"type": "json_schema", "json_schema": schema, "style": COMPACT}
+        form = {"type": "json_schema", "json_schema": schema, "style": COMPACT, POINTER: "#"}
         return Grammar.structural_tag({"type": "structural_tag", "format": form})
 
     def validate(self) -> None:

@@ -16,12 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from eyas.common import json_schema
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar, GrammarKind, renewed
+from eyas.common.grammar import POINTER, Grammar, GrammarKind, renewed
 from eyas.common.json_rules import Style, json_rules
-from eyas.common.json_schema import exact, refuse
 from eyas.common.regex_syntax import Unheld
 from eyas.common.rule_text import of_characters
+from eyas.common.schemas.refusals import refuse
 from eyas.common.string_rules import PLAIN, Text, rules_of
 from eyas.common.vocabulary import pieces
 
@@ -70,9 +71,9 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> Any:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                return self._of_rules(_json(exact(json.loads(grammar.text))))
+                return self._of_rules(_json(json.loads(grammar.text)))
             case GrammarKind.JSON_OBJECT:
-                return self._of_rules(_json(exact({"type": "object"})))
+                return self._of_rules(_json({"type": "object"}))
             case GrammarKind.REGEX:
                 return self._of_rules(_regex(grammar.text))
             case GrammarKind.EBNF:
@@ -88,12 +89,9 @@ class GrammarCompiler:
         return self._compiler.compile_grammar(library().Grammar.from_ebnf(rules))
 
 
-def _json(schema: Any, style: Style = Style.JSON) -> str:
-    """The rules of an exact schema's values."""
-    grammar = library().Grammar.from_json_schema(
-        json.dumps(schema), any_whitespace=False, separators=(",", ":")
-    )
-    return json_rules(str(grammar), style)
+def _json(schema: Any, pointer: str = "#", style: Style = Style.JSON) -> str:
+    """The rules of a schema's values. Raises InvalidRequest, which points into the schema."""
+    return json_rules(json_schema.rules_of(schema, pointer), style)
 
 
 def _regex(pattern: str) -> str:
@@ -145,7 +143,6 @@ def _exact_tag(tag: Any) -> Any:
 
 def _follow_schema(form: dict[str, Any], pointer: str) -> None:
     """Makes the format of a JSON value that of the rules of its schema."""
-    schema = exact(form["json_schema"], f"{pointer}/json_schema")
     if form.get("type", "json_schema") != "json_schema":
         refuse(pointer, f"the type {str(form['type'])[:40]} is not supported")
     for name in ("any_order", "excludes"):
@@ -153,7 +150,8 @@ def _follow_schema(form: dict[str, Any], pointer: str) -> None:
             refuse(f"{pointer}/{name}", f"{name} is not supported")
     if (style := form.get("style", Style.JSON.value)) not in [known.value for known in Style]:
         refuse(f"{pointer}/style", f"the style {str(style)[:40]} is not supported")
-    _become(form, _json(schema, Style(style)))
+    at = str(form.get(POINTER, f"{pointer}/json_schema"))
+    _become(form, _json(form["json_schema"], at, Style(style)))
 
 
 def _become(form: dict[str, Any], rules: str) -> None:

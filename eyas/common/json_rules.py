@@ -1,9 +1,7 @@
-"""Rules of JSON values, made to hold what a printer of JSON writes, in one spelling.
+"""Rules of JSON values without white space, made rules of what a printer of JSON writes.
 
-xgrammar reads a schema and prints its rules; here they are read token by token and written anew. Strings with
-a pattern, a format or a length become rules of their automata, names that a schema does not declare those of
-all other texts, white space what an indenting printer writes at that depth, escapes one for each character.
-This file knows how xgrammar prints, and refuses to know schemas.
+They are read token by token and written anew: white space is what an indenting printer writes at that depth.
+This file knows the marks of JSON between values, and refuses to know schemas.
 """
 
 from __future__ import annotations
@@ -12,30 +10,20 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-import msgspec
-
-from eyas.common.automata import of_others
 from eyas.common.grammar import COMPACT, PYTHON
 from eyas.common.python_rules import constant, numbers
-from eyas.common.string_rules import JSON, Text, of_automaton, quoted, rules_of
+from eyas.common.string_rules import quoted
 
 MAX_INDENTED = 16
 """Values inside values that are indented; what lies deeper is written without new lines."""
 
 _TOKEN = re.compile(
-    r'Regex\("(?:[^"\\]|\\.)*"[^)]*\)|"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\(=|[()|*+?]|\w+|\{[-\d, ]+\}',
+    r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\(=|[()|*+?]|\w+|\{[-\d, ]+\}',
     re.DOTALL,
 )
-_MARK = re.compile(r'Regex\("eyas([0-9a-f]*)"')
 _LITERAL = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
-_QUOTE = r'"\""'
 _OPEN, _CLOSE, _COMMA = ('"{"', '"["'), ('"}"', '"]"'), ('","', '", "')
-_OURS = {
-    "basic_escape": r'[\"\\bfnrt] | "u00" ("0" [1-7be-f] | "1" [0-9a-f])',
-    "basic_string_sub": rf"{_QUOTE} | [^\0-\x1f\"\\\ud800-\udfff] basic_string_sub"
-    r' | "\\" basic_escape basic_string_sub',
-}
 Rules = dict[str, list[str]]
 
 
@@ -47,20 +35,9 @@ class Style(Enum):
     PYTHON = PYTHON
 
 
-def mark(text: Text) -> str:
-    """A pattern for a schema's string that xgrammar reads, and that `json_rules` finds in its rules."""
-    return f"eyas{msgspec.json.encode(text).hex()}"
-
-
-def json_rules(printed: str, style: Style = Style.JSON) -> str:
-    """The rules that xgrammar prints for a schema without white space, written anew from `root` on."""
-    rules = {name: _TOKEN.findall(body) for name, _, body in _lines(printed)}
-    rules |= {name: _TOKEN.findall(body) for name, body in _OURS.items() if name in rules}
-    rules = {name: _without_look_ahead(body) for name, body in rules.items()}
-    texts = dict[Text, str]()
-    lines = _other_names(rules)
-    _strings(rules, texts)
-    lines += [rules_of(text, JSON, name) for text, name in texts.items()]
+def json_rules(compact: str, style: Style = Style.JSON) -> str:
+    """The rules of values without white space, written anew from `root` on."""
+    rules = {name: _TOKEN.findall(body) for name, _, body in _lines(compact)}
     if style is Style.PYTHON:
         rules |= {name: _TOKEN.findall(body) for name, body in numbers().items() if name in rules}
         rules = {name: [_constant(token) for token in body] for name, body in rules.items()}
@@ -72,72 +49,11 @@ def json_rules(printed: str, style: Style = Style.JSON) -> str:
     for name in sorted(space.leading):
         body = space.within(rules[name], used[name], nullable, leads=True)
         written.append(f"{name}_led ::= {body}")
-    return "\n".join([*written, *space.rules(), *lines])
+    return "\n".join([*written, *space.rules()])
 
 
-def _lines(printed: str) -> list[tuple[str, str, str]]:
-    return [line.partition(" ::= ") for line in printed.splitlines() if line.strip()]
-
-
-def _without_look_ahead(body: list[str]) -> list[str]:
-    """What may follow a rule is seen from the others: they are not those that the library knew."""
-    return body[: body.index("(=")] if "(=" in body else body
-
-
-# --- strings and names
-
-
-def _strings(rules: Rules, texts: dict[Text, str]) -> None:
-    """Where a rule is a marked expression, what refers to it between quotes refers to its text's rules."""
-    marked = dict[str, Text]()
-    for name, body in rules.items():
-        if found := [_MARK.match(token) for token in body if token.startswith("Regex(")]:
-            assert found[0] is not None, f"{name} has an expression that no schema named"
-            marked[name] = msgspec.json.decode(bytes.fromhex(found[0][1]), type=Text)
-    for name, body in rules.items():
-        if name not in marked:
-            rules[name] = _with_texts(body, marked, texts)
-
-
-def _with_texts(body: list[str], marked: dict[str, Text], texts: dict[Text, str]) -> list[str]:
-    found, at = list[str](), 0
-    while at < len(body):
-        found.append(body[at])
-        at += 1
-        if found[-1] in marked:
-            found[-1] = texts.setdefault(marked[found[-1]], f"text_{len(texts)}")
-            assert body[at] == _QUOTE  # which the text's rules have
-            at += 1
-    return found
-
-
-def _other_names(rules: Rules) -> list[str]:
-    """Rules of the names that an object does not declare. The library tells bytes from one another where it
-    should tell characters.
-    """
-    lines = list[str]()
-    for name in [name for name in rules if name.endswith("_addl_key")]:
-        first = next((token for token in rules[name] if token.startswith(f"{name}_")), None)
-        if first is None:
-            continue
-        names = _declared(rules, first)
-        lines.append(of_automaton(of_others(names), JSON, f"other_{len(lines)}"))
-        rules[name] = [_QUOTE, f"other_{len(lines) - 1}"]
-    return lines
-
-
-def _declared(rules: Rules, first: str) -> list[str]:
-    """The names that rules of all others leave out: they tell them byte by byte."""
-    found, todo = list[bytes](), [(first, b"")]
-    while todo:
-        rule, before = todo.pop()
-        body = rules[rule]
-        if _QUOTE not in body or body[body.index(_QUOTE) + 1] not in ("|", ")"):
-            found.append(before)
-        for token, after in zip(body, body[1:], strict=False):
-            if token[0] == '"' and after in rules and after.startswith(f"{first.rpartition('_')[0]}_"):
-                todo.append((after, before + _literal(token).encode("latin-1")))
-    return [name.decode() for name in found]
+def _lines(compact: str) -> list[tuple[str, str, str]]:
+    return [line.partition(" ::= ") for line in compact.splitlines() if line.strip()]
 
 
 def _constant(token: str) -> str:

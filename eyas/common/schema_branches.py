@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import unquote
 
 from eyas.common.errors import InvalidRequest
 
@@ -24,7 +25,8 @@ def _target(root: Any, reference: Any, pointer: str) -> Any:
         message = f"at {pointer[:200]}/$ref: only references into the same schema are supported (#/...)"
         raise InvalidRequest(message, param="grammar")
     found = root
-    for part in reference.split("/")[1:]:
+    for part in unquote(reference).split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
         try:
             found = found[int(part)] if isinstance(found, list) else found[part]
         except (LookupError, ValueError, TypeError):
@@ -49,24 +51,6 @@ def type_of_value(value: Any) -> set[str]:
         case list():
             return {"array"}
     return {"object"}
-
-
-def types_of(root: Any, schema: Any, pointer: str) -> set[str]:
-    """The types that it allows, by its parts too; numbers count as integers. Empty: any, or not known."""
-    todo, seen, types = [schema], set[int](), set[str]()
-    while todo:
-        one = resolve(root, todo.pop(), pointer)
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        parts = [name for name in ("anyOf", "oneOf", "allOf") if isinstance(one, dict) and name in one]
-        if parts:
-            todo += one[parts[0]]
-        elif isinstance(one, dict) and (own := _types(one)):
-            types |= own
-        else:
-            return set()
-    return types
 
 
 def disjoint(root: Any, parts: list[Any], pointer: str) -> bool:

@@ -65,7 +65,7 @@ def rules_of(text: Text, writing: Writing, name: str) -> str:
     trees += [(read(pattern), False) for pattern in text.anchored]
     if (once := _repeated(trees, text)) is not None:
         ranges, least, most = once
-        return f"{name} ::= {_class(_standing(ranges, writing))}{{{least},{most}}} {writing.end}"
+        return f"{name} ::= {class_of(_standing(ranges, writing))}{{{least},{most}}} {writing.end}"
     try:
         return of_automaton(_automaton(trees, text, writing), writing, name)
     except Unheld:
@@ -139,7 +139,7 @@ def _built(tree: Node, writing: Writing) -> str:
     """A tree without places, as the right side of a rule."""
     match tree:
         case Chars():
-            return _class(_standing(tree.ranges, writing))
+            return class_of(_standing(tree.ranges, writing))
         case Parts():
             return " ".join(_built(part, writing) for part in tree.parts) or '""'
         case Either():
@@ -159,20 +159,20 @@ def _standing(ranges: Ranges, writing: Writing) -> Ranges:
 def _spelled(ranges: Ranges, writing: Writing) -> list[str]:
     """How one of the characters is written: any of these."""
     kept = without(ranges, writing.never)
-    found = [_class(kept)] if kept else []
+    found = [class_of(kept)] if kept else []
     if not writing.quoted:
         return found
     letters = "".join(letter for character, letter in _LETTERS.items() if common(ranges, of(character)))
     if letters:
-        found.append(rf'"\\" {_class(of(letters))}')
+        found.append(rf'"\\" {class_of(of(letters))}')
     for high in (0, 1):
         if numbered := common(common(ranges, _NUMBERED), ((high << 4, (high << 4) + 15),)):
             digits = "".join(f"{n & 15:x}" for first, last in numbered for n in range(first, last + 1))
-            found.append(rf'"\\u00{high}" {_class(of(digits))}')
+            found.append(rf'"\\u00{high}" {class_of(of(digits))}')
     return found
 
 
-def _class(ranges: Ranges) -> str:
+def class_of(ranges: Ranges) -> str:
     """One of these characters."""
     if size(ranges) == 1:
         return quoted(chr(ranges[0][0]))

@@ -22,8 +22,10 @@ from gateway.parsers.parameters import (
     OTHER_NAMES,
     Parameters,
     constraint,
+    only_text,
     parameters_of,
     standing,
+    unfollowed,
     unheld,
 )
 from gateway.parsers.tags import Format, arguments, either, optional, sequence, text
@@ -41,7 +43,7 @@ def parameters(tool: str, schema: Mapping[str, Any], written: Written) -> Format
     try:
         return either([branch.of(part) for part in parameters_of(schema)])
     except InvalidRequest as error:
-        raise InvalidRequest(f"the tool {tool} cannot be followed: {error.message}", param="tools") from None
+        raise InvalidRequest(f"{unfollowed(tool)}{error.message}", param="tools") from None
 
 
 class _Branch:
@@ -82,6 +84,7 @@ class _Branch:
             return self._free()
         if kind.is_json:
             return arguments(standing(schema, self._root))
+        only_text(schema, self._root, f"#/properties/{title[:100]}")
         try:
             return either(self._words(schema))
         except Unheld as reason:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import quote
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.json_schema import refuse
-from gateway.parsers.kinds import followed, objects_of
+from eyas.common.schema_branches import disjoint
+from eyas.common.schemas.places import mapped
+from eyas.common.schemas.refusals import refuse
+from eyas.common.schemas.shapes import KEYWORDS
+from gateway.parsers.kinds import BRANCHES, followed, objects_of
 
 OTHER_NAMES = "[A-Za-z_][A-Za-z0-9_]{0,40}"
 """A pattern of names that parameters may have which a schema does not name."""
-_NOT_OF_ALL = ("patternProperties", "propertyNames", "minProperties", "maxProperties")
+_OF_OBJECTS = frozenset(("type", "properties", "required", "additionalProperties"))
+_OF_TEXTS = frozenset(("type", "enum", "const", "pattern", "format", "minLength", "maxLength"))
 _ROOT = "parameters of the tool"  # where definitions keep what references refer to
 
 
@@ -35,17 +40,58 @@ def parameters_of(schema: Mapping[str, Any]) -> list[Parameters]:
     Raises InvalidRequest for what no format can hold to that writes parameters one by one.
     """
     pointer = "#"
+    _only(schema, schema, _OF_OBJECTS, pointer)
     branches = list(objects_of(schema, schema))
     for part in branches:
         if part.get("type", "object") != "object":
             refuse(pointer, "the parameters of a tool must be an object")
-        for name in _NOT_OF_ALL:
-            if name in part:
-                refuse(f"{pointer}/{name}", f"{name} is not supported of a tool's parameters in this format")
+        for name in part.get("required", ()):
+            if name not in part.get("properties", ()):
+                refuse(f"{pointer}/required", f"{name[:40]!r} is required, but properties has no such name")
     found = [_parameters(part) for part in branches]
     if not found or (len(found) > 1 and any(part.others is not None and not part.named for part in found)):
         refuse(pointer, "parameters are only supported as an object with properties, or anyOf such objects")
     return found
+
+
+def unfollowed(tool: str) -> str:
+    """How an error about the tool's parameters begins."""
+    return f"the tool {tool} cannot be followed: "
+
+
+def only_text(schema: Any, root: Any, pointer: str) -> None:
+    """Raises InvalidRequest for what no format can hold to that writes text as it stands."""
+    _only(schema, root, _OF_TEXTS, pointer)
+
+
+def _only(schema: Any, root: Any, names: frozenset[str], pointer: str) -> None:
+    """Refuses keywords of JSON Schema but these, in the schema and its alternatives."""
+    todo, seen = [schema], set[int]()
+    while todo:
+        part = todo.pop()
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        said = KEYWORDS & part.keys()
+        alternatives = said & {"$ref", *BRANCHES}
+        wrong = said - alternatives - ({"type"} if alternatives else names)
+        if wrong or len(alternatives) > 1:
+            name = min(wrong or alternatives)
+            refuse(f"{pointer}/{name}", f"{name} is not supported there in the model's format of calls")
+        for name in alternatives - {"$ref"}:
+            if name == "allOf" and len(part[name]) > 1:
+                refuse(
+                    f"{pointer}/allOf",
+                    "allOf of several schemas is not supported in the model's format of calls",
+                )
+            if name == "oneOf" and not disjoint(root, part[name], pointer):
+                refuse(
+                    f"{pointer}/oneOf",
+                    "oneOf needs a constant that tells its parts apart in the model's format",
+                )
+            todo += part[name]
+        if "$ref" in part:
+            todo.append(followed(part, root))
 
 
 def _parameters(part: Mapping[str, Any]) -> Parameters:
@@ -77,18 +123,14 @@ def _refers(schema: Any) -> bool:
 
 def _renamed(schema: Any) -> Any:
     """The same with references to where the root is kept."""
-    if isinstance(schema, list):
-        return [_renamed(part) for part in schema]
-    if not isinstance(schema, dict):
+    return mapped(schema, _with_new_reference)
+
+
+def _with_new_reference(schema: dict[str, Any]) -> dict[str, Any]:
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
         return schema
-    return {
-        name: f"#/$defs/{_ROOT}{part[1:]}"
-        if name == "$ref" and isinstance(part, str)
-        else part
-        if name in ("enum", "const", "default", "examples")
-        else _renamed(part)
-        for name, part in schema.items()
-    }
+    return {**schema, "$ref": f"#/$defs/{quote(_ROOT)}{reference[1:]}"}
 
 
 def constraint(schema: Any, root: Any) -> Mapping[str, Any]:

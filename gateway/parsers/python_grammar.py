@@ -11,7 +11,7 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import PYTHON
-from gateway.parsers.parameters import OTHER_NAMES, Parameters, parameters_of, standing, unheld
+from gateway.parsers.parameters import OTHER_NAMES, Parameters, parameters_of, standing, unfollowed, unheld
 from gateway.parsers.pythonic import TITLE
 from gateway.parsers.tags import Format, Mark, Schemas, either, optional, repeated, sequence, text
 
@@ -47,7 +47,7 @@ def in_order(
     try:
         return either([_arguments(part, argument, comma) for part in parameters_of(schema)])
     except InvalidRequest as error:
-        raise InvalidRequest(f"the tool {tool} cannot be followed: {error.message}", param="tools") from None
+        raise InvalidRequest(f"{unfollowed(tool)}{error.message}", param="tools") from None
 
 
 def _arguments(parameters: Parameters, argument: Callable[[str, Any], Format], comma: Format) -> Format:

@@ -91,9 +91,12 @@ def test_every_notation_is_followed(grammar: Grammar, good: list[str], bad: list
         (Grammar.ebnf("root ::= x"), '"x" is not defined'),
         (Grammar.choice([]), "1 to 1000 texts"),
         (Grammar.choice([""]), "not empty"),
-        (Grammar.json_schema(False), "cannot accept"),
+        (Grammar.json_schema(False), "no value"),
         (tag(format={"type": "poem"}), "poem"),
-        (tag(format={"type": "json_schema", "json_schema": {"not": {}}}), "at #/format/json_schema/not"),
+        (
+            tag(format={"type": "json_schema", "json_schema": {"minLength": "1"}}),
+            "at #/format/json_schema/minL",
+        ),
         (tag(structures=[{"begin": "x"}]), "structures must be"),
     ],
 )

@@ -13,7 +13,8 @@ from eyas.common.config import NANO
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar
 from eyas.common.grammar_compiler import GrammarCompiler, library
-from eyas.common.json_schema import MAX_DEPTH, MAX_ENUM_VALUES, MAX_PROPERTIES, exact
+from eyas.common.json_schema import rules_of
+from eyas.common.schemas.document import MAX_DEPTH, MAX_ENUM_VALUES, MAX_PROPERTIES
 
 OBJECT = {"type": "object"}
 A = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -35,25 +36,20 @@ def follows(schema: Any, text: str) -> bool:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ({"not": {}}, "#/not"),
-    ({"if": {}, "then": {}}, "#/if"),
-    ({"type": "array", "uniqueItems": True}, "#/uniqueItems"),
-    ({"type": "array", "contains": {}}, "#/contains"),
-    ({**OBJECT, "dependentRequired": {"a": ["b"]}}, "#/dependentRequired"),
-    ({**OBJECT, "properties": {"a/b": {"not": {}}}}, "#/properties/a~1b/not"),
-    ({"type": "array", "items": {"anyOf": [{"not": {}}]}}, "#/items/anyOf/0/not"),
-    ({"allOf": [OBJECT, A]}, "#/allOf"),
-    ({"allOf": [{"type": "integer"}], "minimum": 3}, "#/minimum"),
-    ({**A, "anyOf": [{"required": ["a"]}]}, "#/properties"),
-    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "#/oneOf"),
-    ({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]}, "#/oneOf"),
-    ({"oneOf": [tagged("a"), tagged("a")]}, "#/oneOf"),
-    ({"type": "number", "multipleOf": 0.5}, "#/multipleOf"),
+    ({"not": {}}, "#"),
+    ({"oneOf": [tagged("a"), tagged("a")]}, "#"),
+    ({"type": "string", "enum": [1]}, "#"),
+    ({"anyOf": [{"$dynamicRef": "#a"}, {"type": "null"}]}, "#/anyOf/0/$dynamicRef"),
+    ({**OBJECT, "properties": {"a/b": {"$dynamicRef": "#"}}}, "#/properties/a~1b/$dynamicRef"),
+    ({"anyOf": [{"allOf": [{"minimum": "3"}]}, {"type": "null"}]}, "#/anyOf/0/allOf/0/minimum"),
+    ({"uniqueItems": 1}, "#/uniqueItems"),
+    ({"dependentRequired": {"a": "b"}}, "#/dependentRequired"),
+    ({**OBJECT, "not": {"additionalProperties": {"type": "null"}}}, "#/not/additionalProperties"),
+    ({"type": "string", "contentMediaType": "application/json", "contentSchema": {}}, "#/contentSchema"),
     ({"type": "integer", "multipleOf": 2000}, "#/multipleOf"),
-    ({"type": "integer", "multipleOf": 5, "minimum": 3}, "#/minimum"),
     ({"type": "string", "format": "poem"}, "#/format"),
-    ({"type": "string", "pattern": "^a+$", "maxLength": 0}, "#/pattern"),
-    ({"type": "string", "minLength": 3, "maxLength": 2}, "#/minLength"),
+    ({"type": "string", "pattern": "^a+$", "maxLength": 0}, "#"),
+    ({"type": "string", "minLength": 3, "maxLength": 2}, "#"),
     ({"type": "string", "pattern": "(?=a)b"}, "#/pattern"),
     ({"minLength": -1}, "#/minLength"),
     ({"type": "array", "maxItems": 1.5}, "#/maxItems"),
@@ -62,15 +58,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": r"\p{L}"}, "#/pattern"),
     ({"$ref": "http://x/y"}, "#/$ref"),
     ({"$ref": "#/$defs/none"}, "#/$ref"),
-    ({"$ref": "#/$defs/q", "minimum": 3, "$defs": {"q": {"type": "integer"}}}, "#/minimum"),
-    ({**OBJECT, "properties": {"a": {"$ref": "#/$defs/q"}}, "$defs": {"q": {"not": {}}}}, "#/$defs/q/not"),
     (LOOP, "#/$ref"),
-    ({**OBJECT, "required": ["a"]}, "#/required"),
-    ({**A, "patternProperties": {"^a": {"type": "string"}}}, "#/patternProperties"),
-    ({**A, "propertyNames": {"pattern": "^b"}}, "#/propertyNames"),
-    ({**OBJECT, "patternProperties": {"a": {}, "b": {}}}, "#/patternProperties"),
-    ({**OBJECT, "patternProperties": {"a": {}}, "minProperties": 1}, "#/minProperties"),
-    ({"minimum": 3, "maxLength": 3}, "#"),
     ({"type": "anything"}, "#/type"),
     ({"type": []}, "#/type"),
     ({"type": "object", "properties": None}, "#/properties"),
@@ -87,7 +75,6 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "number", "minimum": 1e-7, "maximum": 2e-7}, "#"),
     ({"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.000001}, "#"),
     ({"type": "string", "pattern": "a{1000000}"}, "#/pattern"),
-    ({"type": "string", "enum": [1]}, "#/enum"),
     ({"enum": []}, "#/enum"),
     ({"enum": list(range(MAX_ENUM_VALUES + 1))}, "#/enum"),
     ({**OBJECT, "properties": {str(i): {} for i in range(MAX_PROPERTIES + 1)}}, "#"),
@@ -97,7 +84,7 @@ REFUSED: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("schema", "pointer"), REFUSED)
 def test_what_would_be_followed_loosely_is_refused_with_its_place(schema: Any, pointer: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        exact(json.loads(json.dumps(schema)))
+        rules_of(json.loads(json.dumps(schema)))
     assert refused.value.message.startswith(f"at {pointer}: ") or f"at {pointer}:" in refused.value.message
     assert refused.value.param == "grammar"
 
@@ -107,7 +94,7 @@ def test_depth_is_bounded_without_recursion() -> None:
     for _ in range(5000):
         schema = {"type": "array", "items": schema}
     with pytest.raises(InvalidRequest, match=f"more than {MAX_DEPTH} deep"):
-        exact(schema)
+        rules_of(schema)
 
 
 FOLLOWED: list[tuple[Any, list[str], list[str]]] = [
@@ -184,6 +171,81 @@ FOLLOWED: list[tuple[Any, list[str], list[str]]] = [
     ({**OBJECT, "propertyNames": {"maxLength": 1}}, ['{"a":1}'], ['{"aa":1}']),
     ({**OBJECT, "patternProperties": {"^a": {"type": "integer"}}}, ['{"a":1}'], ['{"b":1}', '{"a":"x"}']),
     ({**OBJECT, "minProperties": 1, "additionalProperties": {"type": "null"}}, ['{"a":null}'], ["{}"]),
+    ({"type": "array", "uniqueItems": True}, ['[1,"a"]'], ["[1,1]", '["a","a"]', "[{},{}]", "[0.5,0.5]"]),
+    ({"items": {"enum": [1, 1.0, 2, "a"]}, "uniqueItems": True}, ["[2,1]"], ["[1,1]", "[1,1.0]"]),
+    (
+        {"uniqueItems": True, "items": {"type": "string"}, "minItems": 2},
+        ['["red","blue"]'],
+        ['["a"]', '["a","a"]'],
+    ),
+    ({"uniqueItems": True, "items": {"type": "integer", "minimum": 0}}, ["[3,1]"], ["[1,7,1]", "[1,1]"]),
+    (
+        {
+            "$ref": "#/$defs/l",
+            "uniqueItems": True,
+            "$defs": {"l": {"type": "array", "items": {"enum": [1, 2]}}},
+        },
+        ["[2,1]", "[]"],
+        ["[1,1]", "[3]"],
+    ),
+    ({"enum": [[1, 1], [1, 2]], "uniqueItems": True}, ["[1,2]"], ["[1,1]"]),
+    (
+        {"contains": {"const": 1}, "maxContains": 1, "type": "array"},
+        ["[1]", '[2, "a", 1]'],
+        ["[]", "[1,1]", "[2]"],
+    ),
+    ({**OBJECT, "dependentRequired": {"a": ["b"]}}, ['{"a":1,"b":2}', '{"c":1}'], ['{"a":1}']),
+    ({"allOf": [OBJECT, A]}, ['{"a":1}'], ['{"a":"x"}', "1"]),
+    ({"allOf": [{"type": "integer"}], "minimum": 3}, ["3"], ["2", "3.5"]),
+    ({**A, "anyOf": [{"required": ["a"]}]}, ['{"a":1}'], ["{}", '{"a":"x"}']),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["0.5"], ["1", "2.0"]),
+    ({"oneOf": [{"const": 1}, {"const": 1.0}, {"const": 2}]}, ["2"], ["1", "1.0"]),
+    (
+        {"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]},
+        ["2", "6"],
+        ["4", "3"],
+    ),
+    ({"type": "number", "multipleOf": 0.5}, ["1.5", "-2"], ["0.3", "1e1"]),
+    ({"type": "integer", "multipleOf": 5, "minimum": 3}, ["5", "100"], ["0", "3", "-5"]),
+    ({"$ref": "#/$defs/q", "minimum": 3, "$defs": {"q": {"type": "integer"}}}, ["3"], ["2", '"a"']),
+    ({"required": ["a"]}, ['{"a":{}}'], ["{}", '{"b":1}']),
+    (
+        {"minProperties": 2, "type": "object"},
+        ['{"a":1,"x":2}'],
+        ['{"a":1}', '{"a":1,"a":2}', '{"x":1,"x":1}'],
+    ),
+    ({"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": False}, ["{}"], ['{"a":1}', '{"c":1}']),
+    ({"propertyNames": {"enum": ["a", "b"]}}, ['{"a":1}', '{"a":1,"b":2}'], ['{"c":1}']),
+    ({"properties": {"ab": {}, "c": {}}, "propertyNames": {"maxLength": 1}}, ['{"c":1}'], ['{"ab":1}']),
+    ({"minimum": 3, "maxLength": 3}, ["3", '"abc"'], ["2", '"abcd"']),
+    ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, ['{"a":1,"b":2}', '{"c":1}'], ['{"a":1}']),
+    ({"type": ["integer", "string"], "not": {"enum": [5, "a"]}}, ["4", '"ab"', '"b"'], ["5", '"a"']),
+    (
+        {"enum": [2**63, 2**64 + 1, 1]},
+        ["9223372036854775808", "18446744073709551617"],
+        ["9.223372036854776e18"],
+    ),
+    ({"const": {"n": -(2**70)}}, ['{"n":-1180591620717411303424}'], ['{"n":-1.1805916207174113e+21}']),
+    (
+        {
+            "properties": {n: {"$ref": "#/$defs/x~1y~0%25"} for n in "ab"},
+            "$defs": {"x/y~%": {"type": "null"}},
+        },
+        ['{"a":null}'],
+        ['{"a":1}'],
+    ),
+    (
+        {
+            "properties": {
+                n: {"$ref": "#/$defs/i"} for n in ("default", "enum", "const", "$ref", "examples")
+            },
+            "$defs": {"i": {"type": "integer"}},
+        },
+        ['{"default":1,"enum":2}', '{"$ref":1}'],
+        ['{"enum":"x"}', '{"$ref":"x"}'],
+    ),
+    ({"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, ['{"a":1}'], ['{"b":1}']),
+    ({"type": "integer", "format": "int32"}, ["2147483647"], ["2147483648"]),
 ]
 
 

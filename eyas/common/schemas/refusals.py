@@ -1,0 +1,21 @@
+"""How a schema is refused: in a sentence that points into it."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from eyas.common.errors import InvalidRequest
+
+
+def refuse(pointer: str, reason: str) -> NoReturn:
+    """Raises InvalidRequest for the place in the schema."""
+    raise InvalidRequest(f"at {pointer[:200]}: {reason}", param="grammar")
+
+
+class Unwritten(InvalidRequest):
+    """What an alternative says and no rule can: an output may be another one of its alternatives."""
+
+
+def leave(pointer: str, reason: str) -> NoReturn:
+    """Raises Unwritten for the place in the schema."""
+    raise Unwritten(f"at {pointer[:200]}: {reason}", param="grammar")
