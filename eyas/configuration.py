@@ -217,6 +217,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         trust_special_tokens=args.trust_special_tokens,
         drain_s=args.drain_s,
         log_format=args.log_format,
+        vllm_metrics=args.vllm_metrics,
         otlp_endpoint=args.otlp_endpoint,
         processes=args.gateway_workers,
         **targets,

@@ -35,6 +35,8 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     add("--request-timeout", type=amount, default=GatewayConfig.request_timeout_s, metavar="S", help=text)
     text = "without keys: another name that callers may call it by, or * (may be repeated)"
     add("--allowed-host", type=names, action="extend", default=[], metavar="NAME", help=text)
+    text = "/metrics has vLLM's names beside its own, for dashboards that ask for them"
+    add("--vllm-metrics", action="store_true", help=text)
     text = "takes traces by OTLP: http://HOST:4317 (OTEL_* variables)"
     add("--otlp-endpoint", type=http_url, metavar="URL", help=text)
     text = f"gateway processes on the same ports ({gateway.processes})"

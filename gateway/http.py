@@ -37,6 +37,7 @@ from gateway.chat_request import ChatModel, chat_call, chat_prompt
 from gateway.console import Console
 from gateway.fields import Body, ignored, parse
 from gateway.keys import Keys
+from gateway.metric_names import GatewayPage
 from gateway.metrics import GatewayMetrics, Meter
 from gateway.openai_message import MessageFormat
 from gateway.openai_reply import ChatFormat, Format, TextFormat
@@ -95,6 +96,12 @@ def create_app(
     """
     metrics.serving.set_function(lambda: float(not backend.health().problem))
     metrics.synthetic.set_function(lambda: float(is_synthetic(link.info for link in backend.links())))
+    metrics.exported = GatewayPage(
+        metrics.registry,
+        config.served_model,
+        lambda: (link.info for link in backend.links()),
+        vllm=config.vllm_metrics,
+    )
     front = HttpFront(config, backend, tokenizer, metrics, quotas or Quotas())
     pages = [*Pages(config, backend, metrics).endpoints(), *Console(metrics).endpoints()]
     endpoints = described([*front.endpoints(), *pages], keys=front.keyed)

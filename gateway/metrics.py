@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from eyas.common.metrics import PlainHistogram
 from eyas.common.types import Finish
@@ -23,6 +24,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 _SYNTHETIC = "1 while drafts are accepted by chance (benchmarks)"
 _RATIOS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
+_COUNTS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0)
 
 
@@ -96,6 +98,24 @@ class StageMetrics:
             self._link_bytes.labels(source, leg.worker, leg.transfer_path).inc(leg.transfer_bytes)
 
 
+class SizeMetrics:
+    """How long prompts and answers are."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._prompt, self._answer = (
+            Histogram(f"eyas_request_{name}_tokens", help, buckets=_COUNTS, registry=registry)
+            for name, help in (
+                ("prompt", "Tokens of one call's prompts"),
+                ("generation", "Tokens of one call's answers"),
+            )
+        )
+
+    def add(self, usage: UsageCounts) -> None:
+        """Counts a call that has ended."""
+        self._prompt.observe(usage.prompt_tokens)
+        self._answer.observe(usage.completion_tokens)
+
+
 class TurnMetrics:
     """The requests that wait for their turn at the event loop."""
 
@@ -120,9 +140,10 @@ class GatewayMetrics:
     """
 
     tracer: Tracer | None = None  # takes the spans of calls; its owner sets it
+    exported: Collector  # what the page shows of the registry; the HTTP front names the model there
 
     def __init__(self, registry: CollectorRegistry, siblings: Siblings | None = None) -> None:
-        self.registry = registry
+        self.registry = self.exported = registry
         self._siblings = siblings
         self.serving = Gauge("eyas_serving", "1 while /health answers 200", registry=registry)
         self.synthetic = Gauge("eyas_synthetic_acceptance", _SYNTHETIC, registry=registry)
@@ -174,13 +195,14 @@ class GatewayMetrics:
             registry=registry,
         )
         self.stages = StageMetrics(registry)
+        self.sizes = SizeMetrics(registry)
         self.turns = TurnMetrics(registry)
         self.placement = PlacementMetrics(registry)
         self.recent = Recent()
 
     async def __aenter__(self) -> GatewayMetrics:
         if self._siblings is not None:
-            await self._siblings.start(lambda: generate_latest(self.registry))
+            await self._siblings.start(lambda: generate_latest(self.exported))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -189,7 +211,7 @@ class GatewayMetrics:
 
     async def page(self) -> bytes:
         """Its figures in Prometheus' text; beside siblings, those of all of them."""
-        return generate_latest(self.registry) if self._siblings is None else await self._siblings.page()
+        return generate_latest(self.exported) if self._siblings is None else await self._siblings.page()
 
     def meter(self) -> Meter:
         """A meter for one call."""
@@ -257,6 +279,7 @@ class Meter:
 
     def ended(self, usage: UsageCounts, traces: Sequence[RequestTrace]) -> None:
         """Counts the whole call; called once, however it ended. `traces`: one per prompt."""
+        self._metrics.sizes.add(usage)
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
         self._metrics.generation_tokens.inc(usage.completion_tokens)
         self._metrics.accepted.inc(usage.accepted)

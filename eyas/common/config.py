@@ -379,6 +379,7 @@ class GatewayConfig:
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where a request says nothing
     drain_s: float = 30.0  # seconds for open requests, once it is asked to leave
     log_format: str = "text"  # or "json"
+    vllm_metrics: bool = False  # the page of metrics has vLLM's names too
     otlp_endpoint: str | None = None  # takes the spans of calls; None: as OpenTelemetry's variables say
     processes: int = 1  # that share its ports; every limit holds for each
     member: str | None = None  # of those processes, this one's socket; None: it is alone

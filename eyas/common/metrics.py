@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
@@ -48,6 +48,35 @@ class PlainHistogram(Collector):
     def describe(self) -> Iterator[HistogramMetricFamily]:
         """Its name and help, for the registry."""
         yield HistogramMetricFamily(self._name, self._help)
+
+
+class ModelName(Collector):
+    """What `figures` has, with the label `model_name` where a figure is of the model and not of the process.
+
+    `model`: its name, as far as it is known; empty: the label is left out.
+    """
+
+    OF_THE_PROCESS = ("process_", "python_")
+
+    def __init__(self, figures: Collector, model: Callable[[], str]) -> None:
+        self._figures = figures
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures of now."""
+        name = self._model()
+        for family in self._figures.collect():
+            if not name or family.name.startswith(self.OF_THE_PROCESS):
+                yield family
+                continue
+            named = Metric(family.name, family.documentation, family.type)
+            for sample in family.samples:
+                named.add_sample(sample.name, {**sample.labels, "model_name": name}, sample.value)
+            yield named
+
+    def describe(self) -> Iterator[Metric]:
+        """Names and help of all of them, for a registry."""
+        yield from self._figures.collect()
 
 
 class WorkerMetrics:

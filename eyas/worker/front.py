@@ -22,7 +22,7 @@ from eyas.common.cached_pages import CachedPages, CacheNews
 from eyas.common.config import WorkerConfig
 from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.listening import listen
-from eyas.common.metrics import WorkerMetrics
+from eyas.common.metrics import ModelName, WorkerMetrics
 from eyas.common.page_names import PageShape
 from eyas.common.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
@@ -57,8 +57,9 @@ class Front:
         self._membership = Membership(config, self.describe, dial)
         self._pulls = Pulls(self._engine, self._membership.find, dial)
         self._drafts = drafts.DraftStreams(self._engine, dial)
-        self._registry = CollectorRegistry()
-        self._metrics = WorkerMetrics(self._registry)
+        figures, self._registry = CollectorRegistry(), CollectorRegistry()
+        self._metrics = WorkerMetrics(figures)
+        self._registry.register(ModelName(figures, lambda: self.describe().model))
         self._liveness = Liveness()
         self._cached: CachedPages | None = None  # once the cache has held a page
         self._load = Load(progress=0, pending=False, running=0, waiting=0, pages_used=0)
