@@ -41,7 +41,9 @@ class Renamed(msgspec.Struct, frozen=True):
         for sample in family.samples:
             if all(sample.labels.get(name) == value for name, value in self.where):
                 left = {name for name, _ in self.where}
-                labels = {self._label(name): value for name, value in sample.labels.items() if name not in left}
+                labels = {
+                    self._label(name): value for name, value in sample.labels.items() if name not in left
+                }
                 found.add_sample(sample.name.replace(self.ours, self.theirs, 1), labels, sample.value)
         return found
 
@@ -90,7 +92,9 @@ class VllmNames(Collector):
 
     def _of_workers(self) -> Iterator[Metric]:
         texts = ("Sequences in the step", "Sequences queued", *["Share of the KV pages in use, 0 to 1"] * 2)
-        families = [GaugeMetricFamily(name, text, labels=["engine"]) for name, text in zip(PEERS, texts, strict=True)]
+        families = [
+            GaugeMetricFamily(name, text, labels=["engine"]) for name, text in zip(PEERS, texts, strict=True)
+        ]
         for info in self._workers():
             if info.runs_target:
                 used = info.pages_used / info.pages_total if info.pages_total else 0.0

@@ -260,6 +260,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags["tls-dir"] = gateway.tls_dir
     if gateway.api_key_file is not None:
         flags["api-key-file"] = gateway.api_key_file
+    if gateway.vllm_metrics:
+        flags["vllm-metrics"] = True
     if gateway.trust_special_tokens:
         flags["trust-special-tokens"] = True
     if gateway.cors_origins:

@@ -95,7 +95,7 @@ def test_requests_go_through_all_services(cluster: Served, http: httpx.Client, o
             return (await client.generate("Hello", max_tokens=4)).usage.completion_tokens
 
     assert asyncio.run(by_grpc()) == 4
-    steps = re.compile(r"^eyas_verify_steps_total [1-9]", re.MULTILINE)
+    steps = re.compile(r"^eyas_verify_steps_total\{.*\} [1-9]", re.MULTILINE)
 
     def drafted() -> bool:
         http.post("/v1/chat/completions", json=chat(max_tokens=32)).raise_for_status()

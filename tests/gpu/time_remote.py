@@ -22,6 +22,7 @@ import itertools
 import json
 import multiprocessing
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -184,8 +185,9 @@ async def answered(session: DecodeSession, name: str, batch: int, count: int) ->
 
 
 def counted(name: str, port: int) -> dict[str, float]:
-    """What a worker's page of metrics says of this counter so far, by its one label ("" without)."""
+    """What a worker's page of metrics says of this counter so far, by its one label beside the model's ("" without)."""
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    page = re.sub(r'model_name="[^"]*",?', "", page).replace("{}", "")
     rows = [line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     return {row.split('"')[1] if '"' in row else "": float(row.split()[-1]) for row in rows}
 

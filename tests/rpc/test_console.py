@@ -145,7 +145,7 @@ async def test_a_split_request_tells_both_workers_and_their_link(tmp_path: Path)
         transfer = where["transfer", decode]
         assert transfer["bytes"] > 0 and transfer["path"] == "shm"
         assert where["decode", None]["start_ms"] == request["first_token_ms"]
-        link = f'{{path="shm",source="{prefill}",target="{decode}"}}'
+        link = f'{{model_name="eyas-nano",path="shm",source="{prefill}",target="{decode}"}}'
         assert (
             f"eyas_link_bytes_total{link} {transfer['bytes']:.1f}"
             in (await cluster.http.get("/metrics")).text.splitlines()

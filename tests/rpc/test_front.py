@@ -350,8 +350,9 @@ async def test_metrics_and_reflection() -> None:
         await tokens_of(aiter(session))
         url = f"http://127.0.0.1:{w.front.metrics_port}/metrics"
         text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())).decode()
-        assert "eyas_generation_tokens_total 3.0" in text
-        assert "eyas_draft_tokens_accepted_total 3.0" in text and "eyas_kv_pages 8.0" in text
+        assert 'eyas_generation_tokens_total{model_name="fake"} 3.0' in text
+        assert 'eyas_draft_tokens_accepted_total{model_name="fake"} 3.0' in text
+        assert 'eyas_kv_pages{model_name="fake"} 8.0' in text
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         reply = await anext(aiter(stub.ServerReflectionInfo(iter([ask]), timeout=5)))

@@ -296,11 +296,11 @@ async def test_limits_that_make_no_sense_are_refused_by_name(
 
 async def test_health_follows_the_backend(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     assert (await client.get("/health")).status_code == 200
-    assert "eyas_serving 1.0" in (await client.get("/metrics")).text
+    assert 'eyas_serving{model_name="eyas-nano"} 1.0' in (await client.get("/metrics")).text
     backend.is_healthy = False
     response = await client.get("/health")
     assert (response.status_code, response.json()["error"]["message"]) == (503, "no worker is serving")
-    assert "eyas_serving 0.0" in (await client.get("/metrics")).text
+    assert 'eyas_serving{model_name="eyas-nano"} 0.0' in (await client.get("/metrics")).text
     backend.infos = []
     response = await client.post("/v1/chat/completions", json=CHAT)
     assert (response.status_code, response.json()["error"]["code"]) == (503, Unavailable.code)
@@ -340,7 +340,10 @@ async def test_metrics_count_what_was_served(client: httpx.AsyncClient, backend:
     page = (await client.get("/metrics")).text
     assert f"eyas_generation_tokens_total {float(usage['completion_tokens'])}" in page
     assert f"eyas_prompt_tokens_total {float(usage['prompt_tokens'])}" in page
-    assert 'eyas_http_responses_total{path="/v1/chat/completions",status="200"} 1.0' in page
-    assert 'eyas_http_responses_total{path="other",status="404"} 1.0' in page
-    assert "eyas_time_to_first_token_seconds_count 1.0" in page
-    assert "eyas_requests_running 0.0" in page
+    assert (
+        'eyas_http_responses_total{model_name="eyas-nano",path="/v1/chat/completions",status="200"} 1.0'
+        in page
+    )
+    assert 'eyas_http_responses_total{model_name="eyas-nano",path="other",status="404"} 1.0' in page
+    assert 'eyas_time_to_first_token_seconds_count{model_name="eyas-nano"} 1.0' in page
+    assert 'eyas_requests_running{model_name="eyas-nano"} 0.0' in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import urllib.request
 from collections.abc import AsyncIterator
 from typing import Any
@@ -81,7 +82,7 @@ async def test_answers_of_real_workers_are_not_marked(backend: ScriptedBackend) 
         assert "synthetic" not in (await client.post("/v1/chat/completions", json=CHAT | {"seed": 1})).text
         assert "synthetic" not in (await client.post("/generate", json={"text": "x"})).text
         assert "synthetic" not in (await client.get("/v1/models")).text
-        assert "eyas_synthetic_acceptance 0.0" in (await client.get("/metrics")).text
+        assert 'eyas_synthetic_acceptance{model_name="eyas-nano"} 0.0' in (await client.get("/metrics")).text
     async with served(backend) as address, AsyncClient(address) as sdk:
         assert not (await sdk.chat(TURNS, seed=1)).usage.synthetic
 
@@ -125,7 +126,7 @@ async def test_grpc_refuses_a_seed_and_logprobs(backend: ScriptedBackend, option
 
 
 async def test_the_gateways_metrics_show_synthetic_acceptance(client: httpx.AsyncClient) -> None:
-    assert "eyas_synthetic_acceptance 1.0" in (await client.get("/metrics")).text
+    assert 'eyas_synthetic_acceptance{model_name="eyas-nano"} 1.0' in (await client.get("/metrics")).text
 
 
 async def test_a_worker_reports_synthetic_acceptance() -> None:
@@ -134,7 +135,7 @@ async def test_a_worker_reports_synthetic_acceptance() -> None:
         assert (await InfoClient(channel).info(5)).synthetic
         url = f"http://127.0.0.1:{w.front.metrics_port}/metrics"
         text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())).decode()
-        assert "eyas_synthetic_acceptance 1.0" in text
+        assert re.search(r'^eyas_synthetic_acceptance\{model_name=".+"\} 1\.0$', text, re.MULTILINE)
 
 
 @contextlib.asynccontextmanager

@@ -113,7 +113,7 @@ async def test_it_names_the_port_of_its_figures(tmp_path: Path) -> None:
     async with process("decode", tmp_path) as p, httpx.AsyncClient() as client:
         await p.ready()
         page = await client.get(f"http://127.0.0.1:{p.metrics_port}/metrics")
-        assert "eyas_kv_pages " in page.text
+        assert "eyas_kv_pages{model_name=" in page.text
 
 
 @pytest.mark.parametrize("how", ["terminate the front", "ctrl-c to the group"])

@@ -42,7 +42,7 @@ def test_what_is_asked_for_is_exported(title: str) -> None:
     names = set(re.findall(r"\beyas_\w+", expression))
     assert names or "up{" in expression
     assert names <= series.keys()
-    known = {"job", "instance", "le"}.union(*(series[name] for name in names))
+    known = {"job", "instance", "le", "model_name"}.union(*(series[name] for name in names))
     told = re.findall(r"(\w+)=~?\"", expression)
     told += [
         label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")
