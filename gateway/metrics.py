@@ -149,8 +149,8 @@ class GatewayMetrics:
         self.synthetic = Gauge("eyas_synthetic_acceptance", _SYNTHETIC, registry=registry)
         self.canary_runs = Counter(
             "eyas_canary_runs",
-            "Canary requests: ok, degraded, refused, waited (it stood in a queue, and real requests got tokens), "
-            "failed",
+            "Canary requests: ok, degraded, refused, waited (it stood in a queue, and real requests got "
+            "tokens), failed",
             ["outcome"],
             registry=registry,
         )

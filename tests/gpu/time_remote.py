@@ -185,7 +185,9 @@ async def answered(session: DecodeSession, name: str, batch: int, count: int) ->
 
 
 def counted(name: str, port: int) -> dict[str, float]:
-    """What a worker's page of metrics says of this counter so far, by its one label beside the model's ("" without)."""
+    """What a worker's page of metrics says of this counter so far, by its one label ("" without);
+    the model's name aside.
+    """
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
     page = re.sub(r'model_name="[^"]*",?', "", page).replace("{}", "")
     rows = [line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} "))]

@@ -113,7 +113,8 @@ async def test_a_line_is_agreed_on_and_shown_and_its_end_costs_no_token(
             assert sent[GRPC] >= 1 and sent[SHM] > (2 if killed else 10)
             assert decode.engine._drafting.late_rounds <= 1
             decode.front._show()
-            assert f'eyas_draft_commits_total{{model_name="target",path="shm"}} {float(sent[SHM])}' in page(decode)
+            labels = '{model_name="target",path="shm"}'
+            assert f"eyas_draft_commits_total{labels} {float(sent[SHM])}" in page(decode)
             assert killed == (not decode.engine._drafting.drafter._head._lines._lines)
 
 
