@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import time
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -24,7 +24,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from eyas.common.config import GatewayConfig
-from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest
+from eyas.common.errors import EyasError, InvalidRequest
+from eyas.common.logging import request_id
 from gateway.admission import ServedModel, check_model, is_synthetic, served_model
 from gateway.answer import Answer, admitted, joined
 from gateway.anthropic_fields import CountBody, MessagesBody
@@ -48,7 +49,8 @@ from gateway.quotas import Quotas, pay
 from gateway.responses_fields import ResponsesBody
 from gateway.responses_reply import ResponsesFormat
 from gateway.responses_request import FIELDS, as_chat
-from gateway.schema import ChatBody, DetokenizeBody, TextBody, TokenizeBody
+from gateway.running import Lifetime, RunningCalls
+from gateway.schema import AbortBody, ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.sglang_reply import SglangFormat
 from gateway.sglang_request import GenerateBody, generate_call
 from gateway.text import TextDelta
@@ -139,6 +141,7 @@ class HttpFront:
         self._chats = ChatModel.of(config, tokenizer)
         self._metrics = metrics
         self._arriving = Arriving()
+        self._running = RunningCalls()
 
     def endpoints(self) -> list[Endpoint]:
         """The rows of the route table that this class answers."""
@@ -165,6 +168,7 @@ class HttpFront:
             Endpoint(
                 "POST", "/generate", self.generate, "Continues text, as SGLang", GenerateBody, gives=streams
             ),
+            Endpoint("POST", "/abort_request", self.abort, "Ends running requests, as SGLang", AbortBody),
             Endpoint("POST", "/tokenize", self.tokenize, "Text or a chat to token ids", TokenizeBody),
             Endpoint("POST", "/detokenize", self.detokenize, "Token ids to text", DetokenizeBody),
         ]
@@ -262,17 +266,17 @@ class HttpFront:
         return self._run(request, call, partial(SglangFormat, call, body.shape, self._tokenizer.table))
 
     def _run(self, request: Request, call: ApiCall, make_format: Callable[[Answer], Format]) -> Response:
-        deadline = request.state.came + call.timeout_s
-        call = call.of(request.state.caller.name)
-        return WhileConnected(partial(self._answer, call, deadline, make_format))
+        caller = request.state.caller.name
+        life = Lifetime(request.state.came + call.timeout_s, caller, [request_id.get(), call.id, *call.names])
+        return WhileConnected(partial(self._answer, call.of(caller), life, make_format))
 
     async def _answer(
-        self, call: ApiCall, deadline: float, make_format: Callable[[Answer], Format], reply: Reply
+        self, call: ApiCall, life: Lifetime, make_format: Callable[[Answer], Format], reply: Reply
     ) -> None:
-        """Runs the call and writes its response, all within the request's deadline."""
-        with self._metrics.meter() as meter:
+        """Runs the call and writes its response, all within the request's time."""
+        with self._metrics.meter() as meter, self._running.one(life):
             async with contextlib.AsyncExitStack() as owned:
-                async with _until(deadline):
+                async with life.limit():
                     answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
                 pay(answer.usage.prompt_tokens)
                 owned.callback(lambda: pay(answer.usage.completion_tokens))
@@ -280,13 +284,19 @@ class HttpFront:
                 owned.callback(lambda: _log_end(call, answer))
                 format = make_format(answer)
                 if call.stream:
-                    await _stream(call, answer, format, meter, deadline, reply)
+                    await _stream(call, answer, format, meter, life, reply)
                 else:
-                    async with _until(deadline):
+                    async with life.limit():
                         choices = await _collect(answer, call.choices, meter)
                         long = call.prompt_logprobs
                         body = await to_thread(format.whole, choices) if long else format.whole(choices)
                     await reply.whole(body)
+
+    async def abort(self, request: Request) -> Response:
+        """Ends the caller's requests that are known by an id, or all of them, as SGLang's /abort_request."""
+        body = await self._body(AbortBody, request)
+        id = None if body.abort_all else body.rid
+        return json_response({"aborted": self._running.abort(request.state.caller.name, id)})
 
     async def _body(self, kind: type[B], request: Request) -> B:
         """The request's body as `kind`; the response's headers will name its ignored fields."""
@@ -338,7 +348,7 @@ def _log_end(call: ApiCall, answer: Answer) -> None:
 
 
 async def _stream(
-    call: ApiCall, answer: Answer, format: Format, meter: Meter, deadline: float, reply: Reply
+    call: ApiCall, answer: Answer, format: Format, meter: Meter, life: Lifetime, reply: Reply
 ) -> None:
     """Sends events as the deltas come; a failure after the first byte can only be sent as an event."""
     await reply.begin_events()
@@ -347,7 +357,7 @@ async def _stream(
         return b"".join([format.event(delta) for delta in deltas])
 
     try:
-        async with _until(deadline):
+        async with life.limit():
             await reply.write(format.opening())
             if reply.parts is not None and not (call.logprobs or call.prompt_logprobs):
                 answer.use_lanes(format, meter, reply.parts)
@@ -375,12 +385,3 @@ async def _collect(answer: Answer, choices: int, meter: Meter) -> list[TextDelta
         for delta in deltas:
             parts[delta.choice].append(delta)
     return [joined(part) for part in parts]
-
-
-@contextlib.asynccontextmanager
-async def _until(deadline: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout_at(deadline):
-            yield
-    except TimeoutError as error:
-        raise DeadlineExceeded("the request took longer than its timeout") from error

@@ -360,6 +360,23 @@ class TokenizeBody(TemplateFields):
         return self
 
 
+class AbortBody(Body):
+    """The body of /abort_request."""
+
+    rules = (needs({"not": given("abort_all", {"const": True})}, given("rid", {"minLength": 1})),)
+
+    rid: str | None = None
+    """What the request is known by: its `X-Request-Id`, the `id` of its answer, or a `rid` of /generate."""
+    abort_all: bool = False
+    """All of the caller's requests."""
+
+    @model_validator(mode="after")
+    def _names_some(self) -> Self:
+        if not (self.rid or self.abort_all):
+            refuse("rid", "must be given, or abort_all be true")
+        return self
+
+
 class DetokenizeBody(Body):
     """The body of /detokenize."""
 

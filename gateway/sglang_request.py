@@ -198,6 +198,7 @@ async def generate_call(
         timings=body.timings,
         began=time.monotonic(),
         grammar_field=f"sampling_params.{asked.grammar_field[0]}" if asked.grammar_field else "",
+        names=tuple(body.rid or ()),
     )
 
 

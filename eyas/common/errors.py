@@ -141,7 +141,7 @@ class RateLimited(Overloaded):
 
 
 class Cancelled(EyasError):
-    """The caller left, or reads too slowly."""
+    """The caller left, reads too slowly, or has aborted it."""
 
     grpc_status = "CANCELLED"
     http_status = 499

@@ -1,0 +1,87 @@
+"""/abort_request ends a request that runs, by any of its names, and no other's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from http_client import CHAT, GENERATE, TEXT, client_of, refused
+from scripted_backend import ScriptedBackend, nano_tokenizer
+
+from eyas.common.config import GatewayConfig
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    """One that says a token now and then, and never ends while a test runs."""
+    slow = ScriptedBackend(nano_tokenizer(), says=lambda *_: "word " * 500)
+    slow.pause_s = 0.2
+    return slow
+
+
+async def started(backend: ScriptedBackend, count: int) -> None:
+    async with asyncio.timeout(20):
+        while len(backend.streams) < count:
+            await asyncio.sleep(0.01)
+
+
+async def abort(client: httpx.AsyncClient, body: dict[str, Any], **kwargs: Any) -> int:
+    response = await client.post("/abort_request", json=body, **kwargs)
+    assert response.status_code == 200, response.text
+    (count,) = response.json().values()
+    return int(count)
+
+
+ASKS = [
+    pytest.param("/v1/chat/completions", CHAT, id="chat"),
+    pytest.param("/v1/completions", TEXT | {"prompt": ["a", "b"]}, id="text"),
+    pytest.param("/generate", GENERATE | {"rid": "mine"}, id="generate"),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKS)
+async def test_a_request_ends_by_its_name(backend: ScriptedBackend, path: str, body: dict[str, Any]) -> None:
+    async with client_of(backend) as client:
+        ask = client.post(path, json=body, headers={"x-request-id": "mine" if "rid" not in body else "other"})
+        asking = asyncio.create_task(ask)
+        await started(backend, 2 if isinstance(body.get("prompt"), list) else 1)
+        assert await abort(client, {"rid": "your"}) == 0 and not asking.done()
+        assert await abort(client, {"rid": "mine"}) == 1
+        response = await asyncio.wait_for(asking, 20)
+        assert response.status_code == 499 and "abort_request" in response.json()["error"]["message"]
+        for stream in backend.streams:
+            await asyncio.wait_for(stream.closed.wait(), 20)
+        assert await abort(client, {"rid": "mine"}) == 0
+
+
+async def test_a_stream_ends_with_an_error_by_the_id_of_its_answer(backend: ScriptedBackend) -> None:
+    async with client_of(backend) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
+        await started(backend, 1)
+        name = f"chatcmpl-{backend.requests[0].id}"
+        async with asyncio.timeout(20):
+            while not await abort(client, {"rid": name}):
+                await asyncio.sleep(0.01)
+        *_, last, done = [line for line in (await asyncio.wait_for(asking, 20)).text.split("\n\n") if line]
+        told = json.loads((last if done == "data: [DONE]" else done).removeprefix("data: "))
+        assert told["error"]["code"] == "cancelled"
+
+
+async def test_abort_all_ends_the_caller_s_requests_alone(backend: ScriptedBackend) -> None:
+    async with client_of(backend, GatewayConfig(api_keys=("k",))) as client:
+        key = {"authorization": "Bearer k"}
+        asks = [asyncio.create_task(client.post("/v1/completions", json=TEXT, headers=key)) for _ in range(3)]
+        await started(backend, 3)
+        assert (await client.post("/abort_request", json={"abort_all": True})).status_code == 401
+        assert not any(ask.done() for ask in asks)
+        assert await abort(client, {"rid": "", "abort_all": True}, headers=key) == 3
+        assert [(await asyncio.wait_for(ask, 20)).status_code for ask in asks] == [499] * 3
+
+
+async def test_one_name_or_all_must_be_given(backend: ScriptedBackend) -> None:
+    async with client_of(backend) as client:
+        for body in ({}, {"rid": ""}, {"rid": None}, {"abort_all": False}):
+            refused(await client.post("/abort_request", json=body), "rid")
