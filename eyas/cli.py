@@ -125,8 +125,9 @@ def _serve(args: argparse.Namespace) -> int:
         await asyncio.Event().wait()
         return 0
 
+    config = serve_config(args, gateway_config(args))
     try:
-        return run_on_screen(serve_config(args, gateway_config(args)), until_stopped)
+        return run_on_screen(config, until_stopped)
     except KeyboardInterrupt:
         return 0  # the normal end of a server
 

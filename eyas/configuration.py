@@ -27,6 +27,8 @@ from eyas.common.config import (
 from eyas.common.discovery import is_redis, listed
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import visible
+from eyas.common.model_name import model_name, on_hub
+from eyas.worker.hub import model_folder
 from kv_transfer.backends import table
 
 # The flags of a local cluster that not every layout has, and the layouts that have them.
@@ -42,14 +44,41 @@ TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration from the engine's flags. Raises ConfigError for flags that do not go together."""
+    """The configuration from the engine's flags, its models brought here (`eyas.worker.hub`).
+
+    Raises ConfigError for flags that do not go together, and for models that cannot be had.
+    """
+    return _brought(_engine(args))
+
+
+def _brought(engine: EngineConfig) -> EngineConfig:
+    """With folders where names on the hub stood."""
+    weights = engine.load_format != "dummy"
+    model = draft = model_folder(engine.model, weights=weights)
+    if engine.draft is not None and engine.draft != engine.model:
+        draft = model_folder(engine.draft, "draft", weights=weights)
+    return dataclasses.replace(engine, model=model, draft=engine.draft and draft)
+
+
+def _named(args: argparse.Namespace) -> str:
+    """The model: a folder, or ORG/NAME[@REVISION]. Raises ConfigError for a revision of a folder."""
+    if args.revision is None:
+        return str(args.model)
+    if (named := on_hub(args.model)) is None or named.revision is not None:
+        why = "has a revision already" if named else "is a folder, and revisions are the hub's (ORG/NAME)"
+        raise ConfigError(f"--revision: {args.model} {why}", param="revision")
+    return f"{args.model}@{args.revision}"
+
+
+def _engine(args: argparse.Namespace) -> EngineConfig:
+    """With names on the hub as they are: nothing is fetched until every flag was looked at."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
     if args.device == "cpu" and args.transfer in table.BACKENDS and table.direct(args.transfer):
         reason = f"{args.transfer} goes from GPU to GPU (--device cuda)"
         raise ConfigError(f"--transfer: {reason}", param="transfer")
     return resolve_engine(
         args.device,
-        model=args.model,
+        model=_named(args),
         draft=_draft_folder(args),
         draft_capture_layers=args.draft_capture_layers,
         speculative_token_map=args.speculative_token_map,
@@ -84,7 +113,7 @@ def _draft_folder(args: argparse.Namespace) -> str | None:
     """The draft head's. Without --draft, only the embedded model has a head."""
     if args.draft is None:
         return str(NANO_HEAD) if is_nano(args.model) else None
-    folder: str | None = {"none": None, "ngram": None, "mtp": args.model}.get(args.draft, args.draft)
+    folder: str | None = {"none": None, "ngram": None, "mtp": _named(args)}.get(args.draft, args.draft)
     return folder
 
 
@@ -161,8 +190,8 @@ def is_nano(model: str) -> bool:
 
 
 def served_model(model: str) -> str:
-    """The name in the API of the model in a folder."""
-    return GatewayConfig.served_model if is_nano(model) else Path(model).resolve().name
+    """The name in the API of a model: its name on the hub, or its folder's."""
+    return GatewayConfig.served_model if is_nano(model) else model_name(model)
 
 
 def worker_config(args: argparse.Namespace) -> WorkerConfig:
@@ -182,14 +211,14 @@ def worker_config(args: argparse.Namespace) -> WorkerConfig:
         drain_s=args.drain_s,
     )
     engine = dataclasses.replace(
-        engine_config(args),
+        _engine(args),
         roles=args.roles,
         worker=worker.address,
         threads=args.threads,
         pool_dir=args.pool_dir,
     )
     _check_private(engine.transfer, worker.tls_dir)
-    return dataclasses.replace(worker, engine=engine)
+    return dataclasses.replace(worker, engine=_brought(engine))
 
 
 def gateway_config(args: argparse.Namespace, registry: str = "static:") -> GatewayConfig:
@@ -203,7 +232,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         port=args.port,
         grpc_port=args.grpc_port,
         registry=registry,
-        model=args.model,
+        model=_named(args),
         served_model=args.served_model or served_model(args.model),
         **_api_keys(args),
         door=_door(args),
@@ -233,6 +262,7 @@ def gateway_alone(args: argparse.Namespace) -> GatewayConfig:
     if not is_redis(args.registry) and not listed(args.registry):
         raise ConfigError(f"--registry: {args.registry} lists no worker", param="registry")
     config = gateway_config(args, args.registry)
+    config = dataclasses.replace(config, model=model_folder(config.model, weights=False))
     return dataclasses.replace(
         config, layout=args.layout, member=args.member, registry_ca=args.registry_ca, cluster=args.cluster
     )
@@ -290,7 +320,7 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
 
     Raises ConfigError for a flag that belongs to the other layout, or that the layout's device cannot do.
     """
-    engine = engine_config(args)
+    engine = _engine(args)
     _check_private(engine.transfer, gateway.tls_dir)
     layout, workers = usual_layout(args)
     _check_layout(args, layout)
@@ -313,7 +343,10 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
         why = "sums over another number of GPUs have other bits"
         raise ConfigError(f"{text} --deterministic asks: {why}", param="decode-tp")
     _check_transfer(engine.transfer, max(counts["prefill_tp"], counts["decode_tp"]))
-    return ServeConfig(gateway=gateway, engine=engine, layout=layout, gpus=args.gpus, **counts)
+    brought = _brought(engine)
+    if gateway.model == engine.model:
+        gateway = dataclasses.replace(gateway, model=brought.model)
+    return ServeConfig(gateway=gateway, engine=brought, layout=layout, gpus=args.gpus, **counts)
 
 
 def usual_layout(args: argparse.Namespace) -> tuple[str, int]:
@@ -355,7 +388,7 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
     gateway = GatewayConfig(
         port=next(ports),
         grpc_port=next(ports),
-        model=args.model,
+        model=_named(args),
         served_model=served_model(args.model),
         tls_dir=tls_folder.chosen(None),
         drain_s=0.0,  # its only client is the command

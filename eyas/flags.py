@@ -42,10 +42,12 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     engine = EngineConfig()
     add = parser.add_argument_group("model and device").add_argument
-    add("--model", default=engine.model, metavar="DIR", help="a Hugging Face folder (the embedded model)")
+    text = "a Hugging Face folder, or ORG/NAME on the hub (the embedded model)"
+    add("--model", default=engine.model, metavar="MODEL", help=text)
+    add_revision(parser)
     text = "its draft head; mtp: the one in its own folder; ngram: none, drafts are looked up in the text"
     text += " (the embedded head for the embedded model)"
-    add("--draft", metavar="DIR|mtp|ngram|none", help=text)
+    add("--draft", metavar="MODEL|mtp|ngram|none", help=text)
     add("--load-format", default=engine.load_format, choices=["auto", "dummy"], help="dummy: random weights")
     add("--device", default=engine.device, help=f"cpu or cuda ({engine.device})")
     add(
@@ -74,6 +76,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     add("--context-length", type=positive, metavar="N", help="tokens per request (the model's)")
     add("--log-format", choices=FORMATS, default=engine.log_format, help=f"({engine.log_format})")
+
+
+def add_revision(parser: argparse.ArgumentParser) -> None:
+    """The revision of a model that is named as on the hub."""
+    text = "of a --model on the hub: its branch, tag or commit (main)"
+    parser.add_argument("--revision", metavar="REV", help=text)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:

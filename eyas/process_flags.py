@@ -9,7 +9,19 @@ from eyas.common import api_keys, tls_folder
 from eyas.common.cluster_name import CLUSTER
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.logging import FORMATS
-from eyas.flags import REGISTRY, amount, host, http_url, names, port, positive, reachable, roles, whole
+from eyas.flags import (
+    REGISTRY,
+    add_revision,
+    amount,
+    host,
+    http_url,
+    names,
+    port,
+    positive,
+    reachable,
+    roles,
+    whole,
+)
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 from kv_transfer.backends.table import AUTO, NONE
 
@@ -82,7 +94,9 @@ def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     """The flags of `eyas gateway`, which has no engine's flags next to its own."""
     parser.add_argument("--registry", required=True, metavar=REGISTRY)
     _add_redis(parser)
-    parser.add_argument("--model", default=GatewayConfig.model, metavar="DIR", help="tokenizer and limits")
+    text = "its tokenizer and limits: a folder, or ORG/NAME on the hub (the embedded model)"
+    parser.add_argument("--model", default=GatewayConfig.model, metavar="MODEL", help=text)
+    add_revision(parser)
     add_gateway(parser, GatewayConfig())
     parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
     parser.add_argument("--member", metavar="PATH", help="its socket, if --gateway-workers started it")

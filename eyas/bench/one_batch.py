@@ -20,6 +20,7 @@ from eyas.bench.files import check_writable
 from eyas.bench.lines import Lines
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
+from eyas.common.model_name import model_name
 from eyas.configuration import engine_config
 from eyas.flags import add_engine, positive
 from kv_transfer.backends.table import NONE
@@ -194,12 +195,12 @@ def about(config: EngineConfig) -> dict[str, Any]:
     import torch
 
     found: dict[str, Any] = {
-        "model": Path(config.model).name,
+        "model": model_name(config.model),
         "device": "cpu" if config.device == "cpu" else torch.cuda.get_device_name(config.device),
         "dtype": config.dtype,
         "tensor_parallel_size": config.tensor_parallel_size,
         "load_format": config.load_format,
-        "draft": Path(config.draft).name if config.draft else None,
+        "draft": model_name(config.draft) if config.draft else None,
     }
     if config.speculates:
         spec = config.speculation

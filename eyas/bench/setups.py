@@ -14,6 +14,7 @@ from typing import Any
 
 from eyas.bench.shapes import SHAPES, write_head, write_model
 from eyas.common.config import NANO, ServeConfig
+from eyas.common.model_name import model_name
 from eyas.configuration import OF_DRAFTS, own_config, usual_layout
 
 ON_CPU = ("chat1", "chat8", "bs1", "bs8")
@@ -83,7 +84,7 @@ def setups(args: argparse.Namespace, folder: Path) -> Iterator[Setup]:
         return
     both = args.both or not (args.cases or args.model)
     given = _with(args, model=args.model or str(NANO))
-    title = "The embedded model" if args.model is None else Path(args.model).name
+    title = "The embedded model" if args.model is None else model_name(args.model)
     config = own_config(given)
     yield Setup(f"{title}, {config.layout} layout", config, (True, False) if both else (True,), asked(args))
 

@@ -23,6 +23,7 @@ from eyas.bench.plots.speculative import plot_speculative
 from eyas.bench.plots.style import check_plot
 from eyas.common.config import MOST_NODES, MOST_ROWS, MOST_STEPS, MOST_TOPK, EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
+from eyas.common.model_name import model_name
 from eyas.configuration import drafts
 from eyas.flags import add_engine, positive
 
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         gain = f"{line['setting']}, {line['speedup']:.2f} x plain"
         print(f"batch {line['batch_size']}: {line['flags']} ({gain})")
     if args.plot and lines:
-        plot_speculative(lines, args.plot, f"Speculation for {Path(args.model).name}")
+        plot_speculative(lines, args.plot, f"Speculation for {model_name(args.model)}")
     return int(bool(failed or table.failed))
 
 
@@ -190,6 +191,7 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
     from eyas.bench.answering import Prompt
     from eyas.configuration import is_nano
     from eyas.train.conversations import Speech, as_chats, read_lines
+    from eyas.worker.hub import model_folder
 
     if args.prompts is not None:
         lines = read_lines(args.prompts, "prompts")
@@ -199,7 +201,7 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
         lines = as_chats(held_out_prompts(args.num_prompts, seed=1))
     else:
         raise ConfigError("--prompts: a model needs questions of its kind", param="prompts")
-    speech = Speech(Path(args.model))
+    speech = Speech(Path(model_folder(args.model, weights=False)))
     questions = [ids for line in lines if (ids := speech.question(line))]
     if not questions:
         raise ConfigError(f"--prompts: {args.prompts} asks nothing", param="prompts")

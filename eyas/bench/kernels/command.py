@@ -6,7 +6,6 @@ It knows the families by name and how a case becomes a line; what a case does, i
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import importlib
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from eyas.bench.lines import Lines
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
+from eyas.common.model_name import model_name
 from eyas.configuration import engine_config
 from eyas.flags import add_engine
 
@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     if unknown := [name for name in families if name not in FAMILIES]:
         message = f"{unknown[0]!r} is no family of kernels; there are {', '.join(FAMILIES)}"
         raise ConfigError(message, param="families")
-    config = dataclasses.replace(engine_config(args), load_format="dummy")  # no weights are read
+    args.load_format = "dummy"  # no weights are read
+    config = engine_config(args)
     from eyas.bench.fits import check
     from eyas.bench.parts import Part, run_parts
 
@@ -118,7 +119,7 @@ def figures(case: KernelCase, setting: Setting, floors: Floors) -> Line:
         "buffers": len(work.calls),
         "cached": setting.cached(work),
         "clock": work.clock,
-        "model": Path(setting.config.model).name,
+        "model": model_name(setting.config.model),
         "device": device_name(setting.device),
         "dtype": setting.config.dtype,
     }
@@ -126,7 +127,7 @@ def figures(case: KernelCase, setting: Setting, floors: Floors) -> Line:
 
 def about(setting: Setting) -> str:
     """What is measured, and how memory is kept out of caches."""
-    model, dtype, cache = Path(setting.config.model).name, setting.config.dtype, setting.cache >> 20
+    model, dtype, cache = model_name(setting.config.model), setting.config.dtype, setting.cache >> 20
     way = "the engine's kernels" if setting.fast else "plain torch"
     return (
         f"{model} in {dtype} on {device_name(setting.device)}, {way}; every call has memory of its own, "

@@ -20,6 +20,7 @@ import torch
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
+from eyas.common.model_name import model_name
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
 from eyas.common.types import GenerationRequest, KvKind, Role
@@ -343,7 +344,7 @@ def _ready(
     config, target, head = loaded.config, loaded.target, loaded.head
     return Ready(
         epoch=loaded.epoch,
-        model=Path(config.model).name,
+        model=model_name(config.model),
         fingerprint=target.fingerprint,
         draft_fingerprint=head.fingerprint if head else "",
         context_length=context_length,
