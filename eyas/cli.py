@@ -157,7 +157,7 @@ def _gateway(args: argparse.Namespace) -> int:
     if args.supervised:
         die_with_parent()
     config = gateway_alone(args)
-    check_model(config.model, "dummy")  # the gateway reads the tokenizer, never the weights
+    check_model(config.model, "dummy", config.chat_template)  # it reads the tokenizer, never the weights
     if config.processes > 1:
         run_group(config)
     else:

@@ -243,6 +243,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         allowed_hosts=tuple(args.allowed_host),
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
+        chat_template=args.chat_template,
         trust_special_tokens=args.trust_special_tokens,
         drain_s=args.drain_s,
         log_format=args.log_format,

@@ -38,6 +38,7 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     _add_door(parser)
     for flag, known in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING)):
         add(flag, choices=[AUTO, *known, NONE], default=AUTO, help="the format (the chat template's)")
+    add("--chat-template", metavar="FILE", help="a Jinja template of chats (the model folder's)")
     text = "special tokens in the texts of chats count, as in other servers (they stay text)"
     add("--trust-special-tokens", action="store_true", help=text)
     add(

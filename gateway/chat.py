@@ -83,8 +83,7 @@ class ChatTemplate:
         """
         chat = [dict(message) for message in messages]
         if continue_final_message:
-            final = _final_text(chat)
-            chat[-1]["content"] = f"{final}{_MARK} "
+            final, chat[-1]["content"] = _marked(chat[-1].get("content"))
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         text = self._run(
             self._templates[name],
@@ -146,12 +145,16 @@ def _field(name: nodes.Getattr | nodes.Getitem) -> Any:
     return name.arg.value if isinstance(name.arg, nodes.Const) else None
 
 
-def _final_text(chat: Sequence[Message]) -> str:
-    """The text of the last message. Raises InvalidRequest if it has none to continue."""
-    final = chat[-1].get("content")
-    if not isinstance(final, str):
-        raise InvalidRequest("the final message has no text that could be continued", param="messages")
-    return final
+def _marked(content: Any) -> tuple[str, Any]:
+    """The text at the end of the last message's content, and the content with the mark behind it.
+
+    Raises InvalidRequest if there is no text to continue.
+    """
+    if isinstance(content, str):
+        return content, f"{content}{_MARK} "
+    if isinstance(content, list) and content and isinstance(text := content[-1].get("text"), str):
+        return text, [*content[:-1], {**content[-1], "text": f"{text}{_MARK} "}]
+    raise InvalidRequest("the final message has no text that could be continued", param="messages")
 
 
 def _cut_at_mark(text: str, final: str) -> str:

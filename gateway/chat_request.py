@@ -16,7 +16,7 @@ from eyas.common.errors import InvalidRequest
 from gateway.admission import GenerationOptions, ServedModel, admit, check_model
 from gateway.chat_fields import ChatMessage
 from gateway.dialect import Dialect, dialect_of
-from gateway.history import calls_in, template_messages
+from gateway.history import calls_in, template_messages, texts_of
 from gateway.openai_request import ApiCall, api_call, generation_options, named, text_rules, timeout_s
 from gateway.parsers import reasoning
 from gateway.parsers.message import Reading
@@ -49,14 +49,17 @@ async def chat_prompt(
 
     Raises InvalidRequest if the model's template refuses them or cannot do what is asked.
     """
-    return await model.tokenizer.chat_prompt(
+    tools = _shown_tools(model.dialect, body)
+    text, ids = await model.tokenizer.chat_prompt(
         template_messages(messages, model.dialect),
         add_generation_prompt=body.asks_for_a_message,
         continue_final_message=body.continue_final_message,
         template_kwargs=_variables(model.dialect, body),
-        tools=_shown_tools(model.dialect, body),
+        tools=tools,
         special=special,
     )
+    _check_seen(model.dialect, messages, body, text)
+    return text, ids
 
 
 async def chat_call(config: GatewayConfig, served: ServedModel, model: ChatModel, body: ChatBody) -> ApiCall:
@@ -132,6 +135,22 @@ def _shown_tools(dialect: Dialect, body: TemplateFields) -> list[dict[str, Any]]
         return None
     _check(dialect, body.tools_field, dialect.calls is not None, "writes no calls of tools")
     return [tool.written for tool in tools]
+
+
+def _check_seen(dialect: Dialect, messages: Sequence[ChatMessage], body: TemplateFields, prompt: str) -> None:
+    """Raises InvalidRequest for a tool whose name does not reach the model.
+
+    Where the template shows none, a caller may do so in a system message. (A user's question may hold the
+    name by chance.)
+    """
+    told = prompt
+    if not dialect.shows_tools:
+        system = [message for message in messages if message.role in ("system", "developer")]
+        told = "\n".join(text for message in system for text in texts_of(message))
+    for name in [tool.function.name for tool in body.callable_tools]:
+        if name not in told:
+            lack = f"does not show {name[:100]!r} to the model (--chat-template gives another one)"
+            _check(dialect, body.tools_field, False, lack)
 
 
 def _check(dialect: Dialect, field: str, can: bool, lack: str) -> None:

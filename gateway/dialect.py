@@ -6,6 +6,7 @@ parser reads that call back is the model's. This file knows what to ask. It refu
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ _NAME, _ARGUMENTS = "look_up", {"word": "tree"}
 _SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 _FUNCTION = {"name": _NAME, "description": "Looks up a word.", "parameters": _SCHEMA}
 _TOOLS = [{"type": "function", "function": _FUNCTION}]
+_SYSTEM = {"role": "system", "content": "You are a dictionary."}
 _QUESTION = {"role": "user", "content": "What is a tree?"}
 
 
@@ -36,7 +38,7 @@ class Dialect:
     the history as the text of an object, not as an object; `object_arguments`: it fails on any that are no
     object. `no_content`: what it wants where a message has
     calls and no content; ABSENT: no such key. `lists_parts`: it goes through the parts of content itself.
-    `reads`: the variables that it reads.
+    `reads`: the variables that it reads. `shows_tools`: a model hears from it which tools there are.
     """
 
     calls: ToolFormat | None = None
@@ -46,6 +48,7 @@ class Dialect:
     no_content: Any = ABSENT
     lists_parts: bool = False
     reads: frozenset[str] = frozenset()
+    shows_tools: bool = False
 
 
 def dialect_of(
@@ -67,6 +70,7 @@ def dialect_of(
         no_content=no_content,
         lists_parts=template.lists_parts,
         reads=template.reads,
+        shows_tools=_shows_tools(template),
     )
 
 
@@ -94,6 +98,15 @@ def _told_by(template: ChatTemplate) -> ToolFormat | None:
         return None
     told = (format for format in TOOL_FORMATS.values() if format.says)
     return next((format for format in told if format.says in with_tools and format.says not in without), None)
+
+
+def _shows_tools(template: ChatTemplate) -> bool:
+    """Whether the name of a tool reaches the prompt, with or without a system message before it."""
+    for messages in ([_QUESTION], [_SYSTEM, _QUESTION]):
+        with contextlib.suppress(InvalidRequest, TooManySteps):
+            if _NAME in template.render(messages, tools=_TOOLS):
+                return True
+    return False
 
 
 def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no_content: Any) -> bool:

@@ -69,6 +69,11 @@ class Body(BaseModel):
             schema["properties"][name] = {"enum": values, "description": f"Not supported: {known.reason}."}
         return schema
 
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Parts of known fields that nothing reads: they are named to the caller as unknown fields are."""
+        return ()
+
     def take_ids(self, ids: array[int]) -> None:
         """Puts the ids in the place of `ids_field`, where `long_ids.STAND_IN` stood while it was read."""
         raise NotImplementedError
@@ -158,6 +163,7 @@ def ignored(body: Body, prefix: str = "") -> Iterator[str]:
     """The fields that nothing reads, of the body and of bodies in it, as messages[0].name."""
     if extra := body.model_extra:
         yield from (prefix + name for name in extra if name not in body.unsupported)
+    yield from (prefix + name for name in body.skipped)
     for name, value in body.__dict__.items():
         if isinstance(value, Body):
             yield from ignored(value, f"{prefix}{name}.")

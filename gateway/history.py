@@ -58,6 +58,12 @@ def _content(message: ChatMessage, dialect: Dialect) -> Any:
     return "\n".join(part.text for part in content)
 
 
+def texts_of(message: ChatMessage) -> list[str]:
+    """The texts of a message's content."""
+    content: str | list[Any] | None = message.content
+    return [content] if isinstance(content, str) else [part.text for part in content or ()]
+
+
 def _call(call: ToolCall, dialect: Dialect, ids: _Ids) -> Mapping[str, Any]:
     arguments = call.function.arguments
     if dialect.text_arguments and not isinstance(arguments, str):

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from gateway import unsupported
 from gateway.field_rules import given, needs
 from gateway.field_types import Count, Priority, Seed, TopLogprobs
 from gateway.fields import Body, refuse
 from gateway.schema import SamplingFields, Speculation
-from gateway.tool_fields import MAX_TOOLS, Parameters, ToolFields, word_or_tool
+from gateway.tool_fields import (
+    MAX_TOOLS,
+    OtherTool,
+    Parameters,
+    ToolFields,
+    functions_among,
+    or_other,
+    word_or_tool,
+)
 
 UNNAMED = "answer"
 """What a schema is called that has no name."""
@@ -136,6 +144,9 @@ class FlatTool(Body):
     """True: its arguments follow the schema, however the model comes to call it."""
 
 
+AnyFlatTool = Annotated[FlatTool, WrapValidator(or_other, json_schema_input_type=FlatTool | OtherTool)]
+
+
 class FlatName(Body):
     """One of `tools`."""
 
@@ -234,8 +245,8 @@ class ResponsesBody(SamplingFields):
     """Answers as server-sent events, as tokens come."""
     max_output_tokens: Count | None = None
     """The longest answer, in tokens. By default what the context has space for."""
-    tools: list[FlatTool] | None = Field(None, max_length=MAX_TOOLS)
-    """The tools that the model may call."""
+    tools: list[AnyFlatTool] | None = Field(None, max_length=MAX_TOOLS)
+    """The tools that the model may call. Those that are no functions are skipped and named in the reply."""
     tool_choice: FlatToolChoice | None = None
     """`auto`: as the model likes; `none`: no tool; `required`: at least one; an object: those it names."""
     parallel_tool_calls: bool = True
@@ -264,6 +275,18 @@ class ResponsesBody(SamplingFields):
     """Names the conversation: its requests prefer one worker, also where its prefix is not cached yet."""
     timeout: float | None = Field(None, gt=0)
     """Seconds until the request fails. Without: none while tokens come, unless the server has a limit."""
+
+    _skipped: tuple[str, ...] = PrivateAttr(())
+
+    @model_validator(mode="after")
+    def _skip_others(self) -> Self:
+        self.tools, self._skipped = functions_among(self.tools)
+        return self
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """The tools of other kinds."""
+        return self._skipped
 
     @property
     def wants_logprobs(self) -> bool:

@@ -52,8 +52,11 @@ class Tokenizer:
         self.table = TokenBytes(hf, clean_up=clean_up)
 
     @classmethod
-    def load(cls, folder: str | Path, *, trust_special_tokens: bool = False) -> Tokenizer:
-        """The tokenizer of a folder with tokenizer.json (and, for chat, its template).
+    def load(
+        cls, folder: str | Path, *, template: str | None = None, trust_special_tokens: bool = False
+    ) -> Tokenizer:
+        """The tokenizer of a folder with tokenizer.json (and, for chat, its template). `template`: a file
+        instead of that.
 
         Raises ConfigError if tokenizer.json is missing, or a file cannot be used.
         """
@@ -67,7 +70,7 @@ class Tokenizer:
         name_special_tokens(hf, path)
         return cls(
             hf,
-            load_chat_template(path),
+            load_chat_template(path, template),
             clean_up=cleans_up(hf, path),
             trust_special_tokens=trust_special_tokens,
         )

@@ -21,13 +21,15 @@ from gateway.chat import ChatTemplate
 CONFIG = "tokenizer_config.json"
 
 
-def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """The folder's chat template, or its named ones; None if the folder has none.
+def load_chat_template(folder: Path, file: str | None = None) -> ChatTemplate | None:
+    """The template in `file`; without one the folder's, or its named ones; None if the folder has none.
 
     Raises ConfigError, naming the file, for one that cannot be read or does not compile.
     """
     with _understood(folder):
         variables = {name: token.content for name, token in _special_tokens(folder) if name is not None}
+        if file is not None:
+            return ChatTemplate(_read(Path(file)), variables, origin=f"--chat-template: {file}")
         if files := _template_files(folder):
             sources = {name: _read(path) for name, path in files.items()}
             return ChatTemplate(sources, variables, origin=" and ".join(map(str, files.values())))

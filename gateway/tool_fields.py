@@ -6,7 +6,7 @@ The string under a field is its description in /openapi.json and docs/api.md.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,7 @@ from gateway.field_rules import given, needs
 from gateway.fields import Body, refuse
 
 MAX_TOOLS = 512
+T = TypeVar("T")
 
 
 def _of_an_object(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -83,6 +84,31 @@ class Tool(Body):
     def written(self) -> dict[str, Any]:
         """The tool as its caller wrote it, which is how models read it: keys in order, unknown ones too."""
         return self._written
+
+
+class OtherTool(Body):
+    """A tool of a kind that other servers run themselves, such as `web_search`: it is skipped and named."""
+
+    type: str = Field(json_schema_extra={"not": {"const": "function"}})
+    """Its kind."""
+
+
+def or_other(value: Any, function: ValidatorFunctionWrapHandler) -> Any:
+    """What `function` makes of a tool; one of another kind is an `OtherTool`."""
+    kind = value.get("type", "function") if isinstance(value, dict) else "function"
+    return OtherTool(type=kind) if isinstance(kind, str) and kind != "function" else function(value)
+
+
+def functions_among(tools: list[T] | None) -> tuple[list[T] | None, tuple[str, ...]]:
+    """The functions, and the places and kinds of the other tools."""
+    others = {i: tool.type for i, tool in enumerate(tools or ()) if isinstance(tool, OtherTool)}
+    if tools is None or not others:
+        return tools, ()
+    kept = [tool for tool in tools if not isinstance(tool, OtherTool)]
+    return kept or None, tuple(f"tools[{i}]:{kind}" for i, kind in others.items())
+
+
+AnyTool = Annotated[Tool, WrapValidator(or_other, json_schema_input_type=Tool | OtherTool)]
 
 
 class NamedFunction(Body):
@@ -191,8 +217,8 @@ class ToolFields(Body):
         needs(_NAMES_TOOLS, given("tools", {"type": "array", "minItems": 1})),
     )
 
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    """The tools that the model may call."""
+    tools: list[AnyTool] | None = Field(None, max_length=MAX_TOOLS)
+    """The tools that the model may call. Those that are no functions are skipped and named in the reply."""
     functions: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
     """OpenAI's older name of `tools`, of which one is called at most: the answer has a `function_call`."""
     function_call: OlderChoice | None = None
@@ -202,9 +228,11 @@ class ToolFields(Body):
     parallel_tool_calls: bool = True
     """False: at most one call."""
     _speaks_functions: bool = PrivateAttr(False)
+    _skipped: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _choice_is_among_them(self) -> Self:
+        self.tools, self._skipped = functions_among(self.tools)
         self._take_functions()
         names = [tool.function.name for tool in self.tools or ()]
         if twice := sorted(name for name in set(names) if names.count(name) > 1):
@@ -230,6 +258,11 @@ class ToolFields(Body):
         self.functions, self.parallel_tool_calls, self._speaks_functions = None, False, True
         choice = older if named is None else ChosenTools(type="function", function=named)
         self.tool_choice = cast("ChosenTools | None", choice)
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """The tools of other kinds."""
+        return self._skipped
 
     @property
     def speaks_functions(self) -> bool:

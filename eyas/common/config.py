@@ -375,6 +375,7 @@ class GatewayConfig:
     request_timeout_s: float = 7 * 86_400.0  # a week: no limit while tokens come (`gateway.silence`)
     tool_call_parser: str = "auto"  # the format of calls: "auto": the chat template's; "none": there are none
     reasoning_parser: str = "auto"  # the same of the reasoning
+    chat_template: str | None = None  # a file; None: the model folder's
     trust_special_tokens: bool = False  # in the texts of chats: they count as those that the template writes
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where a request says nothing
     drain_s: float = 30.0  # seconds for open requests, once it is asked to leave

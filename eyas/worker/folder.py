@@ -26,13 +26,14 @@ def check_engine(config: EngineConfig) -> None:
     read_model(config.model, "dummy").limited_to(config.context_length)  # the files were looked at
 
 
-def check_model(folder: str, load_format: str = "auto") -> None:
+def check_model(folder: str, load_format: str = "auto", template: str | None = None) -> None:
     """Raises ConfigError unless `folder` has config.json, tokenizer.json and, unless "dummy", weights.
 
-    Its chat template, if there is one, must compile, and its sampling defaults must be valid.
+    Its chat template, or the file `template` instead of it, must compile, and its sampling defaults must
+    be valid.
     """
     _check(folder, "model", ["config.json", "tokenizer.json"], load_format)
-    load_chat_template(Path(folder))
+    load_chat_template(Path(folder), template)
     sampling_defaults(folder)
 
 

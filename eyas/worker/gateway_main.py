@@ -80,7 +80,9 @@ def warn_if_open(config: GatewayConfig) -> None:
 
 
 async def _run(config: GatewayConfig) -> None:
-    tokenizer = Tokenizer.load(config.model, trust_special_tokens=config.trust_special_tokens)
+    tokenizer = Tokenizer.load(
+        config.model, template=config.chat_template, trust_special_tokens=config.trust_special_tokens
+    )
     config = dataclasses.replace(config, sampling=sampling_defaults(config.model))
     if config.sampling:
         said = ", ".join(f"{name} {value}" for name, value in with_file_names(config.sampling).items())

@@ -262,6 +262,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags["api-key-file"] = gateway.api_key_file
     if gateway.vllm_metrics:
         flags["vllm-metrics"] = True
+    if gateway.chat_template is not None:
+        flags["chat-template"] = gateway.chat_template
     if gateway.trust_special_tokens:
         flags["trust-special-tokens"] = True
     if gateway.cors_origins:

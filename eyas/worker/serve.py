@@ -26,7 +26,7 @@ from eyas.common.listening import listen
 from eyas.common.memory import memory
 from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child, LogLine
-from eyas.worker.folder import check_engine
+from eyas.worker.folder import check_engine, check_model
 from eyas.worker.keeper import keep
 from eyas.worker.plan import Machine, gateway_argv, plan, worker_argv
 from eyas.worker.pool_folder import new_pool_folder
@@ -52,6 +52,7 @@ class LocalCluster:
 
     def __init__(self, config: ServeConfig, log: LogLine, progress: Progress | None = None) -> None:
         check_engine(config.engine)
+        check_model(config.gateway.model, "dummy", config.gateway.chat_template)
         if config.gateway.door is not None:
             door_context(config.gateway.door)
         read_limits(config.gateway.key_limits)

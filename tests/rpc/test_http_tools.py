@@ -16,6 +16,8 @@ from tests.chat_templates import ASKED, TOOLS, called, result
 
 PATH = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "eyas-nano", "messages": [ASKED], "tools": TOOLS, "max_tokens": 400}
+SHOWN = {"messages": [{"role": "system", "content": "You may call weather and now."}, ASKED]}
+"""Where a template does not show tools."""
 CALL = '{"name": "weather", "arguments": {"city": "Köln"}}'
 SAYS = {
     "hermes": f'<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{{"name": "now"}}\n</tool_call>',
@@ -253,7 +255,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": allowed("never", "now")}, "tool_choice.allowed_tools.mode", "auto"),
     ({"tool_choice": allowed("auto", "now", "sing")}, "tool_choice", "'sing', which is none of tools"),
     ({"tools": None, "tool_choice": allowed("auto", "now")}, "tool_choice", "needs tools"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
+    ({"tools": [{"type": 5}]}, "tools[0].type", "function"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "required"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
     ({"tools": [TOOLS[1], TOOLS[0], TOOLS[1]]}, "tools", "'now' twice"),
@@ -325,8 +328,55 @@ async def test_a_model_without_calls_refuses_tools() -> None:
         assert fine.status_code == 200
     backend = speaker("plain", SAYS["llama3_json"])
     async with client_of(backend, GatewayConfig(tool_call_parser="llama3_json")) as client:
-        message = (await client.post(PATH, json=BODY)).json()["choices"][0]["message"]
+        message = (await client.post(PATH, json=BODY | SHOWN)).json()["choices"][0]["message"]
         assert len(message["tool_calls"]) == 2
+
+
+async def test_tools_that_the_template_does_not_show_are_refused() -> None:
+    """The question has the name of one by chance."""
+    asked = {"messages": [{"role": "user", "content": "How is the weather now?"}]}
+    async with client_of(speaker("silent", "Hi")) as client:
+        reason = refused(await client.post(PATH, json=BODY | asked), "tools")
+        assert "does not show 'weather' to the model (--chat-template gives another one)" in reason
+        assert (await client.post(PATH, json=BODY | asked | {"tool_choice": "none"})).status_code == 200
+        assert (await client.post(PATH, json=BODY | SHOWN)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "functions"),
+    [
+        (PATH, BODY, TOOLS),
+        ("/v1/responses", {"model": "eyas-nano", "input": "Hi"}, [{"type": "function", "name": "now"}]),
+    ],
+)
+async def test_tools_of_other_kinds_are_skipped_and_named(
+    path: str, body: dict[str, Any], functions: list[dict[str, Any]]
+) -> None:
+    others = [{"type": "web_search", "user_location": None}, {"type": "custom", "name": "c"}]
+    backend = speaker("hermes", "Hi")
+    async with client_of(backend) as client:
+        reply = await client.post(path, json=body | {"tools": [others[0], *functions, others[1]]})
+        alone = await client.post(path, json=body | {"tools": [{"type": "local_shell"}]})
+    assert (reply.status_code, alone.status_code) == (200, 200)
+    ignored = f"tools[0]:web_search, tools[{len(functions) + 1}]:custom"
+    assert reply.headers["x-eyas-ignored"] == ignored
+    assert alone.headers["x-eyas-ignored"] == "tools[0]:local_shell"
+    shown, none = (backend.tokenizer.decode(request.prompt_ids) for request in backend.requests)
+    assert '"now"' in shown and "web_search" not in shown
+    assert "now" not in none
+
+
+async def test_a_prefill_may_be_parts() -> None:
+    """Where the template joins them, and where it goes through them itself."""
+    for dialect in ("hermes", "gemma"):
+        parts = [{"type": "text", "text": "It is"}, {"type": "text", "text": "fine and"}]
+        messages = [ASKED, {"role": "assistant", "content": parts}]
+        backend = speaker(dialect, " warm")
+        asked = {"model": "eyas-nano", "messages": messages, "continue_final_message": True}
+        async with client_of(backend) as client:
+            reply = await client.post(PATH, json=asked | {"add_generation_prompt": False})
+        assert reply.status_code == 200, reply.text
+        assert backend.tokenizer.decode(backend.requests[0].prompt_ids).endswith("fine and")
 
 
 async def test_variables_reach_the_template() -> None:

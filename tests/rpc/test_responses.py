@@ -215,7 +215,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "input_image",
     ),
     ({"input": 5}, "input", "string or a list"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
+    ({"tools": [{"type": 5}]}, "tools[0].type", "function"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
     ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools", "required"),

@@ -10,8 +10,14 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from gateway.chat import ChatTemplate
 from gateway.tokenizer import Tokenizer
-from tests.chat_templates import TEMPLATES
+from tests import chat_templates
 
+SILENT = chat_templates.TEMPLATES["deepseek_v3"]
+"""As published: it writes calls, and shows no tools."""
+TEMPLATES = chat_templates.TEMPLATES | {
+    "silent": SILENT,
+    "deepseek_v3": "{% if tools %}{{ tools | tojson }}{% endif %}" + SILENT,
+}
 SPECIAL = {"bos_token": "", "eos_token": ""}
 CONTROL = [
     "[TOOL_CALLS]",

@@ -109,6 +109,7 @@ def test_a_gateway_command_line_comes_back_as_its_config(monkeypatch: pytest.Mon
         cors_origins=("https://a.example", "*"),
         allowed_hosts=("gateway", "chat.example"),
         tool_call_parser="hermes",
+        chat_template="own.jinja",
         reasoning_parser="none",
         log_format="json",
         processes=3,

@@ -15,6 +15,7 @@ from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.worker.folder import check_model
 from gateway.chat import MAX_LENGTH, MAX_STEPS, ChatTemplate, TooManySteps
 from gateway.tokenizer import Tokenizer
+from gateway.tokenizer_files import load_chat_template
 from tests.chat_templates import ASKED, TEMPLATES, TOOLS, called, result
 
 CHAT = [
@@ -299,3 +300,17 @@ def test_the_template_for_tools_is_the_one_of_that_name(tmp_path: Path) -> None:
 
 def test_named_templates_without_a_default_are_none(tmp_path: Path) -> None:
     assert Tokenizer.load(write_folder("gpt2", tmp_path, chat_template=NAMED[:1])).template is None
+
+
+def test_a_file_takes_the_place_of_the_folders_template(tmp_path: Path) -> None:
+    """Also of one that does not compile."""
+    folder = write_folder("gpt2", tmp_path, chat_template="{% if %}")
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ tools | tojson }}{{ messages[0].content }}")
+    ours = Tokenizer.load(folder, template=str(file)).template
+    assert ours is not None and ours.render([{"role": "user", "content": "Hi"}]) == "nullHi"
+    file.write_text("{% for x in %}")
+    with pytest.raises(ConfigError, match=f"--chat-template: {file} does not compile: line 1: "):
+        load_chat_template(folder, str(file))
+    with pytest.raises(ConfigError, match=f"{tmp_path}/lost.jinja cannot be read"):
+        load_chat_template(folder, str(tmp_path / "lost.jinja"))
