@@ -130,6 +130,10 @@ def _object(message: Any, name: str, path: str = "") -> dict[str, Any] | None:
         return None
     try:
         read = json.loads(getattr(message, name))
+        json.dumps(read, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    except UnicodeEncodeError:
+        what = f"{path}{name} holds half of a surrogate pair, which is no text"
+        raise InvalidRequest(what, param=path + name) from None
     except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):

@@ -108,6 +108,7 @@ def create_app(
     pages = [*Pages(config, backend, metrics).endpoints(), *Console(metrics).endpoints()]
     endpoints = described([*front.endpoints(), *pages], keys=front.keyed)
     app = Starlette(routes=front.routes(endpoints))
+    app.router.redirect_slashes = False  # an address made of the Host that anyone may send
     app.add_middleware(RequestMiddleware, metrics=metrics)
     if config.cors_origins:
         app.add_middleware(

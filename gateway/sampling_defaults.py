@@ -40,7 +40,7 @@ def sampling_defaults(folder: str | Path) -> dict[str, Any]:
             params.validate(vocab_size=0)
         except (msgspec.ValidationError, OverflowError, InvalidRequest) as error:
             reason = str(error).replace(ours, name)
-            raise ConfigError(f"{path}: {reason} (it is {reprlib.repr(value)})", param="model") from error
+            raise ConfigError(f"{path}: {name} {reprlib.repr(value)}: {reason}", param="model") from error
         found[ours] = getattr(params, ours)
     return found
 

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 EARLIER = datetime.timedelta(minutes=5)  # clocks differ
+MOST_COMMON = 64  # characters of a certificate's common name; its other names may be longer
 AUTHORITY_FOR = datetime.timedelta(days=3650)
 
 
@@ -29,9 +31,11 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates. Its own key is a curve's (P-256), as are those of all that it signs."""
+    """Signs certificates. The keys of all that it signs are a curve's (P-256), as its own is if it is made here."""
 
-    def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    def __init__(
+        self, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, certificate: x509.Certificate
+    ) -> None:
         self._key = key
         self._certificate = certificate
 
@@ -39,21 +43,42 @@ class Authority:
     def new(cls, name: str) -> Authority:
         """A new authority, valid for ten years from now."""
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(name, name, key, _now() + AUTHORITY_FOR)
+        builder = _builder(_name(name), _name(name), key, _now() + AUTHORITY_FOR)
         usage = _usage(digital_signature=False, key_cert_sign=True, crl_sign=True)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         return cls(key, builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()))
 
     @classmethod
     def load(cls, pair: Pair) -> Authority:
-        """One that was saved. Raises ValueError for what is no certificate with a P-256 key."""
-        key = serialization.load_pem_private_key(pair.key, password=None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ValueError("the key is no curve's")
+        """One that was saved. Raises ValueError for what is none, or cannot sign."""
+        try:
+            key = serialization.load_pem_private_key(pair.key, password=None)
+        except TypeError:
+            raise ValueError("the authority's key is encrypted: it has to be in plain") from None
+        except UnsupportedAlgorithm as error:
+            raise ValueError(f"the authority's key cannot be read: {error}") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
+            raise ValueError("the authority's key is neither a curve's nor RSA")
         certificate = x509.load_pem_x509_certificate(pair.certificate)
         if certificate.public_key() != key.public_key():
             raise ValueError("the key is not the certificate's")
+        if not _may_sign(certificate):
+            raise ValueError("the certificate is no authority's: it may not sign others")
         return cls(key, certificate)
+
+    @property
+    def until(self) -> datetime.datetime:
+        """How long it is valid."""
+        return self._certificate.not_valid_after_utc
+
+    @property
+    def _identifier(self) -> x509.AuthorityKeyIdentifier:
+        """What certificates call its key: by the name that its own certificate has for it, if it has one."""
+        try:
+            own = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+        except x509.ExtensionNotFound:
+            return x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own.value)
 
     @property
     def pair(self) -> Pair:
@@ -63,31 +88,50 @@ class Authority:
     def signed(self, names: Sequence[str], until: datetime.datetime, *, client: bool) -> Pair:
         """A new certificate and key for a server with these names, hosts or IP addresses.
 
-        `client`: others take it from a client too.
+        `client`: others take it from a client too. Raises ValueError for one that would outlive the
+        authority.
         """
+        if until > self.until:
+            raise ValueError(
+                f"certificates until {until:%Y-%m-%d} would outlive their authority ({self.until:%Y-%m-%d})"
+            )
         key = ec.generate_private_key(ec.SECP256R1())
-        issuer = self._certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if client else [])]
-        builder = _builder(names[0], str(issuer), key, until)
+        common = next((name for name in names if len(name) <= MOST_COMMON), "eyas")
+        builder = _builder(_name(common), self._certificate.subject, key, until)
         for extension, critical in (
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (_usage(digital_signature=True, key_cert_sign=False, crl_sign=False), True),
             (x509.ExtendedKeyUsage(purposes), False),
             (x509.SubjectAlternativeName([_general(name) for name in names]), False),
-            (x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False),
+            (self._identifier, False),
         ):
             builder = builder.add_extension(extension, critical=critical)
         return Pair(_pem(builder.sign(self._key, hashes.SHA256())), _key_pem(key))
 
 
+def _may_sign(certificate: x509.Certificate) -> bool:
+    """Does it say that it is an authority, and not that it signs no certificates?"""
+    found = certificate.extensions
+    try:
+        if not found.get_extension_for_class(x509.BasicConstraints).value.ca:
+            return False
+    except x509.ExtensionNotFound:
+        return False
+    try:
+        return found.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
+    except x509.ExtensionNotFound:
+        return True
+
+
 def _builder(
-    subject: str, issuer: str, key: ec.EllipticCurvePrivateKey, until: datetime.datetime
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, until: datetime.datetime
 ) -> x509.CertificateBuilder:
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return (
         x509.CertificateBuilder()
-        .subject_name(_name(subject))
-        .issuer_name(_name(issuer))
+        .subject_name(subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(_now(), until) - EARLIER)
@@ -129,6 +173,6 @@ def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _key_pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

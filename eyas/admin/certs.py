@@ -25,7 +25,10 @@ SERVICES, DOOR = "services", "door"
 
 def certs(folder: Path, names: Sequence[str], days: int) -> int:
     """Writes the files and says how they are used. Raises ConfigError as `write` does."""
-    write(folder, names, datetime.timedelta(days=days))
+    try:
+        write(folder, names, datetime.timedelta(days=days))
+    except OverflowError:
+        raise ConfigError(f"--days {days}: no calendar goes so far", param="days") from None
     services, door = folder / SERVICES, folder / DOOR
     print(f"every service:  --tls-dir {services}")
     print(f"the gateway:    --ssl-certfile {door / CERTIFICATE} --ssl-keyfile {door / KEY}")

@@ -33,10 +33,15 @@ def add_certs(parser: Parser) -> None:
     add("--names", type=hosts, default=HERE, metavar="NAME,...", help=text)
 
 
+def _fits(name: str) -> bool:
+    """Is it as short as names of hosts are? RFC 1035, section 2.3.4."""
+    return len(name) <= 253 and all(len(label) <= 63 for label in name.split("."))
+
+
 def hosts(text: str) -> tuple[str, ...]:
     """Host names, also *.NAME, and IP addresses, separated by commas."""
     found = tuple(map(host, names(text)))
-    wrong = [name for name in found if not is_host(name.removeprefix("*."))]
+    wrong = [name for name in found if not is_host(name.removeprefix("*.")) or not _fits(name)]
     if wrong or not found:
         raise argparse.ArgumentTypeError(f"{(wrong or [text])[0]!r} is not a host name or an IP address")
     return found

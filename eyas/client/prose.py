@@ -5,6 +5,8 @@ It knows rich and where a Markdown block ends. It refuses to know where the text
 
 from __future__ import annotations
 
+import re
+import sys
 from typing import Protocol
 
 from rich.console import Console
@@ -12,6 +14,21 @@ from rich.live import Live
 from rich.markdown import Markdown
 
 FENCES = ("```", "~~~")
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """The text with every character shown that a terminal would obey: an answer must not move its cursor,
+    set its title or turn its lines around.
+    """
+    return _CONTROLS.sub(_shown, text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 class Prose(Protocol):
@@ -29,7 +46,7 @@ class Prose(Protocol):
 
 
 class PlainProse:
-    """The text as it is, for pipes and files."""
+    """The text as it is, for pipes and files; on a terminal what that would obey is shown."""
 
     def __init__(self) -> None:
         self.text: str = ""
@@ -37,7 +54,7 @@ class PlainProse:
     def write(self, text: str) -> None:
         """Prints the part at once."""
         self.text += text
-        print(text, end="", flush=True)
+        print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
     def close(self) -> None:
         """Ends the last line."""
@@ -56,7 +73,7 @@ class MarkdownProse:
     def write(self, text: str) -> None:
         """Prints the blocks that the part completes, and redraws the unfinished one."""
         self.text += text
-        whole, self._open = split_blocks(self._open + text)
+        whole, self._open = split_blocks(self._open + visible(text))
         if whole:
             self._live.console.print(Markdown(whole))
         self._live.update(Markdown(self._open))

@@ -16,7 +16,7 @@ from typing import Unpack
 from rich.console import Console
 
 from eyas.client.aio import AsyncClient
-from eyas.client.prose import MarkdownProse, PlainProse, Prose
+from eyas.client.prose import MarkdownProse, PlainProse, Prose, visible
 from eyas.client.reach import ServerAddress, grpc_target
 from eyas.client.types import Message, Options, Usage
 from eyas.common.errors import EyasError
@@ -122,7 +122,7 @@ class Conversation:
             answer = tell(self._client, self._messages, prose, temperature=self._temperature)
             print(f"({self._runner.run(answer)})", file=sys.stderr)
         except EyasError as error:
-            print(f"eyas: {error}", file=sys.stderr)
+            print(f"eyas: {visible(str(error))}", file=sys.stderr)
             self._messages.pop()
             return False
         except KeyboardInterrupt:

@@ -11,12 +11,13 @@ to know who reads them, and what a key permits.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,17 +101,38 @@ def add(path: str, name: str, key: str) -> None:
         raise ConfigError(f"{name!r} is no name: letters, digits and . _ -, at most 64", param="name")
     if not is_key(key) or len(key) < SHORTEST:
         raise ConfigError(f"a key is printable ASCII without spaces, {SHORTEST} characters or more")
-    lines = _lines(path) if os.path.exists(path) else []
-    if any(known.name == name for known in (read(path) if lines else ())):
-        raise ConfigError(f"{path} has a key of {name}: remove it first, or take another name", param="name")
-    _replace(path, [*lines, Key(name, digest_of(key)).line])
+    with _alone(path):
+        known = read(path) if os.path.exists(path) else ()
+        if any(one.name == name for one in known):
+            taken = f"{path} has a key of {name}: remove it first, or take another name"
+            raise ConfigError(taken, param="name")
+        lines = _lines(path) if os.path.exists(path) else []
+        _replace(path, [*lines, Key(name, digest_of(key)).line])
 
 
 def remove(path: str, name: str) -> None:
     """Removes a key from a file; comments stay. Raises ConfigError if it has no key of this name."""
-    if all(key.name != name for key in read(path)):
-        raise ConfigError(f"{path} has no key of {name!r}", param="name")
-    _replace(path, [line for line in _lines(path) if line.split()[:1] != [name]])
+    with _alone(path):
+        if all(key.name != name for key in read(path)):
+            raise ConfigError(f"{path} has no key of {name!r}", param="name")
+        _replace(path, [line for line in _lines(path) if line.split()[:1] != [name]])
+
+
+@contextlib.contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """One process at a time changes the files of a folder: what another has added is read before it is kept.
+
+    The folder is locked, since the file itself is replaced.
+    """
+    try:
+        folder = os.open(Path(path).resolve().parent, os.O_RDONLY)
+    except OSError as error:
+        raise _wrong(path, f"cannot be written: {error}") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _lines(path: str) -> list[str]:

@@ -24,10 +24,17 @@ RARELY_S = 60.0
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # would move a terminal's cursor, or begin a line
+_BRACKETS = re.compile(r"[\s\[\]\\]")  # would end an id before its end
+
 # The X-Request-Id of the request that this code serves, and its W3C traceparent, if it is traced. Tasks
 # inherit them from the code that starts them.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 traceparent: ContextVar[str] = ContextVar("traceparent", default="")
+
+
+def _shown(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
 
 
 def known_as(given: str) -> str:
@@ -90,7 +97,9 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, before any exception."""
         line = super().formatMessage(record)
-        return f"{line} [{id}]" if (id := request_id.get()) else line
+        if id := request_id.get():
+            line += f" [{_BRACKETS.sub(_shown, id)}]"
+        return _CONTROLS.sub(_shown, line)
 
     def formatException(self, ei: Any) -> str:
         """The traceback, without the exceptions' words in a process that reads text."""

@@ -196,6 +196,8 @@ TOLD = [
     ({"tools": [eyas_pb2.Tool()]}, "tools[0].name"),
     ({"tool_choice": eyas_pb2.ToolChoice(mode=9)}, "tool_choice.mode"),
     ({"chat_template_kwargs": "1"}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": '{"a": ["\\ud800"]}'}, "chat_template_kwargs"),
+    ({"tools": [eyas_pb2.Tool(name="f", parameters='{"\\udc00": 1}')]}, "tools[0].parameters"),
 ]
 
 

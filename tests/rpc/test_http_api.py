@@ -297,6 +297,8 @@ async def test_limits_that_make_no_sense_are_refused_by_name(
 async def test_health_follows_the_backend(client: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     assert (await client.get("/health")).status_code == 200
     assert 'eyas_serving{model_name="eyas-nano"} 1.0' in (await client.get("/metrics")).text
+    other = await client.get("/metrics/", headers={"host": "elsewhere.example"})
+    assert other.status_code in (403, 404) and "location" not in other.headers
     backend.is_healthy = False
     response = await client.get("/health")
     assert (response.status_code, response.json()["error"]["message"]) == (503, "no worker is serving")

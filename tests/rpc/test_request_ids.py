@@ -14,7 +14,7 @@ from real_worker import tiny_config
 from test_grpc_door import CONFIG, GENERATE, KEY, SOON_S, served
 from test_http_door import door
 
-from eyas.common.logging import JsonFormatter, TextFormatter
+from eyas.common.logging import JsonFormatter, TextFormatter, serving
 from eyas.common.types import Role
 
 PROMPT = {"model": "eyas-nano", "prompt": list(range(5, 45)), "max_tokens": 4, "seed": 1}
@@ -92,3 +92,15 @@ async def test_what_is_no_request_gets_one() -> None:
         wire.say(b"nonsense\r\n\r\n")
         head = (await wire.reader.readuntil(b"\r\n\r\n")).lower()
         assert len(head.split(b"x-request-id: ")[1].split(b"\r\n")[0]) == 24
+
+
+@pytest.mark.parametrize(
+    ("id", "shown"),
+    [("a]x[b", "[a\\x5dx\\x5bb]"), ("a\nb\x1b[2J", "[a\\x0ab\\x1b\\x5b2J]"), ("plain-1", "[plain-1]")],
+)
+def test_an_id_ends_where_it_ends_in_a_line_of_text(id: str, shown: str) -> None:
+    """And no word of a line moves a terminal's cursor."""
+    record = logging.LogRecord("l", logging.INFO, "", 0, "word \x1b[2J \r é", (), None)
+    with serving(id):
+        line = TextFormatter("p").format(record)
+    assert line.endswith(f"word \\x1b[2J \\x0d é {shown}")

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "dan\n"
     assert path.read_text().startswith("# ours\ndan sha256:")
     assert os.listdir(tmp_path) == ["keys"]
+
+
+def test_keys_that_are_added_at_once_are_all_kept(tmp_path: Path) -> None:
+    path, names = str(tmp_path / "keys"), [f"caller-{i}" for i in range(24)]
+    with ThreadPoolExecutor(8) as many:
+        list(many.map(lambda name: key_file.add(path, name, key_file.new_key()), names))
+        list(many.map(lambda name: key_file.remove(path, name), names[::2]))
+    assert {key.name for key in key_file.read(path)} == set(names[1::2])
