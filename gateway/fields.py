@@ -29,6 +29,7 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.logging import REQUEST_ID
 from gateway import long_ids
 from gateway.field_rules import or_null
+from gateway.half_pairs import half_pair
 
 _REFUSED = "refused"
 _MAX_QUOTED = 100  # characters of a name that an error repeats
@@ -144,7 +145,13 @@ def parse(kind: type[B], body: bytes) -> B:
             read = kind.model_validate_json(rest)
             read.take_ids(ids)
             return read
-    return _read(lambda: kind.model_validate_json(body))
+    try:
+        return _read(lambda: kind.model_validate_json(body))
+    except InvalidRequest as error:
+        if error.param is None and (name := half_pair(body)):
+            reason = f"{name} holds half of a surrogate pair, which is no text"
+            raise InvalidRequest(reason, param=name) from None
+        raise
 
 
 def validated(kind: type[B], body: dict[str, Any]) -> B:

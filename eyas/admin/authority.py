@@ -31,7 +31,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates. The keys of all that it signs are a curve's (P-256), as its own is if it is made here."""
+    """Signs certificates. All keys that are made here, its own too, are a curve's (P-256)."""
 
     def __init__(
         self, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, certificate: x509.Certificate

@@ -366,6 +366,24 @@ async def test_tools_of_other_kinds_are_skipped_and_named(
     assert "now" not in none
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "a\ud800"}]}, "messages[0].content"),
+        ({"chat_template_kwargs": {"a": [1, {"b": "\udfff"}]}}, "chat_template_kwargs.a[1].b"),
+        ({"chat_template_kwargs": {"\udfff": 1}}, "chat_template_kwargs"),
+        ({"stop": ["x", "\ud800\ud800"]}, "stop[1]"),
+    ],
+)
+async def test_half_a_surrogate_pair_is_named(fields: dict[str, Any], param: str) -> None:
+    headers = {"content-type": "application/json"}
+    async with client_of(speaker("hermes", "Hi")) as client:
+        whole = await client.post(PATH, content=json.dumps(BODY | {"stop": ["\U0001f426"]}), headers=headers)
+        half = await client.post(PATH, content=json.dumps(BODY | fields), headers=headers)
+    assert whole.status_code == 200
+    assert "half of a surrogate pair" in refused(half, param)
+
+
 async def test_a_prefill_may_be_parts() -> None:
     """Where the template joins them, and where it goes through them itself."""
     for dialect in ("hermes", "gemma"):
