@@ -33,4 +33,5 @@ def types_of(schema: Any, pointer: str = "#") -> set[str]:
 
 def _read(schema: Any, pointer: str) -> tuple[Terms, tuple[Literal, ...]]:
     document = Document(schema, pointer)
+    document.read_all()
     return Terms(document), term_of([Literal(document.root)])

@@ -111,7 +111,7 @@ def test_without_its_grammar_an_answer_is_another(base: EngineConfig) -> None:
 
 
 def test_elsewhere_and_short_of_pages_it_is_the_same(base: EngineConfig) -> None:
-    requests = [one for one, _ in mixed(2)][:7]
+    requests = [one for one, _ in mixed(5)][:9]
     alone = tokens(run(Loopback(replace(base, draft=None)), requests))
     assert tokens(run(Loopback(*split_configs(base)), requests, split=True)) == alone
     scarce = replace(base, num_pages=13, max_running=4, context_length=128)

@@ -72,6 +72,28 @@ class Document:
                 self._nodes[id(schema)] = found
         return self._checked(found)
 
+    def read_all(self) -> None:
+        """Checks every schema that values may have to do with. Raises InvalidRequest for the first that is
+        malformed, not supported, or refers to nothing.
+        """
+        todo, seen = [self.root], set[int]()
+        while todo:
+            node = todo.pop()
+            if not isinstance(node.schema, dict) or id(node) in seen:
+                continue
+            seen.add(id(node))
+            self._checked(node)
+            if "$ref" in node.schema:
+                todo.append(self.target(node))
+                if node.old:
+                    continue
+            for path, part in below(node.schema):
+                if isinstance(part, bool) or path.startswith(("/$defs/", "/definitions/")):
+                    continue
+                if not isinstance(part, dict):
+                    refuse(f"{node.pointer}{path}", "a schema must be an object, true or false")
+                todo.append(self._nodes[id(part)])
+
     def target(self, node: Node) -> Node:
         """What its `$ref` leads to. Raises InvalidRequest for nothing, another document, or a circle."""
         start = node

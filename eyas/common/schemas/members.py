@@ -190,14 +190,17 @@ class _Members:
         most, least = self._case.most, self._case.least
         following = min(count + 1, self._cap)
         is_full = self._counts and most is not None and count >= most
-        if at < len(self._named):
+        while at < len(self._named):
             name, term = self._named[at]
             if not is_full and self._can(at + 1, count + 1, used):
                 behind = self._state(at + 1, following, used, False)
                 yield f"{comma}{key(name)} {self._writer.value(term)} {behind}"
-            if name not in self._case.required and self._can(at + 1, count, used):
-                yield self._state(at + 1, count, used, first)
-            return
+            if name in self._case.required or not self._can(at + 1, count, used):
+                return
+            if not first:
+                yield self._state(at + 1, count, used, False)
+                return
+            at += 1  # what may come first is one rule: others within others would take time
         if not self._counts or count >= least:
             yield '""'
         if not self._others or is_full:

@@ -22,6 +22,11 @@ _ENCODINGS = {
     "base16": "([0-9A-Fa-f]{2})*",
     **dict.fromkeys(("7bit", "8bit", "binary"), ""),
 }
+_URL = (
+    r"https?://([a-z0-9]{1,20}\.){0,2}[a-z]{2,10}(:[1-9][0-9]{0,3})?"
+    r"(/[a-zA-Z0-9._~-]{0,20}){0,4}(\?[a-zA-Z0-9=&_-]{0,30})?(#[a-zA-Z0-9_-]{0,20})?"
+)
+"""Of a URI whose length is bounded, as those of pydantic are: an address of the web."""
 _MADE_SIMPLE = {
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$",
 }
@@ -116,6 +121,8 @@ def _whole(node: Node) -> str:
     format = _SAME_FORMATS.get(format, format)
     if format in ("base64", "base64url"):
         return _ENCODINGS[format]
+    if format == "uri" and {"minLength", "maxLength"} & schema.keys():
+        return _URL
     if format in text_formats.FORMATS:
         return text_formats.FORMATS[format]
     encoding = schema.get("contentEncoding", "")
