@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import sys
 from typing import NoReturn
@@ -17,6 +18,7 @@ import eyas
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
 from eyas.common.children import import_safely
 from eyas.common.errors import ConfigError, EyasError
+from eyas.common.logging import announce, setup
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk is at fault for, wherever a command writes."""
@@ -32,14 +34,16 @@ def main(argv: list[str] | None = None) -> int:
         args, unknown = _parser().parse_known_args(argv)
         if unknown:
             args.parser.error(f"unknown: {' '.join(unknown)}")
+        if getattr(args, "log_format", "text") == "json":
+            setup(args.command, "json")  # what fails before the command's own is JSON too
         return int(args.run(args))
     except EyasError as error:
-        print(f"eyas: {error}", file=sys.stderr)
+        announce(f"eyas: {error}", logging.ERROR)
         return USAGE_ERROR if isinstance(error, ConfigError) else 1
     except OSError as error:
         if error.errno not in _STORAGE:
             raise
-        print(f"eyas: {error}", file=sys.stderr)
+        announce(f"eyas: {error}", logging.ERROR)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED

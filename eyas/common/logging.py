@@ -1,8 +1,9 @@
 """Log lines of every process, on standard error: plain text for people, or one JSON object per line.
 
-It knows the two formats, by which ids a request is found in logs and traces, and which processes read what
-users say: their tracebacks have frames and types alone, for an exception's words may quote a request. It
-refuses to know what is logged.
+In JSON all is a record: warnings, what nobody caught, what a process says at its start, and what a child
+writes that is none. It knows the two formats, by which ids a request is found in logs and traces, and which
+processes read what users say: their tracebacks have frames and types alone, for an exception's words may
+quote a request. It refuses to know what is logged.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import logging
 import re
 import secrets
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -62,6 +65,52 @@ def setup(process: str, format: str = "text", *, reads_text: bool = False) -> No
     formatter = JsonFormatter if format == "json" else TextFormatter
     handler.setFormatter(formatter(process, reads_text))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = lambda kind, error, trace: _uncaught("nobody caught this", error)
+    threading.excepthook = lambda args: _uncaught("a thread ended by this", args.exc_value)
+    sys.unraisablehook = lambda args: _uncaught(args.err_msg or "nothing could raise this", args.exc_value)
+
+
+def _uncaught(what: str, error: BaseException | None) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    else:
+        logging.getLogger("eyas").critical(what, exc_info=error)
+
+
+def announce(line: str, level: int = logging.INFO) -> None:
+    """Writes a line that others may wait for: as it is, or in JSON as the message of a record."""
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
+        logging.getLogger("eyas").log(level, "%s", line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def as_record(process: str, line: str) -> str:
+    """A line of a child's output in JSON: its own record with the child's name as `service`, or a new one."""
+    record = _record_in(line)
+    if record is None:
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        record = {"time": now, "level": "INFO", "process": process, "logger": "output", "message": line}
+    elif record.get("process") != process:
+        record["service"] = process
+    return json.dumps(record, ensure_ascii=False)
+
+
+def message_in(line: str) -> str:
+    """What a line says: a record's message, or the line itself."""
+    record = _record_in(line)
+    return line if record is None else str(record["message"])
+
+
+def _record_in(line: str) -> dict[str, Any] | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return record if "message" in record else None
 
 
 class Rarely:

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 from eyas.common import api_keys
 from eyas.common import logging as eyas_logging
@@ -24,7 +25,7 @@ from eyas.common.discovery import registry
 from eyas.common.errors import ConfigError
 from eyas.common.listening import claim
 from eyas.common.tls import door_context, service_tls
-from eyas.worker.child import Child
+from eyas.worker.child import Child, LogLine
 from eyas.worker.gateway_main import warn_if_open
 from eyas.worker.keeper import keep
 from eyas.worker.leave import Leave
@@ -60,12 +61,13 @@ def run_group(config: GatewayConfig) -> None:
 
 async def _run(config: GatewayConfig) -> None:
     leave = Leave()
-    with _members(config) as children:
+    log = partial(_line, config.log_format == "json")
+    with _members(config, log) as children:
         keepers = []
         try:
             for child in children:
                 child.start()
-                keepers.append(asyncio.create_task(keep(child, _log)))
+                keepers.append(asyncio.create_task(keep(child, log)))
             await leave.asked.wait()
         finally:
             for keeper in keepers:
@@ -75,7 +77,7 @@ async def _run(config: GatewayConfig) -> None:
 
 
 @contextlib.contextmanager
-def _members(config: GatewayConfig) -> Iterator[list[Child]]:
+def _members(config: GatewayConfig, log: LogLine) -> Iterator[list[Child]]:
     """The processes, not started. Their ports and the folder of their sockets are kept until the end."""
     with contextlib.ExitStack() as held:
         http = held.enter_context(claim(config.host, config.port, "port"))
@@ -89,7 +91,7 @@ def _members(config: GatewayConfig) -> Iterator[list[Child]]:
             name = f"gateway-{number}"
             member = dataclasses.replace(config, processes=1, member=str(folder.path / f"{name}{SUFFIX}"))
             command = python_module("eyas.cli", *gateway_argv(member))
-            children.append(Child(name, command, _log, environment))
+            children.append(Child(name, command, log, environment))
         yield children
 
 
@@ -115,5 +117,5 @@ async def _stop(children: list[Child], leave: Leave, drain_s: float) -> None:
     hurrying.cancel()
 
 
-def _log(name: str, line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _line(json: bool, name: str, line: str) -> None:
+    sys.stderr.write((eyas_logging.as_record(name, line) if json else line) + "\n")  # whole: threads share it

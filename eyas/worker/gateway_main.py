@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -156,7 +155,7 @@ async def fronts(
     await http.start()
     scheme = "http" if tls is None else "https"
     where = f"http={scheme}://{join(config.host, http.port)}/v1 grpc={join(config.host, grpc.port)}"
-    print(f"gateway listening: model={config.served_model} {where}", file=sys.stderr, flush=True)
+    eyas_logging.announce(f"gateway listening: model={config.served_model} {where}")
     try:
         yield
     finally:

@@ -1,20 +1,24 @@
 """What a person sees of a cluster: a line while it starts, its addresses when it is ready, its logs.
 
 The addresses go to standard output, everything else to standard error. On a terminal the starting line is
-updated; elsewhere it is printed once.
+updated; elsewhere it is printed once. Where logs are JSON, all of standard error is.
 """
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
 
+from eyas.common import logging as eyas_logging
 from eyas.common.config import ServeConfig
 from eyas.worker.serve import LocalCluster, Work, run_cluster
 
 
 def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> int:
     """`run_cluster`, with start, addresses, end and (unless `quiet`) logs shown to a person."""
-    screen = Screen(quiet=quiet)
+    json = config.engine.log_format == "json"
+    screen = Screen(quiet=quiet, json=json)
     cluster = LocalCluster(config, screen.log, screen.progress)
 
     async def announced(cluster: LocalCluster) -> int:
@@ -28,33 +32,47 @@ def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> in
 
 
 class Screen:
-    """Prints what happens to a `LocalCluster`, whose callbacks are `log` and `progress`. `quiet`: no logs."""
+    """Prints what happens to a `LocalCluster`, whose callbacks are `log` and `progress`.
 
-    def __init__(self, *, quiet: bool) -> None:
+    `quiet`: no logs. `json`: each line of standard error is a record, as `eyas.common.logging` writes them.
+    """
+
+    def __init__(self, *, quiet: bool, json: bool = False) -> None:
         self._quiet = quiet
+        self._json = json
         self._console = Console(stderr=True, soft_wrap=True, highlight=False)
         self._status = self._console.status("")
         self._began = False
 
     def log(self, name: str, line: str) -> None:
         """Prints one line of a process's log. Any thread may call it."""
-        if not self._quiet:
+        if self._quiet:
+            return
+        if self._json:
+            sys.stderr.write(eyas_logging.as_record(name, line) + "\n")  # whole: threads share it
+        else:
             self._console.print(f"[{name}] {line}", markup=False)
+
+    def _say(self, line: str) -> None:
+        if self._json:
+            eyas_logging.announce(line)
+        else:
+            self._console.print(line, markup=False)
 
     def progress(self, silent: list[str], waited_s: float) -> None:
         """Shows how far the start is: the processes that are not ready yet."""
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._json:
             self._status.start()
             self._status.update(f"starting {', '.join(silent) or 'up'} ({waited_s:.0f} s)")
         elif not self._began:
-            self._console.print(f"starting {', '.join(silent)}", markup=False)
+            self._say(f"starting {', '.join(silent)}")
         self._began = True
 
     def stopping(self, drain_s: float) -> None:
         """Says that the cluster stops, and how long that may take."""
         self.close()
         wait = f" (open requests may finish within {drain_s:g} s)" if drain_s else ""
-        self._console.print(f"stopping{wait}; Ctrl-C again to stop now", markup=False)
+        self._say(f"stopping{wait}; Ctrl-C again to stop now")
 
     def close(self) -> None:
         """Removes the starting line."""

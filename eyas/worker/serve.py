@@ -23,6 +23,7 @@ from eyas.common.children import python_module
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.listening import listen
+from eyas.common.logging import message_in
 from eyas.common.memory import memory
 from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child, LogLine
@@ -187,11 +188,14 @@ class LocalCluster:
         for child in self._children.values():
             if child.returncode is not None:
                 child.kill()  # ends its log, so that its last line is complete
-                said = child.tail[-1].removeprefix("eyas: ") if child.tail else "it said nothing"
+                said = message_in(child.tail[-1]).removeprefix("eyas: ") if child.tail else "it said nothing"
                 raise ConfigError(f"{child.name} ended with code {child.returncode} at start: {said}")
 
     def _last_words(self) -> str:
-        return "; ".join(f"{c.name}: {c.tail[-1]}" for c in self._children.values() if c.tail) or "no output"
+        return (
+            "; ".join(f"{c.name}: {message_in(c.tail[-1])}" for c in self._children.values() if c.tail)
+            or "no output"
+        )
 
     @property
     def _reachable(self) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import multiprocessing
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -107,8 +106,7 @@ async def _first(parts: Sequence[asyncio.Future[Any]]) -> None:
 def _announce(config: WorkerConfig, address: str, front: Front, seconds: float) -> None:
     where = f"roles={','.join(config.engine.roles)} device={config.engine.device} address={address}"
     room = f"metrics-port={front.metrics_port} pages={front.ready.result().pages_total}"
-    line = f"worker ready: {where} {room} in {seconds:.1f} s"
-    print(line, file=sys.stderr, flush=True)
+    eyas_logging.announce(f"worker ready: {where} {room} in {seconds:.1f} s")
 
 
 class _EngineProcess:

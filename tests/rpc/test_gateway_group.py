@@ -9,6 +9,7 @@ import re
 import signal
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError
 from eyas.common.listening import claim, listen
 from eyas.worker import gateway_group
-from eyas.worker.gateway_group import _members
+from eyas.worker.gateway_group import _line, _members
 from eyas.worker.leave import SAME_WORD_S
 from eyas.worker.ports import free_ports
 from gateway.siblings import SUFFIX
 
 ASKED = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 4}
 NAMES = {"gateway-0", "gateway-1"}
+LOG = partial(_line, False)
 
 
 @contextlib.asynccontextmanager
@@ -152,7 +154,7 @@ async def test_a_taken_port_and_wide_limits_are_told_at_once(tmp_path: Path) -> 
 
 def test_a_group_needs_no_writable_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    with _members(GatewayConfig(port=0, grpc_port=0, processes=2)) as children:
+    with _members(GatewayConfig(port=0, grpc_port=0, processes=2), LOG) as children:
         assert len(children) == 2
 
 
@@ -164,10 +166,10 @@ def test_a_killed_group_leaves_its_sockets_to_the_next_one(
     killed = tmp_path / f"{gateway_group.PREFIX}killed"
     killed.mkdir()
     (killed / f"gateway-0{SUFFIX}").touch()
-    with _members(config), _members(config):
+    with _members(config, LOG), _members(config, LOG):
         assert not killed.exists() and len(list(tmp_path.iterdir())) == 2, "the first one lives"
     assert not any(tmp_path.iterdir())
     monkeypatch.setattr(gateway_group, "SHARED_MEMORY", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="no socket can be made in .*nowhere: No such file"):
-        with _members(config):
+        with _members(config, LOG):
             pass
