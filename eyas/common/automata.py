@@ -215,7 +215,7 @@ def _holds(edge: Edge, before: int, after: int) -> bool:
     """Whether a place is such a one."""
     if edge in (Edge.START, Edge.END):
         return (before if edge is Edge.START else after) == _START
-    if _NEITHER in (before, after):
+    if _NEITHER in (before, after) or before == after == _START:  # of no text, too, they think differently
         return False
     return ((before == _WORD) != (after == _WORD)) == (edge is Edge.WORD)
 

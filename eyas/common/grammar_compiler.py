@@ -71,9 +71,9 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> Any:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                return self._of_rules(_json(json.loads(grammar.text)))
+                return self._of_rules(rules_of_schema(json.loads(grammar.text)))
             case GrammarKind.JSON_OBJECT:
-                return self._of_rules(_json({"type": "object"}))
+                return self._of_rules(rules_of_schema({"type": "object"}))
             case GrammarKind.REGEX:
                 return self._of_rules(_regex(grammar.text))
             case GrammarKind.EBNF:
@@ -89,7 +89,7 @@ class GrammarCompiler:
         return self._compiler.compile_grammar(library().Grammar.from_ebnf(rules))
 
 
-def _json(schema: Any, pointer: str = "#", style: Style = Style.JSON) -> str:
+def rules_of_schema(schema: Any, pointer: str = "#", style: Style = Style.JSON) -> str:
     """The rules of a schema's values. Raises InvalidRequest, which points into the schema."""
     return json_rules(json_schema.rules_of(schema, pointer), style)
 
@@ -151,7 +151,7 @@ def _follow_schema(form: dict[str, Any], pointer: str) -> None:
     if (style := form.get("style", Style.JSON.value)) not in [known.value for known in Style]:
         refuse(f"{pointer}/style", f"the style {str(style)[:40]} is not supported")
     at = str(form.get(POINTER, f"{pointer}/json_schema"))
-    _become(form, _json(form["json_schema"], at, Style(style)))
+    _become(form, rules_of_schema(form["json_schema"], at, Style(style)))
 
 
 def _become(form: dict[str, Any], rules: str) -> None:

@@ -7,7 +7,6 @@ of characters that readers take differently.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 
 from eyas.common.regex_syntax import Unheld
 from eyas.common.string_rules import JSON, PLAIN, Text, rules_of
-from tests.fuzz.walks import Walker
+from tests.fuzz.walks import Walker, campaign
 
 _ATOMS = (
     "a",
@@ -96,15 +95,5 @@ def faults(walks: int, seed: int) -> Iterator[str]:
                     yield f"{text} does not let {written!r} through"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--walks", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    given, count = parser.parse_args(), 0
-    for count, fault in enumerate(faults(given.walks, given.seed), 1):  # noqa: B007
-        print(fault)
-    print(count)
-
-
 if __name__ == "__main__":
-    main()
+    campaign(faults, __doc__)

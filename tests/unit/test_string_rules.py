@@ -12,7 +12,7 @@ import pytest
 from eyas.common.characters import NAMED
 from eyas.common.regex_syntax import Unheld
 from eyas.common.string_rules import JSON, PLAIN, Text, rules_of
-from tests.fuzz import grammars
+from tests.fuzz import grammars, schemas
 from tests.fuzz.walks import Walker
 
 
@@ -38,6 +38,7 @@ def takes(text: Text, found: str) -> bool:
         (r"a\Z|\Ab", ["ba", "b", "cca"], ["ab", "ac"]),
         (r"\bfoo\b", ["a foo b", "foo", "foo-"], ["afoo", "foo1"]),
         (r"a\Bb", ["ab"], ["a b"]),
+        (r"^\B[ -]*$", [" ", "--"], [""]),  # of no text, readers differ
         ("^.$", ['"', "\\", "é", "\t", "\x01"], ["\n", ""]),
         (r"^\d\w\s$", ["1a ", "1a\u3000"], ["٣a ", "1é ", "11a"]),
         (r"^[^\W\d]+$", ["ab"], ["a1", "é", "a-"]),
@@ -104,3 +105,17 @@ def test_a_long_repetition_is_written_as_it_is_built() -> None:
 
 def test_random_patterns_let_through_what_matches() -> None:
     assert list(grammars.faults(40, seed=1)) == []
+
+
+def test_random_schemas_let_through_what_is_valid() -> None:
+    assert list(schemas.faults(150, seed=1)) == []
+
+
+def test_faults_are_seen() -> None:
+    """A judge that calls everything right would hide them."""
+    date = {"type": "string", "format": "date-time"}
+    assert schemas.fault_of(date, '"2024-05-06T07:08:0925Z"') and not schemas.fault_of(
+        date, '"2024-05-06T07:08:09Z"'
+    )
+    assert schemas.fault_of({}, '{"a":  1}') and schemas.fault_of({}, '"\\u00e9"')
+    assert schemas.fault_of({"properties": {"a": {"type": "null"}}}, '{"a":1,"a":null}')
