@@ -46,9 +46,10 @@ def json_rules(compact: str, style: Style = Style.JSON) -> str:
     nullable = _nullable(rules)
     written = [f"{name} ::= {space.within(rules[name], depth, nullable)}" for name, depth in used.items()]
     # a rule that may be nothing takes the white space before it into itself
-    for name in sorted(space.leading):
-        body = space.within(rules[name], used[name], nullable, leads=True)
-        written.append(f"{name}_led ::= {body}")
+    led = dict[str, str]()
+    while left := sorted(space.leading - led.keys()):
+        led |= {name: space.within(rules[name], used[name], nullable, leads=True) for name in left}
+    written += [f"{name}_led ::= {body}" for name, body in led.items()]
     return "\n".join([*written, *space.rules()])
 
 
@@ -108,7 +109,26 @@ def _depths(rules: Rules) -> dict[str, Depth]:
 
 def _nullable(rules: Rules) -> set[str]:
     """The rules of parts that may be nothing."""
-    return {name for name, body in rules.items() if '""' in body}
+    found = set[str]()
+    grows = True
+    while grows:
+        more = {name for name, body in rules.items() if name not in found and _may_be_nothing(body, found)}
+        found |= more
+        grows = bool(more)
+    return found
+
+
+def _may_be_nothing(body: list[str], nullable: set[str]) -> bool:
+    """Whether one of its alternatives, none of them in brackets, may be nothing."""
+    nothing = True
+    for token, after in zip(body, [*body[1:], "|"], strict=True):
+        if token == "|":
+            if nothing:
+                return True
+            nothing = True
+        elif token not in ("*", "?", '""') and token[0] != "{":
+            nothing &= token in nullable or after in ("*", "?") or after.startswith("{0")
+    return nothing
 
 
 class _Space:
@@ -124,12 +144,13 @@ class _Space:
         found, inside, before = list[str](), 0, ""
         for i, token in enumerate(body):
             after = body[i + 1] if i + 1 < len(body) else ""
-            if leads and before in ("(", "|", "") and token not in ('""', "("):
+            first = leads and before in ("(", "|", "")
+            if first and token not in ('""', "(") and token not in nullable:
                 found.append(self._at(depth))
             if token in _CLOSE and before not in _OPEN:
                 found.append(self._at(depth.inside(inside - 1)))
             inside += (token in _OPEN) - (token in _CLOSE)
-            if self._spaced and before in _OPEN and token in nullable:
+            if self._spaced and (before in _OPEN or first) and token in nullable:
                 self.leading.add(token)
                 token = f"{token}_led"
             found.append('","' if token in _COMMA else "colon" if token == '":"' and self._spaced else token)

@@ -114,7 +114,7 @@ def test_elsewhere_and_short_of_pages_it_is_the_same(base: EngineConfig) -> None
     requests = [one for one, _ in mixed(5)][:9]
     alone = tokens(run(Loopback(replace(base, draft=None)), requests))
     assert tokens(run(Loopback(*split_configs(base)), requests, split=True)) == alone
-    scarce = replace(base, num_pages=13, max_running=4, context_length=128)
+    scarce = replace(base, num_pages=11, max_running=4, context_length=128)
     preemptions = 0
     for _ in range(5):  # requests that come one by one to a busy machine find room
         cluster = Loopback(scarce)

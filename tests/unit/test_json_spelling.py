@@ -49,6 +49,20 @@ def test_what_printers_write_is_allowed_and_no_endless_run(grammar: Grammar) -> 
     assert follows(grammar.compact(), compact) and not follows(grammar.compact(), json.dumps(VALUE))
 
 
+def test_nothing_between_brackets_has_white_space_once() -> None:
+    for schema in (
+        {"properties": {"b": {}, "c": {}}},
+        {"properties": {"b": {}}, "additionalProperties": False},
+    ):
+        for text in ("{}", "{ }", "{\n}"):
+            assert follows(Grammar.json_schema({"type": "object", **schema}), text)
+        for text in ("{  }", "{ \n}", "{\n  \n}"):
+            assert not follows(Grammar.json_schema({"type": "object", **schema}), text)
+        assert follows(Grammar.json_schema({"type": "object", **schema}), '{\n  "c": 1\n}') == (
+            "c" in schema["properties"]
+        )
+
+
 def test_deep_values_are_indented() -> None:
     value: Any = 1
     for _ in range(12):
