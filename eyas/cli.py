@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import eyas
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args, unknown = _parser().parse_known_args(argv)
         if unknown:
-            args.parser.error(f"unknown: {' '.join(unknown)}")
+            args.parser.refuse_unknown(unknown)
         if getattr(args, "log_format", "text") == "json":
             setup(args.command, "json")  # what fails before the command's own is JSON too
         return int(args.run(args))
@@ -59,6 +60,7 @@ def _parser() -> Parser:
     from eyas.bench.flags import add_bench
     from eyas.bench.tuning.flags import add_tune
     from eyas.evals.flags import add_eval
+    from eyas.peers.reading import MODEL, read
     from eyas.planning.flags import add_plan
     from eyas.train.flags import add_train
 
@@ -72,6 +74,7 @@ def _parser() -> Parser:
         return added
 
     serve = command("serve", _serve, "start a local cluster and its gateway")
+    serve.add_argument(MODEL, nargs="?", help="as `--model`")
     process_flags.add_gateway(serve)
     layout_flags.add_layout(serve)
     layout_flags.add_targets(serve)
@@ -84,21 +87,14 @@ def _parser() -> Parser:
     layout_flags.add_gateway_layout(gateway)
     layout_flags.add_targets(gateway)
     flags.add_chat(command("chat", _chat, "talk to a running gateway"))
-    doctor = "look at a running cluster through its gateway: 0 if all is well"
-    examined = command("doctor", _doctor, doctor)
-    flags.add_server(examined)
-    process_flags.add_tls_dir(examined)
-    examined.add_commands(
-        {
-            "head": Command("look at a draft head, and at how it fits", "eyas.train.doctor"),
-            "determinism": Command("ask the same in different company", "eyas.evals.determinism"),
-        }
-    )
-    examined.set_defaults(run=_doctor)
+    _add_doctor(command("doctor", _doctor, "look at a running cluster through its gateway: 0 if all is well"))
     add_plan(command("plan", _plan, "how many workers a load needs, and whether splitting them pays"))
     demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
     layout_flags.add_layout(demo)
     flags.add_engine(demo)
+    for server in (serve, worker, gateway, demo):  # their flags may be those of other servers, or in a file
+        server.reader = read
+        server.add_argument("--config", metavar="FILE", help="YAML: flags as keys; what is typed counts more")
     add_bench(command("bench", None, "measure a server, an engine or its kernels"))
     add_tune(command("tune", None, "find the fastest tiles of a model's products on this GPU"))
     add_train(command("train", None, "train a draft head, or the embedded model"))
@@ -106,6 +102,20 @@ def _parser() -> Parser:
     add_keys(command("keys", None, "the file of API keys"))
     add_eval(command("eval", None, "score a running server, or compare two"))
     return parser
+
+
+def _add_doctor(parser: Parser) -> None:
+    from eyas import flags, process_flags
+
+    flags.add_server(parser)
+    process_flags.add_tls_dir(parser)
+    parser.add_commands(
+        {
+            "head": Command("look at a draft head, and at how it fits", "eyas.train.doctor"),
+            "determinism": Command("ask the same in different company", "eyas.evals.determinism"),
+        }
+    )
+    parser.set_defaults(run=_doctor)
 
 
 class _Version(argparse.Action):
@@ -121,6 +131,8 @@ def _serve(args: argparse.Namespace) -> int:
     import asyncio
 
     from eyas.configuration import gateway_config, serve_config
+
+    config = serve_config(args, gateway_config(args))  # flags fail before what runs them is imported
     from eyas.worker.screen import run_on_screen
     from eyas.worker.serve import LocalCluster
 
@@ -129,22 +141,23 @@ def _serve(args: argparse.Namespace) -> int:
         await asyncio.Event().wait()
         return 0
 
-    config = serve_config(args, gateway_config(args))
     try:
-        return run_on_screen(config, until_stopped)
+        return run_on_screen(config, until_stopped, notes=args.notes)
     except KeyboardInterrupt:
         return 0  # the normal end of a server
 
 
 def _worker(args: argparse.Namespace) -> int:
     from eyas.configuration import worker_config
-    from eyas.worker.folder import check_engine
     from eyas.worker.lifeline import die_with_parent
 
     if args.supervised:
         die_with_parent()
     config = worker_config(args)
+    from eyas.worker.folder import check_engine
+
     check_engine(config.engine)
+    _tell(args.notes)
     from eyas.worker.worker import run_worker
 
     run_worker(config)
@@ -153,20 +166,29 @@ def _worker(args: argparse.Namespace) -> int:
 
 def _gateway(args: argparse.Namespace) -> int:
     from eyas.configuration import gateway_alone
-    from eyas.worker.folder import check_model
-    from eyas.worker.gateway_group import run_group
-    from eyas.worker.gateway_main import run_gateway
     from eyas.worker.lifeline import die_with_parent
 
     if args.supervised:
         die_with_parent()
     config = gateway_alone(args)
+    from eyas.worker.folder import check_model
+    from eyas.worker.gateway_group import run_group
+    from eyas.worker.gateway_main import run_gateway
+    from gateway.sampling_defaults import chosen_defaults
+
     check_model(config.model, "dummy", config.chat_template)  # it reads the tokenizer, never the weights
+    chosen_defaults(config)
+    _tell(args.notes)
     if config.processes > 1:
         run_group(config)
     else:
         run_gateway(config)
     return 0
+
+
+def _tell(notes: Sequence[str]) -> None:
+    for note in notes:
+        announce(f"eyas: {note}")
 
 
 def _chat(args: argparse.Namespace) -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
+
+from eyas.common.nearest import nearest
 
 USAGE_ERROR = 2  # exit codes
 INTERRUPTED = 130
@@ -28,8 +30,21 @@ class Command:
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A command line in the parser's own flags, and what is to be said of words that change nothing."""
+
+    words: list[str]
+    notes: tuple[str, ...] = ()
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser that never abbreviates flags, and that may belong to a command of `add_commands`."""
+    """A parser that never abbreviates flags, and that may belong to a command of `add_commands`.
+
+    `reader`, if there is one, makes its command line of what was typed; its notes are `args.notes`.
+    """
+
+    reader: Callable[[argparse.ArgumentParser, Sequence[str]], Reading] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,7 +52,13 @@ class Parser(argparse.ArgumentParser):
         self._module: str | None = None
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        line = " ".join(message.splitlines())
+        self.exit(USAGE_ERROR, f"{self.prog}: {line} (see {self.prog} --help)\n")
+
+    def refuse_unknown(self, words: Sequence[str]) -> NoReturn:
+        """Ends the command, whose line has `words` that nobody knows."""
+        flags = [name for name in self._option_string_actions if name.startswith("--")]
+        self.error(f"unknown: {' '.join(words)}{nearest(words[0].partition('=')[0], flags)}")
 
     def add_commands(self, commands: Mapping[str, Command]) -> None:
         """Adds commands, whose modules are imported when they are used; without one, prints the help."""
@@ -59,6 +80,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, once the command's flags are there."""
         self.complete()
+        if self.reader is not None and args is not None:
+            reading = self.reader(self, args)
+            self.set_defaults(notes=reading.notes)
+            args = reading.words
         return super().parse_known_args(args, namespace)
 
     def _show_help(self, _: argparse.Namespace) -> int:

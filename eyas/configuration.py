@@ -24,10 +24,10 @@ from eyas.common.config import (
     WorkerConfig,
     resolve_engine,
 )
-from eyas.common.discovery import is_redis, listed
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import visible
 from eyas.common.model_name import model_name, on_hub
+from eyas.common.registry_name import is_redis, listed
 from eyas.worker.hub import model_folder
 from kv_transfer.backends import table
 
@@ -105,6 +105,7 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
         host_cache_gb=args.host_cache_gb,
         transfer=args.transfer,
         log_format=args.log_format,
+        log_level=args.log_level,
         speculation=_speculation_config(args),
     )
 
@@ -233,7 +234,11 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         grpc_port=args.grpc_port,
         registry=registry,
         model=_named(args),
-        served_model=args.served_model or served_model(args.model),
+        **_names(args),
+        generation_config=args.generation_config,
+        override_generation_config=args.override_generation_config,
+        seed=args.seed,
+        root_path=args.root_path,
         **_api_keys(args),
         door=_door(args),
         tls_dir=tls_folder.chosen(args.tls_dir),
@@ -248,10 +253,17 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         drain_s=args.drain_s,
         log_format=args.log_format,
         vllm_metrics=args.vllm_metrics,
+        log_level=args.log_level,
         otlp_endpoint=args.otlp_endpoint,
         processes=args.gateway_workers,
         **targets,
     )
+
+
+def _names(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the model's names, each once."""
+    first, *others = dict.fromkeys(args.served_model_names or [served_model(args.model)])
+    return {"served_model": first, "other_names": tuple(others)}
 
 
 def gateway_alone(args: argparse.Namespace) -> GatewayConfig:

@@ -7,7 +7,10 @@ has that name too. What flags mean together is decided in `eyas.configuration`.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import re
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from eyas.common.address import is_address, is_host
@@ -20,7 +23,7 @@ from eyas.common.config import (
     GatewayConfig,
     SpeculationConfig,
 )
-from eyas.common.logging import FORMATS
+from eyas.common.logging import FORMATS, LEVELS
 from eyas.common.types import Role
 from kv_transfer.backends.table import AUTO, BACKENDS, NONE
 
@@ -75,7 +78,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         f"({engine.kv_cache_dtype}: as --dtype)",
     )
     add("--context-length", type=positive, metavar="N", help="tokens per request (the model's)")
-    add("--log-format", choices=FORMATS, default=engine.log_format, help=f"({engine.log_format})")
+    add_log(add, engine.log_format, engine.log_level)
+
+
+def add_log(add: Callable[..., argparse.Action], format: str, level: str) -> None:
+    """The flags of a process's log, added by `add`."""
+    add("--log-format", choices=FORMATS, default=format, help=f"json: an object per line ({format})")
+    text = f"the least of the lines that are written: {', '.join(LEVELS)} ({level})"
+    add("--log-level", type=log_level, default=level, metavar="LEVEL", help=text)
 
 
 def add_revision(parser: argparse.ArgumentParser) -> None:
@@ -148,12 +158,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _add_computing(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("on a GPU")
-    for name, rows in (("attention", "decoding and verifying"), ("prefill-attention", "prompts")):
-        group.add_argument(
-            f"--{name}-backend",
-            choices=["auto", *ATTENTION_BACKENDS],
-            help=f"for {rows} ({_either(f'{name}_backend'.replace('-', '_'))})",
-        )
+    usual = f"{EngineConfig.prefill_attention_backend}; on a GPU flashinfer if it is installed, else triton"
+    for name, rows, default in (
+        ("attention", "decoding and verifying", _either("attention_backend")),
+        ("prefill-attention", "prompts", usual),
+    ):
+        choices = ["auto", *ATTENTION_BACKENDS]
+        group.add_argument(f"--{name}-backend", choices=choices, help=f"for {rows} ({default})")
     graphs = group.add_mutually_exclusive_group()
     graphs.add_argument(
         "--cuda-graph-max-bs",
@@ -313,6 +324,46 @@ def fraction(text: str) -> float:
     if not 0.0 < value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a fraction, above 0 and at most 1")
     return value
+
+
+def log_level(text: str) -> str:
+    """One of the log's levels, in small or capital letters."""
+    if text.lower() not in LEVELS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(LEVELS)}")
+    return text.lower()
+
+
+def seed(text: str) -> int:
+    """A whole number of 64 bits, with or without a sign."""
+    if not re.fullmatch("-?[0-9]{1,20}", text) or not -(2**63) <= int(text) < 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 64 bits")
+    return int(text)
+
+
+def json_object(text: str) -> str:
+    """The text of a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return text
+
+
+def path_prefix(text: str) -> str:
+    """The beginning of a URL's path, without a slash at its end; "" or "/": none."""
+    prefix = text.rstrip("/")
+    if prefix and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", prefix):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a path like /eyas")
+    return prefix
+
+
+def model_name(text: str) -> str:
+    """A name that requests can give."""
+    if not text.strip() or text.startswith("-") or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name")
+    return text
 
 
 def port(text: str) -> int:

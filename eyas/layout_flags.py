@@ -15,7 +15,7 @@ from eyas.flags import numbers, positive
 def add_layout(parser: argparse.ArgumentParser) -> None:
     """The flags of a local cluster: which workers it has."""
     add = parser.add_argument_group("layout").add_argument
-    text = "(split on a CPU, unified on a GPU, auto on several)"
+    text = "which workers there are (split on a CPU, unified on a GPU, auto on several)"
     add("--layout", choices=["unified", "split", "auto"], help=text)
     for name, what in (
         ("prefill", "prefill workers"),

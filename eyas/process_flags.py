@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 
 from eyas.common import api_keys, tls_folder
 from eyas.common.cluster_name import CLUSTER
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
-from eyas.common.logging import FORMATS
 from eyas.flags import (
     REGISTRY,
+    add_log,
     add_revision,
     amount,
     host,
     http_url,
+    json_object,
+    model_name,
     names,
+    path_prefix,
     port,
     positive,
     reachable,
     roles,
+    seed,
     whole,
 )
 from gateway.parsers.table import REASONING, TOOL_FORMATS
@@ -29,10 +34,12 @@ from kv_transfer.backends.table import AUTO, NONE
 def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeConfig.gateway) -> None:
     """The flags of a gateway; `gateway` has the default drain time."""
     add = parser.add_argument_group("gateway").add_argument
-    add("--host", type=host, default=GatewayConfig.host, help=f"({GatewayConfig.host})")
-    add("--port", type=port, default=GatewayConfig.port, help=f"HTTP ({GatewayConfig.port})")
-    add("--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"({GatewayConfig.grpc_port})")
-    add("--served-model", metavar="ID", help="the model's name in the API (its folder's)")
+    add("--host", type=host, default=GatewayConfig.host, help=f"where it listens ({GatewayConfig.host})")
+    add("--port", type=port, default=GatewayConfig.port, help=f"of HTTP ({GatewayConfig.port})")
+    add(
+        "--grpc-port", type=port, default=GatewayConfig.grpc_port, help=f"of gRPC ({GatewayConfig.grpc_port})"
+    )
+    _add_answers(add)
     _add_keys(parser)
     add_tls_dir(parser)
     _add_door(parser)
@@ -46,15 +53,40 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     )
     text = "the most time of a request, whatever its timeout (no limit while tokens come)"
     add("--request-timeout", type=amount, default=GatewayConfig.request_timeout_s, metavar="S", help=text)
-    text = "without keys: another name that callers may call it by, or * (may be repeated)"
+    text = "without keys: another name that callers may call it by, or *; may be repeated (none)"
     add("--allowed-host", type=names, action="extend", default=[], metavar="NAME", help=text)
     text = "/metrics has vLLM's names beside its own, for dashboards that ask for them"
     add("--vllm-metrics", action="store_true", help=text)
     text = "takes traces by OTLP: http://HOST:4317 (OTEL_* variables)"
     add("--otlp-endpoint", type=http_url, metavar="URL", help=text)
+    text = "what a proxy puts before every path, as /eyas (none)"
+    add("--root-path", type=path_prefix, default=GatewayConfig.root_path, metavar="PATH", help=text)
     text = f"gateway processes on the same ports ({gateway.processes})"
     add("--gateway-workers", type=positive, default=gateway.processes, metavar="N", help=text)
     _add_drain(parser, gateway.drain_s)
+
+
+def _add_answers(add: Callable[..., argparse.Action]) -> None:
+    """The model's names, and what a request that says nothing gets."""
+    text = "the model's names in the API, the one in answers first (its folder's)"
+    add(
+        "--served-model-name",
+        "--served-model",
+        dest="served_model_names",
+        type=model_name,
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help=text,
+    )
+    text = "where sampling defaults come from: auto: the model's folder; vllm: nowhere; or a folder"
+    default = GatewayConfig.generation_config
+    add("--generation-config", default=default, metavar="auto|vllm|DIR", help=f"{text} ({default})")
+    text = "sampling defaults that count more, by generation_config.json's names"
+    default = GatewayConfig.override_generation_config
+    add("--override-generation-config", type=json_object, default=default, metavar="JSON", help=text)
+    text = "of requests that give none: the same prompt then has the same answer (a random one for each)"
+    add("--seed", type=seed, metavar="N", help=text)
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +131,7 @@ def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=GatewayConfig.model, metavar="MODEL", help=text)
     add_revision(parser)
     add_gateway(parser, GatewayConfig())
-    parser.add_argument("--log-format", choices=FORMATS, default=GatewayConfig.log_format)
+    add_log(parser.add_argument, GatewayConfig.log_format, GatewayConfig.log_level)
     parser.add_argument("--member", metavar="PATH", help="its socket, if --gateway-workers started it")
     _add_supervised(parser)
 

@@ -7,6 +7,7 @@ and the gRPC front both call it.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +31,8 @@ class GenerationOptions:
 
     `max_tokens` None: as many as fit, at most the model's own default or, if it has none,
     `default_max_tokens`, if there is one. `params.max_tokens` is not read; a `params.top_k` of -1 means all,
-    as 0 does. `seed` None: a random one. `truncate_prompt`: how many of the prompt's last tokens stay; -1:
-    as many as leave space for `max_tokens`. `predicted`: ids of the expected answer. `priority`: see
+    as 0 does. `seed` None: the server's. `truncate_prompt`: how many of the prompt's last tokens stay; -1: as
+    many as leave space for `max_tokens`. `predicted`: ids of the expected answer. `priority`: see
     `eyas.common.priority`. `session`: its conversation's name. Prompts with the same `call` share one call's
     part of a worker.
     """
@@ -60,7 +61,8 @@ class ServedModel:
 
     `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing. `arithmetic`: as in
     `WorkerInfo` if it is the same of all; else "fast". `sampling` holds the model's own
-    defaults of sampling parameters. Lengths are in tokens.
+    defaults of sampling parameters. `seed`: what the seeds of requests that give none are made of; None: they
+    are random. Lengths are in tokens.
     """
 
     id: str
@@ -70,6 +72,7 @@ class ServedModel:
     synthetic: bool = False
     arithmetic: str = FAST
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int | None = None
 
     def params(self, **asked: Any) -> SamplingParams:
         """What the caller asked for; the model's defaults for all else."""
@@ -106,15 +109,15 @@ def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> Served
         synthetic=is_synthetic(targets),
         arithmetic=arithmetic_of(targets),
         sampling=config.sampling,
+        seed=config.seed,
     )
 
 
 def check_model(config: GatewayConfig, name: str) -> None:
     """Raises ModelNotFound unless `name` is the model served here."""
-    if name != config.served_model:
-        raise ModelNotFound(
-            f"the model {name[:200]!r} does not exist: this server has {config.served_model!r}", param="model"
-        )
+    if name not in config.names:
+        has = " and ".join(map(repr, config.names))
+        raise ModelNotFound(f"the model {name[:200]!r} does not exist: this server has {has}", param="model")
 
 
 def admit(
@@ -140,7 +143,7 @@ def admit(
         options.params,
         max_tokens=max_tokens,
         top_k=0 if options.params.top_k == -1 else options.params.top_k,
-        seed=secrets.randbits(64) if options.seed is None else options.seed % 2**64,
+        seed=_seed(model, options, prompt_ids),
     )
     params.validate(model.vocab_size)
     _check_prompt_logprobs(params, len(prompt_ids))
@@ -159,6 +162,16 @@ def admit(
         request_id=request_id.get(),
         traceparent=traceparent.get(),
     )
+
+
+def _seed(model: ServedModel, options: GenerationOptions, prompt_ids: PromptIds) -> int:
+    """The request's own seed; else one that follows the prompt alone, or a random one."""
+    if options.seed is not None:
+        return options.seed % 2**64
+    if model.seed is None:
+        return secrets.randbits(64)
+    said = f"{model.seed % 2**64} {','.join(map(str, prompt_ids))}"
+    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest(), "little")
 
 
 def _refuse_synthetic(options: GenerationOptions) -> None:

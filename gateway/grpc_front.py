@@ -126,11 +126,12 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
                 yield response
 
     async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsResponse:
-        """The served model. Raises Unavailable while no worker serves it."""
+        """The served model, by all its names. Raises Unavailable while no worker serves it."""
         model = await self._served()
         await _begin(model, context)
-        info = eyas_pb2.ModelInfo(id=model.id, context_length=model.context_length)
-        return eyas_pb2.ModelsResponse(models=[info])
+        length = model.context_length
+        models = [eyas_pb2.ModelInfo(id=name, context_length=length) for name in self._config.names]
+        return eyas_pb2.ModelsResponse(models=models)
 
     async def _check(
         self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest, context: Context

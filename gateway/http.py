@@ -106,7 +106,7 @@ def create_app(
     )
     front = HttpFront(config, backend, tokenizer, metrics, quotas or Quotas())
     pages = [*Pages(config, backend, metrics).endpoints(), *Console(metrics).endpoints()]
-    endpoints = described([*front.endpoints(), *pages], keys=front.keyed)
+    endpoints = described([*front.endpoints(), *pages], keys=front.keyed, root=config.root_path)
     app = Starlette(routes=front.routes(endpoints))
     app.router.redirect_slashes = False  # an address made of the Host that anyone may send
     app.add_middleware(RequestMiddleware, metrics=metrics)

@@ -49,10 +49,10 @@ class Endpoint:
         return EVENTS in self.gives
 
 
-def described(endpoints: Sequence[Endpoint], *, keys: bool) -> list[Endpoint]:
+def described(endpoints: Sequence[Endpoint], *, keys: bool, root: str = "") -> list[Endpoint]:
     """These endpoints and two more: the document that describes all of them, and the page that shows it.
 
-    `keys`: whether any API key is configured.
+    `keys`: whether any API key is configured. `root`: the path under which a proxy shows them.
     """
     page = (files("gateway") / "static" / "docs.html").read_bytes()
 
@@ -67,7 +67,8 @@ def described(endpoints: Sequence[Endpoint], *, keys: bool) -> list[Endpoint]:
         Endpoint("GET", "/openapi.json", tell, "This API as OpenAPI describes it", keyed=False),
         Endpoint("GET", "/docs", show, "This API as a page", keyed=False, gives=(HTML,)),
     ]
-    text = msgspec.json.encode(document(every if keys else [replace(one, keyed=False) for one in every]))
+    whole = document(every if keys else [replace(one, keyed=False) for one in every])
+    text = msgspec.json.encode(whole | ({"servers": [{"url": root}]} if root else {}))
     return every
 
 

@@ -53,15 +53,18 @@ class Pages:
         ]
 
     async def models(self, _: Request) -> Response:
-        """The list of models: the one that is served."""
-        return json_response({"object": "list", "data": [self._describe(await self._served())]})
+        """The list of models: the one that is served, by all its names."""
+        model = await self._served()
+        return json_response(
+            {"object": "list", "data": [self._describe(model, name) for name in self._config.names]}
+        )
 
     async def model(self, request: Request) -> Response:
         """The served model, or, of no name, the list. Raises ModelNotFound for another name."""
         if not request.path_params["name"]:  # /v1/models/: names may hold slashes, so it is no other path
             return await self.models(request)
         check_model(self._config, request.path_params["name"])
-        return json_response(self._describe(await self._served()))
+        return json_response(self._describe(await self._served(), request.path_params["name"]))
 
     async def model_info(self, _: Request) -> Response:
         """The served model in SGLang's fields, with the model's own sampling defaults."""
@@ -143,9 +146,9 @@ class Pages:
     async def _served(self) -> ServedModel:
         return served_model(self._config, await self._backend.models())
 
-    def _describe(self, model: ServedModel) -> dict[str, object]:
+    def _describe(self, model: ServedModel, name: str) -> dict[str, object]:
         return {
-            "id": model.id,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "eyas",

@@ -101,6 +101,7 @@ class EngineConfig:
     transfer: str = "auto"  # how KV is pulled: by one backend, or the best; "none": it stays
     encrypted: bool = False  # KV leaves this host in encrypted ways alone
     log_format: str = "text"  # or "json"; also of the front before this engine
+    log_level: str = "info"  # of the lines that are written, the least; of both
     speculation: SpeculationConfig = SpeculationConfig()
 
     @property
@@ -362,7 +363,8 @@ class GatewayConfig:
     ttft_target: float = 1.0  # of auto, in seconds: a good request's first token comes within
     tpot_target: float = 0.05  # of auto, in seconds: its mean time per later token, at most
     model: str = str(NANO)
-    served_model: str = "eyas-nano"
+    served_model: str = "eyas-nano"  # in answers
+    other_names: tuple[str, ...] = ()  # by which callers may name it too
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # plain ones; (): there are none
     api_key_file: str | None = None  # the hashes of the valid keys; then `api_keys` is empty
     door: DoorFiles | None = None  # what callers are shown; None: they are answered in plain
@@ -378,12 +380,22 @@ class GatewayConfig:
     chat_template: str | None = None  # a file; None: the model folder's
     trust_special_tokens: bool = False  # in the texts of chats: they count as those that the template writes
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where a request says nothing
+    generation_config: str = "auto"  # the source of `sampling`: "auto": the model's; "vllm": none; a folder
+    override_generation_config: str = "{}"  # a JSON object of values that count more
+    seed: int | None = None  # of requests that give none; None: a random one for each
+    root_path: str = ""  # under which a proxy shows it, as /eyas
     drain_s: float = 30.0  # seconds for open requests, once it is asked to leave
     log_format: str = "text"  # or "json"
     vllm_metrics: bool = False  # the page of metrics has vLLM's names too
+    log_level: str = "info"
     otlp_endpoint: str | None = None  # takes the spans of calls; None: as OpenTelemetry's variables say
     processes: int = 1  # that share its ports; every limit holds for each
     member: str | None = None  # of those processes, this one's socket; None: it is alone
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's names in the API, the one in answers first."""
+        return (self.served_model, *self.other_names)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from eyas.common import rpc
 from eyas.common.address import is_address
 from eyas.common.cluster_name import CLUSTER, checked_cluster
 from eyas.common.errors import ConfigError, Unavailable
+from eyas.common.registry_name import SCHEMES, is_redis, listed
 from eyas.common.roster import POLL_S, Roster
 from eyas.common.tls import client_context
 from eyas.common.types import WorkerInfo
@@ -38,7 +39,6 @@ CANCEL_AGAIN_S = 0.2
 TTL_S = 5.0  # of a worker's key in Redis
 REFRESH_S = 1.0  # from one write of that key to the next
 REDIS_S = 1.0  # Redis counts as away when it has not answered within this time
-SCHEMES = ("redis", "rediss")  # in plain, and by TLS
 MAX_KEYS = 1024  # the most addresses taken from Redis
 
 _log = logging.getLogger("eyas.discovery")
@@ -87,24 +87,6 @@ def registry(
     if cluster != CLUSTER:
         raise ConfigError("--cluster goes with a registry redis:// or rediss://", param="cluster")
     return StaticRegistry(listed(spec), dial)
-
-
-def listed(spec: str) -> list[str]:
-    """The addresses that `static:...` lists, each once. Raises ConfigError if that is not what it is."""
-    kind, _, rest = spec.partition(":")
-    addresses = [address.strip() for address in rest.split(",") if address.strip()]
-    if kind != "static":
-        kinds = "'static:', 'redis://' or 'rediss://'"
-        raise ConfigError(f"registry must start with {kinds}, not {spec!r}", param="registry")
-    for address in addresses:
-        if not is_address(address):
-            raise ConfigError(f"registry names {address!r}, which is not host:port", param="registry")
-    return list(dict.fromkeys(addresses))
-
-
-def is_redis(spec: str) -> bool:
-    """Whether it names a Redis, into which workers write themselves."""
-    return spec.partition(":")[0] in SCHEMES
 
 
 # --- a list of addresses ---------------------------------------------------------------------------------

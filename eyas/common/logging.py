@@ -23,6 +23,7 @@ from contextvars import ContextVar
 from typing import Any
 
 FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
 RARELY_S = 60.0
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -56,15 +57,18 @@ def serving(id: str, parent: str = "") -> Iterator[None]:
         traceparent.reset(ids[1])
 
 
-def setup(process: str, format: str = "text", *, reads_text: bool = False) -> None:
+def setup(process: str, format: str = "text", level: str = "info", *, reads_text: bool = False) -> None:
     """Called once per process, before anything else; `process` is its name in each line.
 
-    `reads_text`: it sees prompts and answers as text.
+    `level`: one of `LEVELS`; for other packages' lines at least info. `reads_text`: it sees prompts and
+    answers as text.
     """
     handler = logging.StreamHandler()
     formatter = JsonFormatter if format == "json" else TextFormatter
     handler.setFormatter(formatter(process, reads_text))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    least = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(least, logging.INFO), handlers=[handler], force=True)
+    logging.getLogger("eyas").setLevel(least)
     logging.captureWarnings(True)
     sys.excepthook = lambda kind, error, trace: _uncaught("nobody caught this", error)
     threading.excepthook = lambda args: _uncaught("a thread ended by this", args.exc_value)
@@ -81,7 +85,8 @@ def _uncaught(what: str, error: BaseException | None) -> None:
 def announce(line: str, level: int = logging.INFO) -> None:
     """Writes a line that others may wait for: as it is, or in JSON as the message of a record."""
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
-        logging.getLogger("eyas").log(level, "%s", line)
+        logger = logging.getLogger("eyas")  # whatever its level
+        logger.handle(logger.makeRecord(logger.name, level, __file__, 0, "%s", (line,), None))
     else:
         print(line, file=sys.stderr, flush=True)
 

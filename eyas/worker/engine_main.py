@@ -22,7 +22,7 @@ from eyas.worker.link import ZmqEngine
 
 def main(config: EngineConfig, endpoint: str) -> None:
     """Loads and runs the engine for `config` until `Shutdown`, or the end of its front."""
-    eyas_logging.setup("engine", config.log_format)
+    eyas_logging.setup("engine", config.log_format, config.log_level)
     serve(lambda link: _run(config, link), endpoint)
 
 

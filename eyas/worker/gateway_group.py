@@ -45,7 +45,7 @@ def run_group(config: GatewayConfig) -> None:
     A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry, tokenizer
     or certificate.
     """
-    eyas_logging.setup("gateway", config.log_format)
+    eyas_logging.setup("gateway", config.log_format, config.log_level)
     warn_if_open(config)
     if config.key_limits is not None:
         text = "each of %d gateway processes counts what keys use: a key may have up to %d times its limits"

@@ -41,7 +41,8 @@ from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 from gateway.placement import Targets
 from gateway.quotas import Quotas, read_limits
-from gateway.sampling_defaults import sampling_defaults, with_file_names
+from gateway.root_path import rooted
+from gateway.sampling_defaults import chosen_defaults, with_file_names
 from gateway.siblings import Siblings
 from gateway.tokenizer import Tokenizer
 from gateway.web_guard import guarded
@@ -55,7 +56,7 @@ def run_gateway(config: GatewayConfig) -> None:
     A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry or tokenizer.
     """
     name = Path(config.member).stem if config.member else "gateway"
-    eyas_logging.setup(name, config.log_format, reads_text=True)
+    eyas_logging.setup(name, config.log_format, config.log_level, reads_text=True)
     if config.member is None:
         warn_if_open(config)
     uvloop.run(_run(config))
@@ -82,10 +83,10 @@ async def _run(config: GatewayConfig) -> None:
     tokenizer = Tokenizer.load(
         config.model, template=config.chat_template, trust_special_tokens=config.trust_special_tokens
     )
-    config = dataclasses.replace(config, sampling=sampling_defaults(config.model))
+    config = dataclasses.replace(config, sampling=chosen_defaults(config))
     if config.sampling:
         said = ", ".join(f"{name} {value}" for name, value in with_file_names(config.sampling).items())
-        _log.info("unless a request says otherwise: %s (generation_config.json)", said)
+        _log.info("unless a request says otherwise: %s (generation_config.json, or flags)", said)
     dial = rpc.dialer(service_tls(config.tls_dir))
     workers = registry(config.registry, dial, config.registry_ca, config.cluster)
     quotas = Quotas(read_limits(config.key_limits))
@@ -148,6 +149,7 @@ async def fronts(
     grpc = GrpcFront(config, backend, tokenizer, metrics, quotas)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
     app = guarded(create_app(config, backend, tokenizer, metrics, quotas), config)
+    app = rooted(app, config.root_path)
     limits, shared = HttpLimits(config.max_connections), config.member is not None
     tls = None if config.door is None else door_context(config.door)
     http = HttpServer(app, config.host, config.port, limits, shared, tls)

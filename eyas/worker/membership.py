@@ -13,8 +13,9 @@ from collections.abc import Callable
 from eyas.common import rpc
 from eyas.common.clients import InfoClient
 from eyas.common.config import WorkerConfig
-from eyas.common.discovery import Presence, is_redis, listed, registry
+from eyas.common.discovery import Presence, registry
 from eyas.common.errors import TransferFailed
+from eyas.common.registry_name import is_redis, listed
 from eyas.common.types import Role, WorkerInfo
 
 NEWS_S = 3.0  # after this time, every member knows a new worker

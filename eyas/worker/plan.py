@@ -185,6 +185,7 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "lease-s": f"{engine.lease_s:g}",
         "host-cache-gb": engine.host_cache_gb,
         "log-format": engine.log_format,
+        "log-level": engine.log_level,
         "transfer": engine.transfer,
     }
     if engine.deterministic:
@@ -241,13 +242,19 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         "port": gateway.port,
         "grpc-port": gateway.grpc_port,
         "model": gateway.model,
-        "served-model": gateway.served_model,
+        "served-model-name": gateway.names,
         "tool-call-parser": gateway.tool_call_parser,
         "reasoning-parser": gateway.reasoning_parser,
         "drain-s": f"{gateway.drain_s:g}",
         "request-timeout": f"{gateway.request_timeout_s:g}",
         "log-format": gateway.log_format,
+        "log-level": gateway.log_level,
+        "generation-config": gateway.generation_config,
+        "override-generation-config": gateway.override_generation_config,
+        "root-path": gateway.root_path,
     }
+    if gateway.seed is not None:
+        flags["seed"] = gateway.seed
     if gateway.layout == "auto":
         flags |= {"layout": "auto", "ttft-target": gateway.ttft_target, "tpot-target": gateway.tpot_target}
     if gateway.door is not None:

@@ -7,6 +7,7 @@ updated; elsewhere it is printed once. Where logs are JSON, all of standard erro
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -15,11 +16,16 @@ from eyas.common.config import ServeConfig
 from eyas.worker.serve import LocalCluster, Work, run_cluster
 
 
-def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False) -> int:
-    """`run_cluster`, with start, addresses, end and (unless `quiet`) logs shown to a person."""
+def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False, notes: Sequence[str] = ()) -> int:
+    """`run_cluster`, with start, addresses, end and (unless `quiet`) logs shown to a person.
+
+    `notes`: lines of the log before any other.
+    """
     json = config.engine.log_format == "json"
     screen = Screen(quiet=quiet, json=json)
     cluster = LocalCluster(config, screen.log, screen.progress)
+    for note in notes:
+        screen.log("eyas", note)
 
     async def announced(cluster: LocalCluster) -> int:
         screen.ready(cluster)

@@ -33,6 +33,7 @@ from eyas.worker.plan import Machine, gateway_argv, plan, worker_argv
 from eyas.worker.pool_folder import new_pool_folder
 from eyas.worker.ports import free_ports
 from gateway.quotas import read_limits
+from gateway.sampling_defaults import chosen_defaults
 
 START_S = 180.0  # from the first process to a gateway that would answer
 POLL_S = 0.1
@@ -54,6 +55,7 @@ class LocalCluster:
     def __init__(self, config: ServeConfig, log: LogLine, progress: Progress | None = None) -> None:
         check_engine(config.engine)
         check_model(config.gateway.model, "dummy", config.gateway.chat_template)
+        chosen_defaults(config.gateway)
         if config.gateway.door is not None:
             door_context(config.gateway.door)
         read_limits(config.gateway.key_limits)

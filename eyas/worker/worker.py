@@ -45,7 +45,7 @@ def run_worker(config: WorkerConfig, engine: EngineMain = engine_main.main) -> N
 
     `engine` is the function that the engine process runs, with its config and the link's endpoint.
     """
-    eyas_logging.setup("worker", config.engine.log_format)
+    eyas_logging.setup("worker", config.engine.log_format, config.engine.log_level)
     raise_limit()
     uvloop.run(_run(config, engine))
 

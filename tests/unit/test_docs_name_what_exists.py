@@ -16,6 +16,7 @@ import pytest
 
 from eyas import cli
 from eyas.commands import Parser
+from eyas.peers.table import BY_NAME
 from tests import shape
 
 ROOT = shape.ROOT
@@ -214,7 +215,7 @@ def commands(line: str) -> Iterator[str]:
         known = program_flags()
     elif not line.startswith("--"):
         return
-    for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line):
+    for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", line):
         if flag not in known:
             yield f"{flag}: there is no such flag in `{line.strip()}`"
 
@@ -226,6 +227,7 @@ def eyas_flags() -> dict[str, set[str]]:
     def flags(parser: Parser) -> set[str]:
         parser.complete()
         own = {flag for action in parser._actions for flag in action.option_strings}
+        own |= set(BY_NAME) if parser.reader is not None else set()
         return own.union(*map(flags, commands(parser).values()))
 
     def commands(parser: Parser) -> dict[str, Parser]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from eyas import flags, layout_flags, process_flags
+from tests import flag_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,15 +31,7 @@ def test_the_readme_is_read_in_minutes() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 8192
 
 
-def test_every_flag_of_a_server_is_named() -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    for add in (
-        process_flags.add_gateway,
-        layout_flags.add_layout,
-        layout_flags.add_targets,
-        flags.add_engine,
-    ):
-        add(parser)
-    text = (ROOT / "docs" / "configuration.md").read_text()
-    known = [name for action in parser._actions for name in action.option_strings]
-    assert [name for name in known if f"`{name}" not in text] == []
+@pytest.mark.parametrize("page", flag_pages.PAGES)
+def test_the_pages_of_flags_are_those_of_the_parsers(page: str) -> None:
+    """`python -m tests.flag_pages` writes them."""
+    assert flag_pages.renewed(page) == (ROOT / "docs" / page).read_text()

@@ -1,0 +1,1 @@
+"""Command lines of other servers: their flags, and what each means here."""

@@ -1,0 +1,138 @@
+"""What a flag of another server can mean here: the kinds of rows of `eyas.peers.table`.
+
+It knows kinds, and how each is put into a sentence for docs/coming-from.md; it refuses to know any flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+NONE, ONE, MANY, SWITCH = "none", "one", "many", "switch"
+"""How many values a flag takes; a switch may have true or false."""
+
+VLLM, SGLANG, BOTH = "vLLM", "SGLang", "both"
+"""Whose flags they are."""
+
+Knows = Callable[[str], bool]
+"""Whether the command has a flag of its own."""
+
+Convert = Callable[[str], str]
+"""A flag's value there to the same value here. Raises ValueError, with a sentence, if there is none."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One flag of Eyas with its values. `weak`: only if nothing else sets the same."""
+
+    flag: str
+    values: tuple[str, ...] = ()
+    weak: bool = False
+
+
+@dataclass(frozen=True)
+class Same:
+    """A flag of Eyas has the same name and meaning."""
+
+    convert: Convert | None = None
+    note: str = ""
+
+    def sentence(self) -> str:
+        """For the page."""
+        return _with("the same", self.note)
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A flag of Eyas has the same meaning under another name."""
+
+    flag: str
+    convert: Convert | None = None
+    note: str = ""
+
+    def sentence(self) -> str:
+        """For the page."""
+        return _with(f"`{self.flag}`", self.note)
+
+
+@dataclass(frozen=True)
+class Usual:
+    """It asks for what Eyas does anyway, for the reason `why`: accepted, and changes nothing."""
+
+    why: str
+
+    def sentence(self) -> str:
+        """For the page."""
+        return f"accepted, changes nothing: {self.why}"
+
+
+@dataclass(frozen=True)
+class Only:
+    """As `Usual` with one of `values`; another value is refused, and `instead` says what to do."""
+
+    values: tuple[str, ...]
+    why: str
+    instead: str
+
+    def sentence(self) -> str:
+        """For the page."""
+        values = " or ".join(f"`{value}`" for value in self.values)
+        return f"{values}: changes nothing ({self.why}); else refused: {self.instead}"
+
+
+@dataclass(frozen=True)
+class With:
+    """As `Usual` where one of the flags of Eyas `flags` is given; else refused."""
+
+    flags: tuple[str, ...]
+    why: str
+    instead: str
+
+    def sentence(self) -> str:
+        """For the page."""
+        given = " or ".join(f"`{flag}`" for flag in self.flags)
+        return f"with {given}: changes nothing ({self.why}); else refused: {self.instead}"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """It has no counterpart; `instead` says what to do."""
+
+    instead: str
+
+    def sentence(self) -> str:
+        """For the page."""
+        return f"refused: {self.instead}"
+
+
+@dataclass(frozen=True)
+class Translated:
+    """Its value becomes flags of Eyas. `settings` raises ValueError, with a sentence, for one that cannot."""
+
+    settings: Callable[[str, Knows], list[Setting]]
+    says: str
+
+    def sentence(self) -> str:
+        """For the page."""
+        return self.says
+
+
+Meaning = Same | Alias | Usual | Only | With | Refused | Translated
+
+
+@dataclass(frozen=True)
+class Row:
+    """One flag of other servers: its names there, what it means here, and how many values it takes.
+
+    `takes` counts only where no flag of Eyas says it. `example`: a value that is accepted, for tests.
+    """
+
+    servers: str
+    names: tuple[str, ...]
+    meaning: Meaning
+    takes: str = ONE
+    example: str = "1"
+
+
+def _with(text: str, note: str) -> str:
+    return f"{text} ({note})" if note else text

@@ -1,0 +1,300 @@
+"""A command line with flags of vLLM and SGLang, and a file of flags, as one with flags of Eyas alone.
+
+It knows the table and a command's parser; what flags of Eyas mean, and which values they take, the parser
+says. A flag that nobody knows, two names of one flag with different values, and a flag without a counterpart
+end the command with one sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from eyas.commands import Reading
+from eyas.common.nearest import nearest
+from eyas.peers.meanings import (
+    MANY,
+    NONE,
+    SWITCH,
+    Alias,
+    Only,
+    Refused,
+    Row,
+    Same,
+    Setting,
+    Translated,
+    Usual,
+    With,
+)
+from eyas.peers.table import BY_NAME
+
+MODEL = "MODEL"
+"""What a command calls its model where it takes it as a word without a flag."""
+
+_SWITCHES = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A setting, and the name under which it was typed."""
+
+    typed: str
+    setting: Setting
+
+
+def read(parser: argparse.ArgumentParser, words: Sequence[str]) -> Reading:
+    """The command line `words` of `parser`'s command. Ends the command where it cannot be read."""
+    line = _Line(parser)
+    line.read(words)
+    files = [given.setting.values[0] for given in line.given if given.setting.flag == "--config"]
+    if not files:
+        return line.reading()
+    from eyas.peers.flag_file import FlagFile  # and PyYAML, which few command lines need
+
+    below = _Line(parser)
+    try:
+        for name, values in FlagFile(files[-1]).flags():
+            below.read_flag(name, values)
+    except ValueError as error:
+        parser.error(f"--config: {error}")
+    return line.reading(below)
+
+
+class _Line:
+    """One command line, or one file, as it is read."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
+        self._actions = parser._option_string_actions
+        self.given: list[_Given] = []
+        self._rest: list[str] = []  # words that are no flags, and what follows "--"
+        self._notes: dict[str, str] = {}
+        self._conditions: list[tuple[str, With]] = []
+
+    def read(self, words: Sequence[str]) -> None:
+        """Reads words in order."""
+        left = list(words)
+        while left:
+            word = left.pop(0)
+            if word == "--":
+                self._rest += [word, *left]
+                return
+            if word.startswith("-") and len(word) > 1 and not _is_number(word):
+                self._read_word(word, left)
+            elif any(action.dest == MODEL for action in self._parser._actions):
+                if any(given.typed == MODEL for given in self.given):
+                    self._parser.error(f"unknown: {word!r}: a server has one model")
+                self._give(MODEL, Setting("--model", (word,)))
+            else:
+                self._rest.append(word)
+
+    def read_flag(self, name: str, values: list[str] | bool) -> None:
+        """One flag with its values, or whether it is set if it has none (as a file may say)."""
+        typed = self._known(f"--{name}")
+        if isinstance(values, bool):
+            self._switch(typed, values)
+        elif self._takes(typed) in (NONE, SWITCH):
+            answer = _SWITCHES.get(values[0].lower()) if len(values) == 1 else None
+            if answer is None:
+                self._fail(typed, "takes true or false")
+            self._switch(typed, answer)
+        elif isinstance(self._actions.get(typed), argparse._ExtendAction):
+            for value in values:
+                self._mean(typed, (value,))
+        elif len(values) != 1 and self._takes(typed) != MANY:
+            self._fail(typed, "takes one value")
+        else:
+            self._mean(typed, tuple(values))
+
+    def _read_word(self, word: str, left: list[str]) -> None:
+        name, equals, value = word.partition("=")
+        typed = self._known(name)
+        takes = self._takes(typed)
+        if equals:
+            if takes == SWITCH and value.lower() in _SWITCHES:
+                self._switch(typed, _SWITCHES[value.lower()])
+            elif takes in (NONE, SWITCH) and typed not in self._actions:
+                self._fail(typed, "takes no value")
+            else:
+                self._mean(typed, (value,))
+        elif takes == SWITCH and left and left[0].lower() in ("true", "false"):
+            self._switch(typed, left.pop(0).lower() == "true")
+        else:
+            self._mean(typed, tuple(_values(takes, left)))
+
+    def _switch(self, typed: str, on: bool) -> None:
+        if on:
+            self._mean(typed, ())
+        elif (opposite := f"--no-{typed.removeprefix('--')}") in BY_NAME:
+            self._mean(opposite, ())
+
+    def _known(self, name: str) -> str:
+        """The name as the parser or the table has it: there, underscores count as hyphens."""
+        for spelling in (name, name.replace("_", "-")):
+            if spelling in self._actions or spelling in BY_NAME:
+                return spelling
+        known = [flag for flag in (*self._actions, *BY_NAME) if flag.startswith("--")]
+        self._parser.error(f"unknown: {name}{nearest(name, known)}")
+
+    def _takes(self, typed: str) -> str:
+        row = BY_NAME.get(typed)
+        own = typed
+        if typed not in self._actions and row is not None:
+            if not isinstance(row.meaning, Alias):
+                return row.takes
+            own = row.meaning.flag
+        action = self._actions.get(own)
+        if action is None:
+            return row.takes if row is not None else NONE
+        return {0: NONE, "+": MANY}.get(action.nargs, "one")
+
+    # --- meanings ------------------------------------------------------------------------------------------
+
+    def _mean(self, typed: str, values: tuple[str, ...]) -> None:
+        row = BY_NAME.get(typed)
+        if typed in self._actions:
+            convert = row.meaning.convert if row is not None and isinstance(row.meaning, Same) else None
+            flag = self._actions[typed].option_strings[0]
+            self._give(typed, Setting(flag, self._converted(typed, convert, values)))
+            return
+        assert row is not None
+        if self._takes(typed) not in (NONE, SWITCH) and not values:
+            self._fail(typed, "needs a value")
+        self._mean_row(typed, row, values)
+
+    def _mean_row(self, typed: str, row: Row, values: tuple[str, ...]) -> None:
+        meaning = row.meaning
+        if isinstance(meaning, Same):
+            self._fail(typed, f"is no flag of `{self._parser.prog}`: it is one of `eyas serve`")
+        elif isinstance(meaning, Alias):
+            self._alias(typed, meaning, values)
+        elif isinstance(meaning, Usual):
+            self._notes[typed] = meaning.why
+        elif isinstance(meaning, Only):
+            if values[0] not in meaning.values:
+                self._fail(typed, f"{values[0]!r} is not served: {meaning.instead}")
+            self._notes[typed] = meaning.why
+        elif isinstance(meaning, With):
+            self._conditions.append((typed, meaning))
+        elif isinstance(meaning, Refused):
+            self._fail(typed, meaning.instead)
+        else:
+            self._translate(typed, meaning, values[0])
+
+    def _alias(self, typed: str, meaning: Alias, values: tuple[str, ...]) -> None:
+        if meaning.flag not in self._actions:
+            self._fail(typed, f"is {meaning.flag} of `eyas serve`, which `{self._parser.prog}` does not have")
+        action = self._actions[meaning.flag]
+        values = self._converted(typed, meaning.convert, values)
+        for value in values:
+            self._check(typed, action, value)
+        self._give(typed, Setting(action.option_strings[0], values))
+
+    def _translate(self, typed: str, meaning: Translated, value: str) -> None:
+        try:
+            settings = meaning.settings(value, self._actions.__contains__)
+        except ValueError as error:
+            self._fail(typed, str(error))
+        if not settings:
+            self._notes[typed] = f"{value!r} is how Eyas does it"
+        for setting in settings:
+            if setting.flag not in self._actions:
+                self._fail(
+                    typed, f"is {setting.flag} of `eyas serve`, which `{self._parser.prog}` does not have"
+                )
+            for each in setting.values:
+                self._check(typed, self._actions[setting.flag], each)
+            self._give(typed, setting)
+
+    def _converted(
+        self, typed: str, convert: Callable[[str], str] | None, values: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        if convert is None:
+            return values
+        try:
+            return tuple(convert(value) for value in values)
+        except ValueError as error:
+            self._fail(typed, str(error))
+
+    def _check(self, typed: str, action: argparse.Action, value: str) -> None:
+        """Refuses a value by the name that was typed, which argparse does not know."""
+        try:
+            parsed = action.type(value) if callable(action.type) else value
+        except argparse.ArgumentTypeError as error:
+            self._fail(typed, str(error))
+        except ValueError:
+            self._fail(typed, f"{value!r} is not valid")
+        if action.choices is not None and parsed not in action.choices:
+            self._fail(typed, f"{value!r} is none of {', '.join(map(str, action.choices))}")
+
+    def _give(self, typed: str, setting: Setting) -> None:
+        """Takes a setting, unless another name of its flag has another value. A repeated name counts last."""
+        for given in () if setting.weak else self.given:
+            same = given.setting.flag == setting.flag and not given.setting.weak
+            if same and given.typed != typed and given.setting.values != setting.values:
+                self._parser.error(
+                    f"{given.typed} and {typed} are two names of one flag, {setting.flag}, and their values "
+                    f"differ: {_said(given.setting)} and {_said(setting)}"
+                )
+        self.given.append(_Given(typed, setting))
+
+    def _fail(self, typed: str, why: str) -> NoReturn:
+        self._parser.error(f"{typed}: {why}")
+
+    # --- the end -------------------------------------------------------------------------------------------
+
+    def reading(self, below: _Line | None = None) -> Reading:
+        """The command line in Eyas' own flags; what it sets stands above what `below` does."""
+        above = {given.setting.flag for given in self.given if not given.setting.weak}
+        lower = [] if below is None else [given for given in below.given if given.setting.flag not in above]
+        given = [*lower, *self.given]
+        strong = {each.setting.flag for each in given if not each.setting.weak}
+        settings = [each.setting for each in given if not (each.setting.weak and each.setting.flag in strong)]
+        notes = self._notes if below is None else below._notes | self._notes
+        conditions = [*(below._conditions if below is not None else ()), *self._conditions]
+        for typed, condition in conditions:
+            if strong.isdisjoint(condition.flags):
+                self._fail(typed, condition.instead)
+            notes = notes | {typed: condition.why}
+        rest = [*(below._rest if below is not None else ()), *self._rest]
+        told = tuple(f"{typed} changes nothing: {why}" for typed, why in notes.items())
+        return Reading([*_words(settings), *rest], told)
+
+
+def _words(settings: Sequence[Setting]) -> Iterator[str]:
+    for setting in settings:
+        if len(setting.values) == 1:
+            yield f"{setting.flag}={setting.values[0]}"
+        else:
+            yield from (setting.flag, *setting.values)
+
+
+def _values(takes: str, left: list[str]) -> Iterator[str]:
+    """Takes a flag's values from the words behind it."""
+    most = {NONE: 0, SWITCH: 0, MANY: len(left)}.get(takes, 1)
+    while most and left and not (left[0].startswith("-") and len(left[0]) > 1 and not _is_number(left[0])):
+        yield left.pop(0)
+        most -= 1
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _said(setting: Setting) -> str:
+    return " ".join(setting.values) or "on"

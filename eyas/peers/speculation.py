@@ -1,0 +1,75 @@
+"""How vLLM and SGLang ask for drafts, in the flags of Eyas.
+
+It knows vLLM's JSON object and SGLang's names of algorithms; it refuses to know whether a head fits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Any
+
+from eyas.peers.meanings import Knows, Setting
+
+_HEADS = ("eagle", "eagle3")
+_OWN_LAYERS = ("mtp", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "longcat_flash_mtp")
+_NO_METHOD = "Eyas drafts with EAGLE, EAGLE-3 and MTP heads (--draft DIR, or --draft mtp) or --draft ngram"
+_KEYS = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size")
+_LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")  # Eyas finds the longest match by itself
+_ADVICE = {
+    "disable_by_batch_size": "leave it out: --spec-adaptive drafts less in large batches, where that pays",
+    "speculative_token_tree": "leave it out: trees are asked for by --spec-topk and --spec-draft-tokens",
+    "quantization": "leave it out: a head's own config.json says it",
+    "max_model_len": "leave it out: a head follows its target to the end of the context",
+    "revision": "leave it out: name the head's folder",
+}
+
+
+def from_json(text: str, _: Knows) -> list[Setting]:
+    """The settings of vLLM's --speculative-config."""
+    asked = _object(text)
+    method, model = asked.get("method"), asked.get("model")
+    draft = model
+    if method in ("ngram", "[ngram]") or model in ("ngram", "[ngram]"):
+        draft = "ngram"
+    elif method in _OWN_LAYERS:
+        draft = model or "mtp"
+    elif method is not None and method not in _HEADS:
+        raise ValueError(f"method {method!r} is not served: {_NO_METHOD}")
+    if not isinstance(draft, str):
+        raise ValueError("it names no draft head: give it a model (--draft DIR), or the method mtp or ngram")
+    steps = asked.get("num_speculative_tokens")
+    found = [Setting("--draft", (draft,))]
+    if steps is not None:
+        found.append(Setting("--spec-steps", (str(steps),)))
+    return found
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        asked = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    if not isinstance(asked, dict):
+        raise ValueError("it is not a JSON object")
+    known = (*_KEYS, *_LOOKUP)
+    for name in asked:
+        if name in _ADVICE:
+            raise ValueError(f"{name}: {_ADVICE[name]}")
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, 1)
+            meant = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
+            raise ValueError(f"{name} is unknown: {meant}")
+    if asked.get("draft_tensor_parallel_size", 1) != 1:
+        raise ValueError("draft_tensor_parallel_size: leave it out: a head runs on its target's GPUs")
+    return asked
+
+
+def from_algorithm(text: str, _: Knows) -> list[Setting]:
+    """The settings of SGLang's --speculative-algorithm; --draft, where it is given, names the head."""
+    name = text.upper()
+    if name in ("EAGLE", "EAGLE3", "NEXTN"):
+        return [Setting("--draft", ("mtp",), weak=True)]  # as there: without a head's path, the model's own
+    if name == "NGRAM":
+        return [Setting("--draft", ("ngram",))]
+    raise ValueError(f"{text} is not served: {_NO_METHOD}")
