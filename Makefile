@@ -7,7 +7,7 @@ SHAPE := $(addprefix tests/unit/test_,architecture.py docs_name_what_exists.py p
 # Where a system forbids it, each process that a test starts compiles all of Eyas once more.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo serve test test-slow test-gpu check lossless chaos two-hosts bench protos
+.PHONY: install demo serve test test-slow test-gpu check lossless chaos two-hosts containers bench protos
 
 install: $(STAMP)
 
@@ -50,6 +50,9 @@ chaos: $(STAMP)
 
 two-hosts: $(STAMP)  # network namespaces: needs root and iproute2
 	$(BIN)/python -m tests.e2e.two_hosts
+
+containers: $(STAMP)  # the images and the compose cluster: needs root and podman
+	$(BIN)/python -m tests.e2e.containers
 
 bench: $(STAMP)
 	$(BIN)/eyas bench suite --report docs/benchmarks.md

@@ -20,6 +20,11 @@ from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
+REGISTRY = ("--registry", "redis://redis:6379/0")
+BY_ENTRYPOINT = {
+    "gateway": ["gateway", *REGISTRY],
+    "worker": ["worker", *REGISTRY, "--advertise", "10.0.0.1"],
+}
 
 
 def services(name: str) -> dict[str, Any]:
@@ -34,15 +39,16 @@ def ours(tmp_path: Path) -> Certificates:
 
 def test_every_service_has_the_certificates(ours: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, secure = services("compose.yaml"), services("secure.yaml")
-    assert secure.keys() == plain.keys() - {"redis", "shm"}
+    assert secure.keys() == plain.keys() - {"redis", "init"}
     key_file.add(str(ours.folder / "keys"), "alice", key_file.new_key())
     for name, service in secure.items():
         (volume,) = service["volumes"]
-        assert volume.endswith(":/certs:ro")
+        assert volume.endswith((":/certs:ro", ":/certs/services:ro"))
         folder = service["environment"][tls_folder.VARIABLE].replace("/certs", str(ours.folder))
         assert service_tls(folder) is not None
         monkeypatch.setenv(tls_folder.VARIABLE, folder)
-        words = service.get("command", plain[name]["command"])
+        command = plain[name]["entrypoint"][-1]
+        words = [*BY_ENTRYPOINT[command], *service.get("command", plain[name]["command"])]
         args = cli._parser().parse_args([word.replace("/certs", str(ours.folder)) for word in words])
         if name != "gateway":
             assert configuration.worker_config(args).tls_dir == folder
@@ -50,7 +56,7 @@ def test_every_service_has_the_certificates(ours: Certificates, monkeypatch: pyt
         config = configuration.gateway_alone(args)
         assert config.tls_dir == folder and config.api_key_file == str(ours.folder / "keys")
         assert config.door is not None and door_context(config.door)
-        before = plain[name]["command"]
+        before = [*BY_ENTRYPOINT[command], *plain[name]["command"]]
         assert words[: len(before)] == before
 
 

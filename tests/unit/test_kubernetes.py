@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
-from kustomized import FOLDER, Resource, files, named
+from kustomized import FOLDER, Resource, files, named, render
 from manifests import POD_IP, Stack, stack_of
 
 from eyas.common import api_keys
@@ -24,7 +27,8 @@ from eyas.worker.worker import START_S
 
 DOCKER = FOLDER.parent
 METRICS = DOCKER.parent / "docs" / "metrics.md"
-LAYOUTS = ("split", "gpu")
+LAYOUTS = ("split", "gpu", "gpu-split")
+BESIDE = ("model", "monitoring", "inference")  # folders that go with any layout
 VERSIONS = (
     "1.30",
     kubernetes_validate.latest_version(),
@@ -57,15 +61,16 @@ def test_the_schemas_refuse_what_they_do_not_know(field: str, value: object) -> 
 
 
 def test_every_file_belongs_to_a_layout() -> None:
-    assert {path for layout in LAYOUTS for path in files(FOLDER / layout)} == set(FOLDER.rglob("*.yaml"))
+    read = {path for folder in (*LAYOUTS, *BESIDE) for path in files(FOLDER / folder)}
+    assert read == set(FOLDER.rglob("*.yaml"))
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *BESIDE])
 def test_kubectl_renders_the_same(layout: str) -> None:
     command = ["kubectl", "kustomize", str(FOLDER / layout)]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    assert sorted(yaml.safe_load_all(said), key=named) == sorted(stack_of(layout).resources, key=named)
+    assert sorted(yaml.safe_load_all(said), key=named) == sorted(render(FOLDER / layout), key=named)
 
 
 # --- command lines, and what surrounds them --------------------------------------------------------------
@@ -76,6 +81,7 @@ def test_kubectl_renders_the_same(layout: str) -> None:
     [
         ("split", {"prefill": ["prefill"], "decode": ["decode"], "draft": ["draft"]}),
         ("gpu", {"unified": ["prefill", "decode", "draft"]}),
+        ("gpu-split", {"prefill": ["prefill"], "decode": ["decode", "draft"]}),
     ],
 )
 def test_a_workload_for_each_kind_of_worker(layout: str, roles: dict[str, list[str]]) -> None:
@@ -307,3 +313,83 @@ def test_every_image_has_a_tag(stack: Stack) -> None:
         for container in deployment["spec"]["template"]["spec"]["containers"]:
             name, _, tag = container["image"].rpartition(":")
             assert name and tag != "latest" and "/" not in tag, container["image"]
+
+
+# --- what goes with any layout ---------------------------------------------------------------------------
+
+
+def beside(folder: str) -> dict[tuple[str, str], Resource]:
+    """By kind and name."""
+    return {named(resource): resource for resource in render(FOLDER / folder)}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_knows_every_field_of_the_fetch(version: str) -> None:
+    for resource in beside("model").values():
+        kubernetes_validate.validate(resource, version, strict=True)
+
+
+@pytest.mark.parametrize("layout", ["gpu", "gpu-split"])
+def test_the_model_is_fetched_to_where_it_is_read(layout: str) -> None:
+    fetched = beside("model")
+    pod = fetched["Job", "fetch-model"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (place,) = (word.split("=")[1] for word in container["args"] if word.startswith("--local-dir="))
+    (claim,) = (v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if v["name"] == "models")
+    assert ("PersistentVolumeClaim", claim) in fetched
+    stack = stack_of(layout)
+    assert stack.gateway.config.model == place
+    for service in stack.services:
+        (volume,) = (v for v in service.pod["volumes"] if v["name"] == "models")
+        assert volume["persistentVolumeClaim"] == {"claimName": claim, "readOnly": True}
+    assert {worker.config.engine.model for worker in stack.workers} == {place}
+    worker = stack.workers[0]
+    assert pod["securityContext"] == worker.pod["securityContext"]  # of the same user, who may read it
+    assert container["securityContext"] == worker.container["securityContext"]
+
+
+def test_hf_takes_the_fetch() -> None:
+    """The image has `hf`, as transformers needs its package; its own parser reads the job's words."""
+    (container,) = beside("model")["Job", "fetch-model"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["hf"] and container["image"] == "eyas:cpu"
+    flags = {word.split("=")[0] for word in container["args"] if word.startswith("--")}
+    said = subprocess.run(
+        [Path(sys.executable).with_name("hf"), "download", "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ) | {"COLUMNS": "200", "TERM": "dumb"},
+    ).stdout
+    assert all(flag in said for flag in flags), said
+
+
+def test_prometheus_finds_the_pods(stack: Stack) -> None:
+    """Its operator knows these fields; the jobs have the names that alerts and dashboard ask for."""
+    monitors = beside("monitoring")
+    services = {"eyas-worker": stack.workers, "eyas-gateway": [stack.gateway]}
+    assert monitors.keys() == {("PodMonitor", name) for name in services}
+    for (_, name), monitor in monitors.items():
+        assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+        spec = monitor["spec"]
+        assert spec["selector"] == {"matchLabels": {NAME: name}} and spec["jobLabel"] == NAME
+        (endpoint,) = spec["podMetricsEndpoints"]
+        assert endpoint.keys() <= {"port", "path", "interval", "authorization"}
+        for service in services[name]:
+            assert service.deployment["spec"]["template"]["metadata"]["labels"][NAME] == name
+            assert service.ports[endpoint["port"]] == service.scraped
+
+
+def test_an_inference_pool_has_the_gateways(stack: Stack) -> None:
+    resources = beside("inference")
+    pool = resources["InferencePool", "eyas"]
+    assert pool["apiVersion"] == "inference.networking.k8s.io/v1"
+    assert pool["spec"].keys() == {"selector", "targetPorts", "endpointPickerRef"}
+    labels = stack.gateway.deployment["spec"]["template"]["metadata"]["labels"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert pool["spec"]["targetPorts"] == [{"number": stack.gateway.config.port}]
+    assert pool["spec"]["endpointPickerRef"]["failureMode"] == "FailOpen"
+    (rule,) = resources["HTTPRoute", "eyas"]["spec"]["rules"]
+    assert rule["backendRefs"] == [
+        {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "eyas"}
+    ]

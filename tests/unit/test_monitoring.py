@@ -63,9 +63,12 @@ def test_every_service_is_scraped_where_it_listens() -> None:
     pages = set()
     for name, service in services.items():
         words = service.get("command", [])
-        if words and words[0] in flags:
-            pages.add(f"{name}:{words[words.index(flags[words[0]]) + 1]}")
-    assert {t for scrape in SCRAPED for s in scrape["static_configs"] for t in s["targets"]} == pages
+        kind = service.get("entrypoint", [""])[-1]
+        if kind in flags:
+            pages.add(f"{name}:{words[words.index(flags[kind]) + 1]}")
+    fixed = {t for scrape in SCRAPED for s in scrape.get("static_configs", ()) for t in s["targets"]}
+    named = [s for scrape in SCRAPED for s in scrape.get("dns_sd_configs", ())]
+    assert fixed | {f"{name}:{s['port']}" for s in named for name in s["names"]} == pages
 
 
 def test_panels_are_explained_and_do_not_overlap() -> None:
