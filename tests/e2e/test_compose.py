@@ -135,7 +135,8 @@ def program(service: dict[str, Any]) -> list[str]:
 
 def check(service: dict[str, Any]) -> list[str]:
     """The service's health check, with the programs of this machine."""
-    how, *command = service["healthcheck"]["test"]
+    test = service["healthcheck"]["test"]
+    how, *command = ["CMD", *test.split()] if isinstance(test, str) else test
     assert how == "CMD"
     if command[0] == "python":
         return [sys.executable, *command[1:]]
