@@ -40,6 +40,7 @@ class Console:
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._recent = metrics.recent
+        self._timeline = metrics.timeline
         folder = files("gateway") / "static" / "console"
         self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
@@ -49,6 +50,7 @@ class Console:
             Endpoint("GET", "/", self.page, "The console", gives=(HTML,)),
             Endpoint("GET", "/console/{name}", self.file, "A file of the console", gives=(SCRIPT, CSS)),
             Endpoint("GET", "/requests", self.requests, "The last requests that ended, and their times"),
+            Endpoint("GET", "/history", self.history, "The console's figures of the last 15 minutes"),
         ]
 
     async def page(self, _: Request) -> Response:
@@ -60,8 +62,13 @@ class Console:
         return self._answer(request.path_params["name"])
 
     async def requests(self, _: Request) -> Response:
-        """What `Recent` holds. It tells ids and numbers, and nothing of what was said."""
-        return json_response({"requests": self._recent.newest_first()})
+        """What `Recent` holds, and the last failures. It tells nothing of what was said."""
+        failures = self._timeline.failures
+        return json_response({"requests": self._recent.newest_first(), "failures": failures})
+
+    async def history(self, _: Request) -> Response:
+        """What `Timeline` holds; no samples where several processes share the port."""
+        return json_response(self._timeline.told())
 
     def _answer(self, name: str) -> Response:
         kind = _KINDS.get(PurePosixPath(name).suffix)

@@ -369,6 +369,7 @@ async def _stream(
         last = format.closing()
     except EyasError as error:
         failed(error)
+        meter.failed(error)
         last = format.failure(error)
     except Exception:
         _log.exception("a stream failed")

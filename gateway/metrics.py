@@ -6,17 +6,20 @@ served. The registry stays its creator's.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
+from eyas.common.errors import EyasError
 from eyas.common.metrics import PlainHistogram
 from eyas.common.types import Finish
 from gateway.recent import Recent
 from gateway.siblings import Siblings
 from gateway.text import RequestTrace, TextDelta, UsageCounts
+from gateway.timeline import Timeline
 from gateway.timings import pulls
 from gateway.tracing import Tracer, current
 
@@ -200,15 +203,21 @@ class GatewayMetrics:
         self.turns = TurnMetrics(registry)
         self.placement = PlacementMetrics(registry)
         self.recent = Recent()
+        self.timeline = Timeline(registry)
+        self._sampling: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> GatewayMetrics:
         if self._siblings is not None:
             await self._siblings.start(lambda: generate_latest(self.exported))
+        else:  # a sample of one process among several would draw a part of what the page's plots show
+            self._sampling = asyncio.create_task(self.timeline.run(), name="timeline")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._siblings is not None:
             await self._siblings.aclose()
+        if self._sampling is not None:
+            self._sampling.cancel()
 
     async def page(self) -> bytes:
         """Its figures in Prometheus' text; beside siblings, those of all of them."""
@@ -277,6 +286,10 @@ class Meter:
         if choice not in self._rhythms:
             self._rhythms[choice] = Rhythm(self._metrics.inter_token)
         return self._rhythms[choice]
+
+    def failed(self, error: EyasError) -> None:
+        """Keeps that the call failed after its answer had begun."""
+        self._metrics.timeline.failed("a stream", error.http_status, error)
 
     def ended(self, usage: UsageCounts, traces: Sequence[RequestTrace]) -> None:
         """Counts the whole call; called once, however it ended. `traces`: one per prompt."""

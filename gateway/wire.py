@@ -269,6 +269,9 @@ class RequestMiddleware:
                 # The route's path, not the request's: callers must not be able to create label values.
                 path = getattr(scope.get("route"), "path", "other")
                 self._metrics.responses.labels(path, message["status"]).inc()
+                if message["status"] >= 400:
+                    error = scope.get("state", {}).get("error")
+                    self._metrics.timeline.failed(path, message["status"], error)
                 if rates := quotas.headers():
                     headers.update(rates)
                 if (span := current.get()) is not None:
@@ -308,6 +311,7 @@ async def on_eyas_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for every EyasError. A browser is told to ask its user for a key."""
     assert isinstance(error, EyasError)
     response = error_response(error, request.url.path)
+    request.state.error = error
     if error.http_status == 401 and HTML in request.headers.get("accept", ""):
         response.headers["www-authenticate"] = 'Basic realm="Eyas: the password is an API key"'
     return response

@@ -17,6 +17,7 @@ from real_worker import tiny_config
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
+from eyas.common.errors import Overloaded
 from eyas.common.types import Role, Timings
 
 FILES = sorted(path.name for path in Path(str(files("gateway") / "static" / "console")).iterdir())
@@ -175,3 +176,20 @@ async def test_a_stream_tells_the_tokens_of_each_step_and_which_were_drafted(
         accepted += drafted
         assert drafted == (min(2, len(tokens)) if number else 0)
     assert text.startswith(f"It is {SECRET}, and more of it.")
+
+
+async def test_failures_are_listed_with_their_reason(
+    client: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    assert (await client.post("/v1/completions", json=TEXT | {"n": SECRET})).status_code == 400
+    backend.refusal = Overloaded("the queue is full")
+    assert (await client.post("/v1/completions", json=TEXT)).status_code == 429
+    told = (await client.get("/requests")).json()["failures"]
+    assert [
+        (failure["status"], failure["path"], failure["reason"] or failure["code"]) for failure in told
+    ] == [
+        (429, "/v1/completions", "the queue is full"),
+        (400, "/v1/completions", "invalid_request"),
+    ]
+    assert SECRET not in (await client.get("/requests")).text
+    assert (await client.get("/history")).json() == {"series": [], "samples": []}

@@ -7,8 +7,9 @@ const HEIGHT = 120, LEFT = 46, BOTTOM = 16, TOP = 6, RIGHT = 6;
 
 export class Chart {
   // `lines`: the name of each series; its class is `line-0`, `line-1`. `format`: a value as text.
-  constructor(title, lines, format) {
-    Object.assign(this, { title, lines, format, times: [], values: [], spanned: 1, at: null });
+  // `logarithmic`: each line of the grid stands for ten times the one below, so that p50 is read beside p99.
+  constructor(title, lines, format, logarithmic = false) {
+    Object.assign(this, { title, lines, format, logarithmic, times: [], values: [], spanned: 1, at: null });
     this.told = element("span", { class: "told" });
     this.svg = shape("svg", { class: "chart", height: HEIGHT, role: "img", tabindex: "0" });
     this.figure = element("figure", {}, element("figcaption", {}, element("b", {}, title), this.told), this.svg);
@@ -49,7 +50,7 @@ export class Chart {
   draw() {
     this.width = this.svg.clientWidth || 300;
     const known = this.values.flat().filter((value) => value !== null);
-    const top = ceiling(Math.max(...known, 0));
+    const top = this.logarithmic ? decades(known) : { low: 0, high: ceiling(Math.max(...known, 0)) };
     this.svg.replaceChildren(...this.grid(top), ...this.lines.map((_, line) => this.path(line, top)), ...this.cursor(top));
     this.tell();
   }
@@ -58,12 +59,13 @@ export class Chart {
     return LEFT + (this.width - LEFT - RIGHT) * (1 - (this.times.at(-1) - time) / this.spanned);
   }
 
-  y(value, top) {
-    return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top);
+  y(value, { low, high }) {
+    const share = this.logarithmic ? Math.log(Math.max(value, low) / low) / Math.log(high / low) : value / high;
+    return TOP + (HEIGHT - TOP - BOTTOM) * (1 - share);
   }
 
   grid(top) {
-    const marks = [0, top / 2, top].flatMap((value) => [
+    const marks = this.marks(top).flatMap((value) => [
       shape("line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: this.y(value, top), y2: this.y(value, top) }),
       shape("text", { x: LEFT - 5, y: this.y(value, top) + 4, "text-anchor": "end" }, this.format(value)),
     ]);
@@ -71,6 +73,12 @@ export class Chart {
     return [...marks,
       shape("text", { x: LEFT, y: HEIGHT - 3 }, `${minutes} min ago`),
       shape("text", { x: this.width - RIGHT, y: HEIGHT - 3, "text-anchor": "end" }, "now")];
+  }
+
+  marks({ low, high }) {
+    if (!this.logarithmic) return [0, high / 2, high];
+    const powers = Math.round(Math.log10(high / low)), step = Math.ceil(powers / 4);
+    return Array.from({ length: Math.floor(powers / step) + 1 }, (_, at) => low * 10 ** (at * step));
   }
 
   // Moments without a value are left open.
@@ -104,6 +112,14 @@ export class Chart {
     const said = words.map(([name, value]) => `${name} ${value}`.trim()).join(", ");
     this.svg.setAttribute("aria-label", `${this.title}: ${when || "now "}${said}`);
   }
+}
+
+// The powers of ten around all values.
+export function decades(values) {
+  const known = values.filter((value) => value > 0);
+  if (!known.length) return { low: 1, high: 10 };
+  const low = 10 ** Math.floor(Math.log10(Math.min(...known)));
+  return { low, high: Math.max(10 ** Math.ceil(Math.log10(Math.max(...known))), 10 * low) };
 }
 
 // The least round number that is not below the value.

@@ -5,9 +5,9 @@ import { read, useKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { drawCluster } from "./cluster.js";
 import { byId } from "./dom.js";
-import { parse } from "./metrics.js";
+import { pagesOf, parse } from "./metrics.js";
 import { Plots } from "./plots.js";
-import { Waterfall } from "./requests.js";
+import { Waterfall, showFailures } from "./requests.js";
 import { followTheme } from "./theme.js";
 
 const EVERY_MS = 1000;
@@ -18,16 +18,23 @@ const waterfall = new Waterfall();
 let cluster = null;
 let asking = false;
 let round = 0;
+let begun = false;
 
 async function ask() {
   if (asking || document.hidden) return;
   asking = true;
   try {
+    if (!begun) plots.begin(pagesOf(await (await read("history")).json()), performance.now() / 1000);
+    begun = true;
     const due = round++ % REQUESTS_EVERY === 0;
     const [told, page, recent] = await Promise.all([read("cluster"), read("metrics"), due ? read("requests") : null]);
     cluster = await told.json();
     plots.add(performance.now() / 1000, parse(await page.text()));
-    if (recent) waterfall.show((await recent.json()).requests, Date.now() / 1000);
+    if (recent) {
+      const { requests, failures } = await recent.json();
+      waterfall.show(requests, Date.now() / 1000);
+      showFailures(failures, Date.now() / 1000);
+    }
     plots.draw();
     draw();
     tell(...healthOf(cluster.health));

@@ -17,6 +17,20 @@ export function parse(text) {
   return found;
 }
 
+// The samples of /history as pages like those of `parse`, each with its time in seconds before the last one.
+export function pagesOf({ series, samples }) {
+  const last = samples.at(-1)?.[0] ?? 0;
+  return samples.map(([time, values]) => {
+    const page = new Map();
+    values.forEach((value, at) => {
+      const { name, labels } = series[at];
+      if (!page.has(name)) page.set(name, []);
+      page.get(name).push({ labels, value });
+    });
+    return { ago: last - time, page };
+  });
+}
+
 function labelled(text) {
   const pairs = [...text.matchAll(LABEL)];
   return Object.fromEntries(pairs.map(([, name, value]) => [name, value.replace(/\\(.)/g, (_, sign) => ESCAPED[sign] ?? sign)]));

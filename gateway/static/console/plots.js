@@ -6,7 +6,7 @@ import { byId } from "./dom.js";
 import { growth, increase, quantile, sums } from "./metrics.js";
 import { digits, milliseconds } from "./units.js";
 
-const WINDOW_S = 10, SHORTEST_S = 60, LONGEST_S = 300;
+const WINDOW_S = 10, SHORTEST_S = 60, LONGEST_S = 900;
 const TTFT = "eyas_time_to_first_token_seconds", TPOT = "eyas_inter_token_latency_seconds";
 
 export class Plots {
@@ -17,8 +17,9 @@ export class Plots {
     this.charts = [
       new Chart("Tokens per second", [""], digits),
       new Chart("Acceptance length", [""], digits),
-      new Chart("Time to first token", ["p50", "p99"], milliseconds),
-      new Chart("Time per later token", ["p50", "p99"], milliseconds),
+      new Chart("Time to first token", ["p50", "p99"], milliseconds, true),
+      new Chart("Time per later token", ["p50", "p99"], milliseconds, true),
+      new Chart("Failed calls per minute", ["429", "others"], digits),
     ];
     byId("charts").replaceChildren(...this.charts.map((chart) => chart.figure));
   }
@@ -34,6 +35,11 @@ export class Plots {
       this.times.shift();
       this.rows.shift();
     }
+  }
+
+  // Takes what was before the page opened (`now` in seconds, as for `add`), unless there is something already.
+  begin(pages, now) {
+    if (!this.pages.length) for (const { ago, page } of pages) this.add(now - ago, page);
   }
 
   draw() {
@@ -69,10 +75,13 @@ function measured({ time: began, page: before }, { time: ended, page: after }) {
     const seconds = quantile(before, after, name, share);
     return seconds === null ? null : 1000 * seconds;
   };
+  const status = growth(before, after, "eyas_http_responses_total", (labels) => labels.status);
+  const failures = (counts) => [...status].reduce((sum, [name, count]) => sum + (counts(name) ? count : 0), 0) * 60 / (ended - began);
   return [
     [grown("eyas_generation_tokens_total") / (ended - began)], // tokens count when their call ends
     [steps ? 1 + grown("eyas_draft_tokens_accepted_total") / steps : null],
     [ms(TTFT, 0.5), ms(TTFT, 0.99)],
     [ms(TPOT, 0.5), ms(TPOT, 0.99)],
+    [failures((name) => name === "429"), failures((name) => Number(name) >= 400 && name !== "429")],
   ];
 }

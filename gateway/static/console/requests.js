@@ -2,9 +2,9 @@
 // open and tell more.
 
 import { byId, element } from "./dom.js";
-import { ago, bytes, digits, milliseconds, plural } from "./units.js";
+import { ago, bytes, count, digits, milliseconds, plural } from "./units.js";
 
-const SHOWN = 60;
+const SHOWN = 60, FAILURES = 12;
 
 export class Waterfall {
   constructor() {
@@ -37,6 +37,17 @@ export class Waterfall {
   }
 }
 
+// The last calls that failed, newest first, of the gateway process that was asked.
+export function showFailures(failures, now) {
+  byId("failures-note").hidden = failures.length > 0;
+  const rows = failures.slice(0, FAILURES).map((failure) => element("tr", { title: `request ${failure.id}` },
+    element("td", {}, ago(now - failure.time)),
+    element("td", {}, String(failure.status)),
+    element("td", {}, failure.path),
+    element("td", {}, failure.reason || failure.code)));
+  byId("failures").replaceChildren(element("table", {}, element("tbody", {}, ...rows)));
+}
+
 const keyOf = (request) => `${request.id} ${request.ended}`;
 
 class Row {
@@ -49,7 +60,9 @@ class Row {
     const lane = element("span", { class: "lanes", "aria-hidden": "true" }, ...this.bars, this.first);
     this.summary = element("summary", {}, this.when, lane,
       element("span", { class: "total" }, milliseconds(request.total_ms)),
-      element("span", { class: "tokens" }, plural(request.completion_tokens, "token")),
+      element("span", { class: "prompt", title: `${request.cached_tokens} of ${plural(request.prompt_tokens, "prompt token")} from a cache` },
+        `${count(request.prompt_tokens)} in`, request.cached_tokens ? ` (${count(request.cached_tokens)} cached)` : ""),
+      element("span", { class: "tokens" }, `${count(request.completion_tokens)} out`),
       element("span", { class: "accepted", title: "acceptance length" },
         request.acceptance_length === null ? "" : `×${digits(request.acceptance_length)}`));
     this.node = element("details", { class: "request" }, this.summary);

@@ -24,4 +24,10 @@ export function ago(seconds) {
   return seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : `${Math.round(seconds / 3600)} h ago`;
 }
 
+// 1234567 as 1.23M: as narrow as a column is.
+export function count(value) {
+  if (value < 10000) return String(value);
+  return value < 1e6 ? `${digits(value / 1e3)}k` : `${digits(value / 1e6)}M`;
+}
+
 export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
