@@ -34,11 +34,12 @@ class GenerationOptions:
     as 0 does. `seed` None: the server's. `truncate_prompt`: how many of the prompt's last tokens stay; -1: as
     many as leave space for `max_tokens`. `predicted`: ids of the expected answer. `priority`: see
     `eyas.common.priority`. `session`: its conversation's name. Prompts with the same `call` share one call's
-    part of a worker.
+    part of a worker. `cut_to_fit`: more than fit are as many as fit, not an error.
     """
 
     params: SamplingParams = SamplingParams()
     max_tokens: int | None = None
+    cut_to_fit: bool = False
     default_max_tokens: int | None = None
     seed: int | None = None
     n: int = 1
@@ -244,6 +245,8 @@ def _max_tokens(model: ServedModel, prompt: int, options: GenerationOptions) -> 
     if asked is None:
         default: int | None = model.sampling.get("max_tokens", options.default_max_tokens)
         return left if default is None else min(left, default)
+    if asked > left and options.cut_to_fit:
+        return left
     if asked > left:
         raise ContextLengthExceeded(
             f"{_most(model)}, but the prompt has {prompt} and max_tokens is {asked}", param="max_tokens"

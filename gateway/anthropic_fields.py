@@ -213,7 +213,7 @@ class MessagesBody(CountBody):
     endpoint: ClassVar[str] = "messages"
 
     max_tokens: AtLeastOne
-    """The longest answer, in tokens."""
+    """The longest answer, in tokens; more than the context has space for is what it has."""
     stream: bool = False
     """Answers as server-sent events, as tokens come."""
     temperature: float | None = Field(None, ge=0, le=2)

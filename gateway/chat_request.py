@@ -62,13 +62,19 @@ async def chat_prompt(
     return text, ids
 
 
-async def chat_call(config: GatewayConfig, served: ServedModel, model: ChatModel, body: ChatBody) -> ApiCall:
-    """The call of a chat. Raises EyasError for what the model cannot do."""
+async def chat_call(
+    config: GatewayConfig, served: ServedModel, model: ChatModel, body: ChatBody, *, cut_to_fit: bool = False
+) -> ApiCall:
+    """The call of a chat. `cut_to_fit`: its longest answer may be more than the context has space for.
+
+    Raises EyasError for what the model cannot do.
+    """
     check_model(config, body.model)
     text, prompt = await chat_prompt(model, body.messages, body, special=body.add_special_tokens)
     reading = reading_of(model.dialect, body, body.messages, text)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     options = await _options(served, model, body, reading, limit)
+    options = dataclasses.replace(options, cut_to_fit=cut_to_fit)
     names = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
     with named(names, "messages"):
         request = admit(served, prompt, options, timeout_s(config, body.timeout))

@@ -236,7 +236,7 @@ class HttpFront:
         request.state.ignored = [*request.state.ignored, *skipped_tools(body)]
         chat = as_anthropic_chat(body, self._chats.dialect.reads)
         with named(ANTHROPIC_FIELDS, "messages"):
-            call = await chat_call(self._config, await self._served(), self._chats, chat)
+            call = await chat_call(self._config, await self._served(), self._chats, chat, cut_to_fit=True)
         call = dataclasses.replace(call, id=f"msg_{call.requests[0].id}")
         return self._run(request, call, partial(AnthropicFormat, call))
 

@@ -153,6 +153,13 @@ async def test_why_an_answer_ends() -> None:
     assert told["content"][0]["text"] == "one two "
 
 
+async def test_a_limit_beyond_the_context_is_the_context() -> None:
+    backend = speaker("hermes", "x")
+    assert (await post(backend, max_tokens=10**6)).status_code == 200
+    request = backend.requests[-1]
+    assert request.params.max_tokens == (1 << 16) - len(request.prompt_ids)
+
+
 async def test_an_answer_that_follows_a_schema() -> None:
     backend = speaker("hermes", "{}")
     await post(backend, output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}})
