@@ -1,5 +1,6 @@
-"""The indexes of docs/decisions.md and docs/experiments.md: their headings by topic. `python -m tests.doc_index`
-writes them; a heading belongs to the first topic that one of its words names.
+"""The indexes of docs/decisions.md and docs/experiments.md, by topic: `python -m tests.doc_index` writes them.
+
+A heading belongs to the first topic that one of its words names.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _HEADING = re.compile(r"^## (?!Template)(.+)$", re.MULTILINE)
 TOPICS = {
     "decisions.md": {
         "Structured output and tools": "grammar|json's rules|strings of json|forced tokens|template|pythonic",
-        "Speculation": "draft|mtp|trees know|lookups|heads\b|spec's|adaptive|mailbox|verdicts|depths|synthetic|features",
+        "Speculation": r"draft|mtp|trees know|lookups|heads\b|spec's|adaptive|mailbox|verdicts|depths|synthetic|features",
         "KV and transfer": "kv|page|pull|transfer|lease|handle|nixl|pool|copy|copies|copied|cache|limbo|links|board|host tier|token 0|tier|route|share",
         "Exactness and arithmetic": "noise|arithmetic|exact|rounded|round rows|cublas|onednn|invariant|tiles free|rope",
         "The engine's step": "step|graph|rows|queue|scheduler|loop|sequences|prompts attend|device|launch|admission|numpy|process copies",
@@ -25,7 +26,7 @@ TOPICS = {
     },
     "experiments.md": {
         "On GPUs": "h100|h200|gpu",
-        "Speculation": "draft|heads?\b|adaptive|depth|speculate|lookup",
+        "Speculation": r"draft|heads?\b|adaptive|depth|speculate|lookup",
         "The front door": "front door|gateway|clients|relay|grammar|attack|prompt",
         "Correctness": "lossless|exact|config.json|weights|nan",
         "Chaos and repairs": "chaos|death|repairs|two hosts",
