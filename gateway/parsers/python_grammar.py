@@ -55,6 +55,8 @@ def _arguments(parameters: Parameters, argument: Callable[[str, Any], Format], c
         return optional(repeated(argument("", parameters.others), comma, True))
     needed, items = list[bool](), list[Format]()
     for title, value in parameters.named.items():
+        if not title:
+            unheld(title, "the format of the model's calls cannot write this name")
         written = argument(title, {} if value is False else value)
         if value is not False:
             needed.append(title in parameters.required)

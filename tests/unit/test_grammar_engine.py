@@ -111,7 +111,10 @@ def test_without_its_grammar_an_answer_is_another(base: EngineConfig) -> None:
 
 
 def test_elsewhere_and_short_of_pages_it_is_the_same(base: EngineConfig) -> None:
-    requests = [one for one, _ in mixed(5)][:9]
+    requests = [one for one, _ in mixed(2)][:7]
+    requests += [
+        request(f"long{i}", Grammar.regex("[a-z ]{100}"), PROMPTS[i], max_tokens=40) for i in range(4)
+    ]
     alone = tokens(run(Loopback(replace(base, draft=None)), requests))
     assert tokens(run(Loopback(*split_configs(base)), requests, split=True)) == alone
     scarce = replace(base, num_pages=11, max_running=4, context_length=128)

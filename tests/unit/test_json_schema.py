@@ -45,7 +45,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"uniqueItems": 1}, "#/uniqueItems"),
     ({"dependentRequired": {"a": "b"}}, "#/dependentRequired"),
     ({**OBJECT, "not": {"additionalProperties": {"type": "null"}}}, "#/not/additionalProperties"),
-    ({"type": "string", "contentMediaType": "application/json", "contentSchema": {}}, "#/contentSchema"),
+    ({"type": "string", "contentMediaType": "text/plain", "contentSchema": {}}, "#/contentSchema"),
+    ({"type": "string", "contentMediaType": "application/json"}, "#/contentMediaType"),
     ({"type": "integer", "multipleOf": 2000}, "#/multipleOf"),
     ({"type": "string", "format": "poem"}, "#/format"),
     ({"type": "string", "pattern": "^a+$", "maxLength": 0}, "#"),
@@ -245,6 +246,8 @@ FOLLOWED: list[tuple[Any, list[str], list[str]]] = [
         ['{"enum":"x"}', '{"$ref":"x"}'],
     ),
     ({"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, ['{"a":1}'], ['{"b":1}']),
+    ({"oneOf": [{"minimum": 5}, {"then": {}}]}, ["4"], ["5", '"a"', "null"]),  # a text fits both
+    ({"type": "number", "not": {"type": "integer"}}, ["0.5"], ["5", "5.0", "51322315984152552.7"]),
     ({"type": "integer", "format": "int32"}, ["2147483647"], ["2147483648"]),
 ]
 

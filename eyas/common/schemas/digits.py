@@ -20,7 +20,7 @@ DECIMALS = 6  # of a bounded number
 MAX_DIGITS = 400
 MAX_STATES = 4000
 
-_ZERO = Fraction(0)
+_LARGEST_FRACTION = Fraction(10**9)
 
 
 class Unwritten(Exception):
@@ -58,6 +58,8 @@ def machine_of(number: Number) -> Machine:
     decimals, tests = _units(number)
     moves: Moves = {}
     ends: set[object] = set()
+    if number.whole is False:  # a reader's floats have no decimals for numbers much larger
+        number = number.within(least=-_LARGEST_FRACTION, most=_LARGEST_FRACTION)
     for low, high in _intervals(number, decimals):
         fraction = number.whole is False
         if high is None or high >= 0:

@@ -69,6 +69,8 @@ def _wrong(name: str, value: Any) -> str | None:
         return f"{name} must be a number"
     if name == "multipleOf" and not (_is_number(value) and value > 0):
         return "multipleOf must be a number above 0"
+    if name == "contentMediaType" and "json" in value:
+        return "text that holds JSON cannot be held to"
     if name == "uniqueItems" and not isinstance(value, bool):
         return "uniqueItems must be true or false"
     if name == "required" and not _are_names(value):

@@ -84,7 +84,9 @@ class Terms:
             found += self._spread(first, left)
         if left and all(case.kind == "null" for case in found):
             raise left[0]
-        return found
+        # keywords without a type mean the types that they speak of, if these are possible
+        meant = [case for case in found if case.is_typed or not case.implied or case.kind in case.implied]
+        return meant or found
 
     def _spread(self, first: Case, left: list[Unwritten]) -> list[Case]:
         """The cases of one type."""
@@ -196,8 +198,6 @@ class Terms:
 
     def finish(self, case: Case) -> None:
         """Judges few values one by one, and looks for parts that nothing can be. Raises Dead."""
-        if not case.is_typed and case.implied and case.kind not in case.implied:
-            raise Dead
         if case.values is not None:
             case.values = [value for value in case.values if self._is_of(case, value)]
             if not case.values:
