@@ -15,7 +15,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from eyas.common.errors import ConfigError, InvalidRequest
+from eyas.common.errors import InvalidRequest
+from eyas.common.tokenizer_source import read_tokenizer
 from gateway.caller_text import CallerText, unsigned
 from gateway.chat import ChatTemplate, Message
 from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
@@ -55,16 +56,13 @@ class Tokenizer:
     def load(
         cls, folder: str | Path, *, template: str | None = None, trust_special_tokens: bool = False
     ) -> Tokenizer:
-        """The tokenizer of a folder with tokenizer.json (and, for chat, its template). `template`: a file
-        instead of that.
+        """The tokenizer of a folder in any form that `read_tokenizer` knows (and, for chat, its template).
+        `template`: a file instead of that.
 
-        Raises ConfigError if tokenizer.json is missing, or a file cannot be used.
+        Raises ConfigError if there is none, or a file cannot be used.
         """
         path = Path(folder)
-        try:
-            hf = HFTokenizer.from_file(str(path / "tokenizer.json"))
-        except Exception as error:  # the library raises bare Exception for every cause
-            raise ConfigError(f"{path}/tokenizer.json cannot be loaded: {error}", param="model") from error
+        hf = read_tokenizer(path)
         hf.no_truncation()
         hf.no_padding()
         name_special_tokens(hf, path)

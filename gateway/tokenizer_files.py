@@ -1,4 +1,4 @@
-"""What a model's folder says about its tokenizer beside tokenizer.json.
+"""What a model's folder says about its tokenizer beside the vocabulary.
 
 It knows in which files Hugging Face has kept special tokens and chat templates over the years, and which file
 counts where several have one (transformers' own order). It refuses to know what a template means.
@@ -79,7 +79,7 @@ def _understood(folder: Path) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        reason = f"the files beside {folder}/tokenizer.json do not describe a tokenizer: {error}"
+        reason = f"the files of {folder} beside its vocabulary do not describe a tokenizer: {error}"
         raise ConfigError(reason, param="model") from error
 
 

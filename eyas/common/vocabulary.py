@@ -1,7 +1,7 @@
 """What each id of a model's vocabulary writes, in bytes, for those who must know before it is written.
 
-It reads tokenizer.json and tokenizer_config.json, and needs neither torch nor transformers. Special tokens
-write no text: what is held to a grammar cannot hold their names by accident.
+It reads the tokenizer's files, and needs neither torch nor transformers. Special tokens write no text:
+what is held to a grammar cannot hold their names by accident.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from eyas.common.decoders import compile_decoder
-from eyas.common.errors import InvalidRequest
+from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.common.json_object import read_json_object
+from eyas.common.tokenizer_source import read_tokenizer
 
 _NO_TEXT = b"\xff"
 """Begins what stands for a special token: no text holds this byte, so only its id can be asked for."""
@@ -25,11 +26,10 @@ def pieces(folder: Path) -> list[bytes]:
     Raises InvalidRequest if the folder has no tokenizer, or one whose texts are only known at their end.
     """
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises bare Exception for every cause
-        raise InvalidRequest(
-            f"the model has no tokenizer that can be read: {error}", param="grammar"
-        ) from None
+        tokenizer = read_tokenizer(folder)
+    except ConfigError as error:
+        message = f"the model has no tokenizer that can be read: {error.message}"
+        raise InvalidRequest(message, param="grammar") from None
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     decoder = compile_decoder(json.loads(tokenizer.to_str())["decoder"], vocabulary)
     if decoder is None or decoder.distinct:

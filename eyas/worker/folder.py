@@ -11,6 +11,7 @@ from pathlib import Path
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
+from eyas.common.tokenizer_source import TOKENIZER_FILES, tokenizer_file
 from eyas.engine.checkpoint.folder import PICKLED, check_whole, has_weights, read_config, tensor_shapes
 from eyas.engine.models.mtp_names import prefixes_among, told_layers
 from eyas.engine.models.table import read_model
@@ -27,12 +28,14 @@ def check_engine(config: EngineConfig) -> None:
 
 
 def check_model(folder: str, load_format: str = "auto", template: str | None = None) -> None:
-    """Raises ConfigError unless `folder` has config.json, tokenizer.json and, unless "dummy", weights.
+    """Raises ConfigError unless `folder` has config.json, a tokenizer and, unless "dummy", weights.
 
     Its chat template, or the file `template` instead of it, must compile, and its sampling defaults must
     be valid.
     """
-    _check(folder, "model", ["config.json", "tokenizer.json"], load_format)
+    _check(folder, "model", ["config.json"], load_format)
+    if tokenizer_file(Path(folder)) is None:
+        raise ConfigError(f"--model: {folder} has no tokenizer ({TOKENIZER_FILES})", param="model")
     load_chat_template(Path(folder), template)
     sampling_defaults(folder)
 
@@ -67,7 +70,8 @@ def _check(folder: str, flag: str, names: list[str], load_format: str) -> None:
         raise ConfigError(f"--{flag}: {folder} is not a folder", param=flag)
     missing = [name for name in names if not (path / name).is_file()]
     if load_format != "dummy" and not has_weights(path):
-        missing.append("*.safetensors")
+        gguf = " (GGUF files are not read)" if any(path.glob("*.gguf")) else ""
+        missing.append(f"*.safetensors{gguf}")
     if missing:
         raise ConfigError(f"--{flag}: {folder} has no {' and no '.join(missing)}", param=flag)
     read_json_object(path / "config.json", flag)

@@ -60,11 +60,11 @@ class Draw:
         """Counts the tokens of a text: by the tokenizer, else by its characters. Raises ConfigError."""
         if self.tokenizer is None:
             return lambda text: -(-len(text) // CHARACTERS_PER_TOKEN)
-        from tokenizers import Tokenizer
+        from eyas.common.tokenizer_source import read_tokenizer
 
-        file = self.tokenizer / "tokenizer.json" if self.tokenizer.is_dir() else self.tokenizer
+        folder = self.tokenizer if self.tokenizer.is_dir() else self.tokenizer.parent
         try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing more precise
-            raise ConfigError(f"--tokenizer: {file}: {error}", param="tokenizer") from error
+            tokenizer = read_tokenizer(folder)
+        except ConfigError as error:
+            raise ConfigError(f"--tokenizer: {error.message}", param="tokenizer") from error
         return lambda text: len(tokenizer.encode(text).ids)
