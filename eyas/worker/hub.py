@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
@@ -27,6 +27,7 @@ _TEMPLATES = "additional_chat_templates/*.jinja"
 _WEIGHTS = "*.safetensors"
 _TWICE = "consolidated*.safetensors"  # the same weights again, by other names
 _OTHER_WEIGHTS = {"GGUF": "*.gguf", "PyTorch": "*.bin", "pickled": "*.pt*", "ONNX": "*.onnx"}
+_MORE_FILES = 256  # that threads may open while it is looked which are
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -208,12 +209,15 @@ def _ended_at_once(named: HubName) -> Iterator[None]:
     """
 
     def end(number: int, _: FrameType | None) -> None:
-        for entry in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):
-                if (part := entry.readlink()).suffix == ".incomplete":
-                    part.unlink()
         what = f"fetching {named.name} was interrupted; files that arrived whole stay for the next try"
-        os.write(sys.stderr.fileno(), f"\neyas: {what}\n".encode())
+        os.write(2, f"\neyas: {what}\n".encode())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what threads say of their end is of no use
+        opened = max(map(int, os.listdir("/proc/self/fd"))) + _MORE_FILES
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # threads open no further ones
+        for descriptor in range(opened):
+            with contextlib.suppress(OSError):
+                if (part := Path(f"/proc/self/fd/{descriptor}").readlink()).suffix == ".incomplete":
+                    part.unlink()
         os._exit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():  # others cannot watch signals
