@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -210,6 +211,11 @@ def test_ctrl_c_in_mid_download(hub: LocalHub, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "eyas.cli", "serve", "--model", NAME]
     with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True) as process:
         assert hub.half.wait(60)
+        others = [name for name in chosen(hub.models[NAME], weights=True) if name not in hub.held]
+        until = time.monotonic() + 60
+        while len(list(tmp_path.glob("home/hub/*/snapshots/*/*"))) < len(others):
+            assert time.monotonic() < until
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
