@@ -368,3 +368,18 @@ def test_text_in_bounds_stands_exactly_between_tags(accepts: Judge) -> None:
             told = "".join(event.text for event in events if isinstance(event, CallArguments))
             assert json.loads(told) == {"s": text} | ({"n": 7} if after else {})
     assert not accepts(held, f"<tool_call>f\n{number}</tool_call>")  # `s` is required
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3_json", "kimi_k2"])
+def test_errors_of_compiling_point_where_the_caller_wrote(format: str) -> None:
+    """And not into the grammar of the whole answer."""
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "contains": {}}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    held = grammar(format, tools=[TOOLS[0], tool], tool_choice="required")
+    assert held is not None
+    with pytest.raises(InvalidRequest, match=r"^at tools\[1\]\.function\.parameters/properties/a/contains: "):
+        Writer().accepts(held, b"")
+    asked = grammar(format, Grammar.json_schema(schema))
+    assert asked is not None
+    with pytest.raises(InvalidRequest, match="^at #/properties/a/contains: "):
+        Writer().accepts(asked, b"")
