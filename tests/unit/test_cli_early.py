@@ -151,3 +151,14 @@ def test_grpc_itself_is_silent_of_peers_that_leave_unless_asked(tmp_path: Path, 
     )
     assert done.returncode == 0 and ("goaway" in done.stderr) == (asked == "INFO"), done.stderr
     assert asked or not done.stderr
+
+
+@pytest.mark.parametrize("args", [["serve", "--no-such-flag"], ["serve", "--context-length", "1"]])
+def test_what_is_wrong_with_flags_is_said_before_large_libraries_are_imported(args: list[str]) -> None:
+    code = (
+        "import sys\nfrom eyas import cli\n"
+        f"try: ended = cli.main({args!r})\nexcept SystemExit as error: ended = error.code\n"
+        "print(ended, sorted({'torch', 'transformers', 'grpc', 'xgrammar'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "2 []\n", done.stderr
