@@ -65,8 +65,8 @@ def ranked(monkeypatch: pytest.MonkeyPatch, config: EngineConfig, ranks: int) ->
     kept: list[Seen] = []
     start = build.attention_ranks
 
-    def noted(loaded, pool):
-        model, forward = start(loaded, pool)
+    def noted(loaded, pool, beat):
+        model, forward = start(loaded, pool, beat)
         kept.append(Seen(forward, ranks, loaded.config.num_pages))
         return model, kept[-1]
 
