@@ -26,7 +26,7 @@ def own_prefix(folder: Path) -> str:
 
 def new_path(what: str, folder: Path) -> Path:
     """A fresh name for a file of this process, whose end leaves it to `sweep`. Raises as `own_prefix`."""
-    return folder / f"{own_prefix(folder)}-{secrets.token_hex(4)}-{what}"
+    return folder / f"{own_prefix(folder)}-{secrets.token_hex(3)}-{what}"
 
 
 def sweep(folder: Path) -> list[Path]:
@@ -47,7 +47,7 @@ def sweep(folder: Path) -> list[Path]:
 def _claim(folder: Path, pid: int) -> str:
     """A name that no other process has, under a lock that this one keeps until it ends."""
     while True:
-        path = folder / f"eyas-{pid}-{secrets.token_hex(8)}{LOCK}"
+        path = folder / f"eyas-{pid}-{secrets.token_hex(3)}{LOCK}"  # short: a socket's path has 107 bytes
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             if _locked(lock) and path.exists():  # no other process's sweep came between

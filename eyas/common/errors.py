@@ -187,7 +187,9 @@ class ConfigError(EyasError):
 
 
 def _tree(cls: type[EyasError]) -> list[type[EyasError]]:
-    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _tree(sub))]
+    """The errors of this file, which have names on the wire; others are known by the one that they refine."""
+    own = [sub for sub in cls.__subclasses__() if sub.__module__ == __name__]
+    return [cls, *(leaf for sub in own for leaf in _tree(sub))]
 
 
 def from_code(code: str, message: str, param: str | None = None) -> EyasError:

@@ -114,6 +114,9 @@ class Dialogue:
         self._messages: list[dict[str, Any]] = [*chat]
         self._pick = random.Random(pick.getrandbits(64))
         self._tools = [_tool(f"tool_{i}", self._pick) for i in range(self._pick.randrange(1, 4))]
+        if "tools" not in str(TEMPLATES[format]):  # then the caller says which there are
+            names = ", ".join(tool["function"]["name"] for tool in self._tools)
+            self._messages.insert(0, {"role": "system", "content": f"Tools: {names}."})
         self._reading = Reading()
 
     def first(self) -> Asked:

@@ -289,6 +289,6 @@ async def test_openais_client_reads_what_it_gets() -> None:
             await client.chat.completions.create(
                 model="eyas-nano",
                 messages=[{"role": "user", "content": "Hi"}],
-                tools=[{"type": "function", "function": {"name": "f"}}],
+                temperature=9,
             )
-        assert refusal.value.param == "tools"
+        assert refusal.value.param == "temperature"

@@ -122,7 +122,7 @@ async def test_what_each_pool_offers(
         assert rank.checksum == pool.checksum
     async with real_worker(config, *Role, pool_dir=str(tmp_path), transfer="none") as w:
         assert w.engine._parts.ready.pools == {} and w.engine._parts.ready.files == {}
-        assert list(tmp_path.iterdir()) == []
+        assert {path.suffix for path in tmp_path.iterdir()} <= {".lock"}
 
 
 def exports(worker: RealWorker) -> set[str]:

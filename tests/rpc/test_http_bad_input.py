@@ -152,7 +152,7 @@ async def test_a_compressed_body_is_refused_as_such(client: httpx.AsyncClient) -
         assert "content-encoding" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"model": "\\ud800"}', b"\xff"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff"])
 async def test_bodies_that_are_not_objects(client: httpx.AsyncClient, body: bytes) -> None:
     response = await client.post("/v1/chat/completions", content=body)
     assert response.status_code == 400

@@ -75,7 +75,7 @@ async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
         assert await decode.tokens() == (expected[0], path)
         assert await same_pages(a, b)
         assert slots_left(a) == slots_free(b) == SLOTS
-    assert list(tmp_path.iterdir()) == [], "staging files outlived their workers"
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".lock"}, "staging files outlived their workers"
     if by == "nixl":
         assert nixl.wrong == [] and len(nixl.reads) >= 5, "nine pages, two at a time"
 

@@ -141,7 +141,8 @@ async def test_it_serves_then_leaves_when_asked(how: str, tmp_path: Path) -> Non
 async def test_an_engine_that_dies_takes_the_front_with_it(tmp_path: Path) -> None:
     async with process("decode", tmp_path) as p:
         await p.ready()
-        (tmp_path / f"eyas-{p.engine.pid}-0a-target").touch()  # what a killed engine cannot remove
+        for name in (".lock", "-0a-target"):  # what a killed engine cannot remove
+            (tmp_path / f"eyas-{p.engine.pid}-abcdef{name}").touch()
         async with rpc.channel(p.address) as channel:
             session = clients.DecodeSessionClient(channel, p.address).open()
             session.submit(request(DIE), attempt=1, attach=False)

@@ -324,6 +324,6 @@ def test_chains_of_heads_with_one_stage_are_drafted_ahead_of(plain: EngineConfig
 
 def test_the_pools_are_files_that_go(plain: EngineConfig) -> None:
     worker = draft_worker(EngineSpec.of(on_device(plain)))
-    assert list(Path(plain.pool_dir).glob("eyas-*"))
+    assert list(Path(plain.pool_dir).glob("eyas-*-*-*"))
     worker.runner.pool.close()
-    assert not list(Path(plain.pool_dir).glob("eyas-*"))
+    assert {path.suffix for path in Path(plain.pool_dir).glob("eyas-*")} <= {".lock"}

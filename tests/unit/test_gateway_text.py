@@ -296,6 +296,7 @@ async def test_bad_folders_are_refused(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("[]")
     with pytest.raises(ConfigError, match="JSON object"):
         Tokenizer.load(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("nonsense")
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         Tokenizer.load(folder)
