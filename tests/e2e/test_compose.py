@@ -242,6 +242,7 @@ def test_on_gpus_each_worker_has_its_own(services: Services) -> None:
     assert seen == ["0", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # a busy machine starts seven processes
 def test_the_stack_answers(services: Services) -> None:
     """Eight chats at once say the same; and the draft worker was found too, though not by its address."""

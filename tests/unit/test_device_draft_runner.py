@@ -204,7 +204,8 @@ def test_a_warm_up_of_a_large_pool_keeps_to_its_slots_pages(plain: EngineConfig)
     device.pool.close()
 
 
-@pytest.mark.parametrize("runners", [pytest.param(CHAIN, marks=pytest.mark.slow), TREE], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("runners", [CHAIN, TREE], indirect=True)
 def test_no_row_is_written_behind_those_that_are_reserved(runners: list[BatchRunner]) -> None:
     """Also where less is wanted than this engine drafts: the pages behind are other sequences'."""
     device, less = runners[1], replace(CHAIN, steps=1)

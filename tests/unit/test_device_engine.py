@@ -107,12 +107,10 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drafts",
-    [
-        pytest.param(DRAFTS[name], id=name, marks=() if name == "chain" else pytest.mark.slow)
-        for name in DRAFTS
-    ],
+    [pytest.param(DRAFTS[name], id=name) for name in DRAFTS],
 )
 def test_tokens_are_the_plain_engines(config: EngineConfig, drafts: SpeculationConfig | None) -> None:
     """And so are the drafts, those of forks too: the rounds end at the same places."""

@@ -106,6 +106,7 @@ class Killed(Loopback):
             super()._handle(worker, event)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_dies_leaves_a_plain_engine_that_runs_ahead(config: EngineConfig) -> None:
     """Had a round waited for it any longer than until its stream broke, this would take half a minute."""
     spec = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
