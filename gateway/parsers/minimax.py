@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 
+from gateway.parsers.bare_calls import CallTags, bare_call
 from gateway.parsers.bare_grammar import parameters
-from gateway.parsers.bare_values import Written, bare
-from gateway.parsers.calls import NAME, Tools, attempt, begin
-from gateway.parsers.kinds import kinds_of
+from gateway.parsers.bare_values import Written
+from gateway.parsers.calls import Tools, attempt
 from gateway.parsers.output import Output
-from gateway.parsers.source import Cut, Source, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, either, quoted, repeated, sequence, text
+from gateway.parsers.source import Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, either, repeated, sequence, text
 
 MARKERS = BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
 INVOKE, INVOKE_END = '<invoke name="', "</invoke>"
@@ -29,35 +29,14 @@ _WRITTEN = Written(
     lines=False,
     name=_TITLE.pattern,
 )
+_CALL = CallTags(PARAMETER, '">', INVOKE_END, _TITLE, _WRITTEN)
 
 
 def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(_TAGS, out.content)):
         if marker == INVOKE:
-            yield from attempt(source, out, _call(source, out, tools))
-
-
-def _call(source: Source, out: Output, tools: Tools) -> Wait[None]:
-    name = yield from source.run(NAME)
-    yield from source.expect('">')
-    begin(source, out, name)
-    kinds = kinds_of(tools.get(name, {}))
-    separator = "{"
-    while True:
-        yield from source.space()
-        if not (yield from source.accept(PARAMETER)):
-            break
-        title = yield from source.run(_TITLE)
-        if not (yield from source.accept('">')):
-            break
-        out.arguments(f"{separator}{quoted(title)}: ")
-        separator = ", "
-        yield from bare(source, out.arguments, _WRITTEN, kinds.of(title))
-    if not (yield from source.accept(INVOKE_END)) and not (yield from source.peek()):
-        raise Cut
-    out.arguments("{}" if separator == "{" else "}")
-    out.done()
+            yield from attempt(source, out, bare_call(source, out, tools, _CALL))
 
 
 def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 
+from gateway.parsers.bare_calls import CallTags, bare_call
 from gateway.parsers.bare_grammar import parameters
-from gateway.parsers.bare_values import Written, bare
-from gateway.parsers.calls import NAME, Tools, attempt, begin
+from gateway.parsers.bare_values import Written
+from gateway.parsers.calls import Tools, attempt
 from gateway.parsers.hermes import BEGIN, END
-from gateway.parsers.kinds import kinds_of
 from gateway.parsers.output import Output
-from gateway.parsers.source import Cut, Source, Wait
-from gateway.parsers.tags import Format, Mark, Schemas, either, quoted, repeated, sequence, text
+from gateway.parsers.source import Source, Wait
+from gateway.parsers.tags import Format, Mark, Schemas, either, repeated, sequence, text
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
@@ -28,35 +28,14 @@ _FOLLOW = (PARAMETER, FUNCTION_END, FUNCTION, *MARKERS)
 _WRITTEN = Written(
     PARAMETER + "{}>\n", f"\n{PARAMETER_END}\n", PARAMETER_END, _FOLLOW, lines=True, name=_TITLE.pattern
 )
+_CALL = CallTags(PARAMETER, ">", FUNCTION_END, _TITLE, _WRITTEN)
 
 
 def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(_TAGS, out.content)):
         if marker == FUNCTION:
-            yield from attempt(source, out, _function(source, out, tools))
-
-
-def _function(source: Source, out: Output, tools: Tools) -> Wait[None]:
-    name = yield from source.run(NAME)
-    yield from source.expect(">")
-    begin(source, out, name)
-    kinds = kinds_of(tools.get(name, {}))
-    separator = "{"
-    while True:
-        yield from source.space()
-        if not (yield from source.accept(PARAMETER)):
-            break
-        title = yield from source.run(_TITLE)
-        if not (yield from source.accept(">")):
-            break
-        out.arguments(f"{separator}{quoted(title)}: ")
-        separator = ", "
-        yield from bare(source, out.arguments, _WRITTEN, kinds.of(title))
-    if not (yield from source.accept(FUNCTION_END)) and not (yield from source.peek()):
-        raise Cut
-    out.arguments("{}" if separator == "{" else "}")
-    out.done()
+            yield from attempt(source, out, bare_call(source, out, tools, _CALL))
 
 
 def grammar(tools: Schemas, mark: Mark, many: bool) -> Format:
