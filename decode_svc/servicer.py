@@ -125,7 +125,7 @@ class _Session:
         try:
             request = convert.request_from_pb(submit.request, self._engine.context_length)
         except (InvalidRequest, Unavailable) as error:
-            self._put_beat()  # first: whoever is refused for a worker that is late knows of it, and waits
+            self._put_beat()  # first: a caller that is refused then knows that the worker is late, and waits
             self._reject(submit.request.id, submit.attempt, error)
             return
         id = self._id(request.id)

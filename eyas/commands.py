@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {line} (see {self.prog} --help)\n")
 
     def refuse_unknown(self, words: Sequence[str]) -> NoReturn:
-        """Ends the command, whose line has `words` that nobody knows."""
+        """Ends the command, whose line has unknown `words`."""
         flags = [name for name in self._option_string_actions if name.startswith("--")]
         self.error(f"unknown: {' '.join(words)}{nearest(words[0].partition('=')[0], flags)}")
 

@@ -1,4 +1,4 @@
-"""Forked processes: gRPC does not survive a fork, and whoever used it before finds it dead in the child.
+"""Forked processes: gRPC does not survive a fork: a process that used it before has it dead in its child.
 
 Its threads are gone there, so a call would wait for ever, whatever its timeout, on new channels too. This
 file knows which process may call, and nothing of calls.

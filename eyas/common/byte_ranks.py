@@ -74,7 +74,7 @@ def _tokenizer(
     pattern: str,
     later: Set[str] = frozenset(),
 ) -> Tokenizer:
-    """`later`: names in `special` that whoever reads the folder's other files adds, with their flags."""
+    """`later`: names in `special` that the reader of the folder's other files adds, with their flags."""
     written = {token: token.decode("latin-1").translate(_CHARACTERS) for token in ranks}
     merges = []
     for token, _ in sorted(ranks.items(), key=lambda item: item[1]):

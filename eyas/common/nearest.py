@@ -1,4 +1,4 @@
-"""What someone may have meant who typed a name that nobody knows."""
+"""What someone may have meant who typed an unknown name."""
 
 from __future__ import annotations
 

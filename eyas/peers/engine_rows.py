@@ -81,13 +81,17 @@ MEMORY = (
     Row(
         VLLM,
         ("--no-enable-prefix-caching",),
-        Refused("leave it out: the cache changes no answer, and gives its pages to whoever needs them"),
+        Refused(
+            "leave it out: the cache changes no answer, and its pages are free for requests that need them"
+        ),
         NONE,
     ),
     Row(
         SGLANG,
         ("--disable-radix-cache",),
-        Refused("leave it out: the cache changes no answer, and gives its pages to whoever needs them"),
+        Refused(
+            "leave it out: the cache changes no answer, and its pages are free for requests that need them"
+        ),
         NONE,
     ),
     Row(
