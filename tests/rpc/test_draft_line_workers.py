@@ -92,7 +92,7 @@ def page(worker: RealWorker) -> str:
 async def test_a_line_is_agreed_on_and_shown_and_its_end_costs_no_token(
     tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, pools = tiny_config(tmp_path / "models"), tmp_path / "pools"
+    config, pools = tiny_config(tmp_path / "models"), tmp_path / "p"  # short: it holds a socket
     (expected,) = await alone(config, tmp_path / "alone", ASKED)
     monkeypatch.setattr(Patience, "draft_wait_s", 5.0)  # a wait for one who is gone would show
     async with drafter(config, pools) as draft:

