@@ -13,13 +13,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import eyas
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
 from eyas.common.children import import_safely
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.logging import announce, setup
+
+if TYPE_CHECKING:
+    from eyas.common.config import EngineConfig
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk is at fault for, wherever a command writes."""
@@ -92,6 +95,8 @@ def _parser() -> Parser:
     demo = command("demo", _demo, "start split services, stream one answer, show figures, stop")
     layout_flags.add_layout(demo)
     flags.add_engine(demo)
+    for engine in (serve, worker, demo):
+        flags.add_tokenizer(engine)
     for server in (serve, worker, gateway, demo):  # their flags may be those of other servers, or in a file
         server.reader = read
         server.add_argument("--config", metavar="FILE", help="YAML: flags as keys; what is typed counts more")
@@ -154,14 +159,33 @@ def _worker(args: argparse.Namespace) -> int:
     if args.supervised:
         die_with_parent()
     config = worker_config(args)
-    from eyas.worker.folder import check_engine
+    from eyas.worker.folder import check_engine, check_vocabulary
 
     check_engine(config.engine)
+    if config.engine.tokenizer is not None and not args.supervised:  # else its cluster has looked
+        check_vocabulary(config.engine.tokenizer, config.engine.model)
+    if not args.supervised:
+        _check_room(config.engine)
     _tell(args.notes)
     from eyas.worker.worker import run_worker
 
     run_worker(config)
     return 0
+
+
+def _check_room(engine: EngineConfig) -> None:
+    """Raises ConfigError unless a worker alone has room here. (A cluster's launcher looks at its own.)"""
+    import contextlib
+
+    from eyas.common import gpus
+    from eyas.common.memory import memory
+    from eyas.worker.room import check_room
+
+    known: tuple[int | None, ...] = ()
+    if engine.device != "cpu":
+        with contextlib.suppress(ConfigError):  # a driver without its tool: the engine looks itself
+            known = gpus.memory()
+    check_room({"worker": engine}, known, memory())
 
 
 def _gateway(args: argparse.Namespace) -> int:
@@ -171,12 +195,12 @@ def _gateway(args: argparse.Namespace) -> int:
     if args.supervised:
         die_with_parent()
     config = gateway_alone(args)
-    from eyas.worker.folder import check_model
+    from eyas.worker.folder import check_gateway
     from eyas.worker.gateway_group import run_group
     from eyas.worker.gateway_main import run_gateway
     from gateway.sampling_defaults import chosen_defaults
 
-    check_model(config.model, "dummy", config.chat_template)  # it reads the tokenizer, never the weights
+    check_gateway(config)
     chosen_defaults(config)
     _tell(args.notes)
     if config.processes > 1:

@@ -54,10 +54,11 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 def _brought(engine: EngineConfig) -> EngineConfig:
     """With folders where names on the hub stood."""
     weights = engine.load_format != "dummy"
+    tokenizer = engine.tokenizer and model_folder(engine.tokenizer, "tokenizer", weights=False)
     model = draft = model_folder(engine.model, weights=weights)
     if engine.draft is not None and engine.draft != engine.model:
         draft = model_folder(engine.draft, "draft", weights=weights)
-    return dataclasses.replace(engine, model=model, draft=engine.draft and draft)
+    return dataclasses.replace(engine, model=model, tokenizer=tokenizer, draft=engine.draft and draft)
 
 
 def _named(args: argparse.Namespace) -> str:
@@ -70,6 +71,11 @@ def _named(args: argparse.Namespace) -> str:
     return f"{args.model}@{args.revision}"
 
 
+def _tokenizer(args: argparse.Namespace) -> str | None:
+    """The tokenizer's folder, or its name on the hub; None: it is the model's, as in all benchmarks."""
+    return getattr(args, "server_tokenizer", None) or None
+
+
 def _engine(args: argparse.Namespace) -> EngineConfig:
     """With names on the hub as they are: nothing is fetched until every flag was looked at."""
     _check_transfer(args.transfer, args.tensor_parallel_size)
@@ -79,6 +85,8 @@ def _engine(args: argparse.Namespace) -> EngineConfig:
     return resolve_engine(
         args.device,
         model=_named(args),
+        tokenizer=_tokenizer(args),
+        chat_template=getattr(args, "chat_template", None),
         draft=_draft_folder(args),
         draft_capture_layers=args.draft_capture_layers,
         speculative_token_map=args.speculative_token_map,
@@ -234,6 +242,7 @@ def gateway_config(args: argparse.Namespace, registry: str = "static:") -> Gatew
         grpc_port=args.grpc_port,
         registry=registry,
         model=_named(args),
+        tokenizer=_tokenizer(args),
         **_names(args),
         generation_config=args.generation_config,
         override_generation_config=args.override_generation_config,
@@ -275,7 +284,9 @@ def gateway_alone(args: argparse.Namespace) -> GatewayConfig:
     if not is_redis(args.registry) and not listed(args.registry):
         raise ConfigError(f"--registry: {args.registry} lists no worker", param="registry")
     config = gateway_config(args, args.registry)
-    config = dataclasses.replace(config, model=model_folder(config.model, weights=False))
+    tokenizer = config.tokenizer and model_folder(config.tokenizer, "tokenizer", weights=False)
+    model = model_folder(config.model, weights=False)
+    config = dataclasses.replace(config, model=model, tokenizer=tokenizer)
     return dataclasses.replace(
         config, layout=args.layout, member=args.member, registry_ca=args.registry_ca, cluster=args.cluster
     )
@@ -358,7 +369,7 @@ def serve_config(args: argparse.Namespace, gateway: GatewayConfig) -> ServeConfi
     _check_transfer(engine.transfer, max(counts["prefill_tp"], counts["decode_tp"]))
     brought = _brought(engine)
     if gateway.model == engine.model:
-        gateway = dataclasses.replace(gateway, model=brought.model)
+        gateway = dataclasses.replace(gateway, model=brought.model, tokenizer=brought.tokenizer)
     return ServeConfig(gateway=gateway, engine=brought, layout=layout, gpus=args.gpus, **counts)
 
 
@@ -402,6 +413,7 @@ def own_config(args: argparse.Namespace) -> ServeConfig:
         port=next(ports),
         grpc_port=next(ports),
         model=_named(args),
+        tokenizer=_tokenizer(args),
         served_model=served_model(args.model),
         tls_dir=tls_folder.chosen(None),
         drain_s=0.0,  # its only client is the command

@@ -88,6 +88,12 @@ def add_log(add: Callable[..., argparse.Action], format: str, level: str) -> Non
     add("--log-level", type=log_level, default=level, metavar="LEVEL", help=text)
 
 
+def add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    """Where a server's tokenizer comes from. (Benchmarks have a flag of this name for their data sets.)"""
+    text = "a folder, or ORG/NAME on the hub: tokenizer, chat template and ends of turns (the model's)"
+    parser.add_argument("--tokenizer", dest="server_tokenizer", metavar="TOKENIZER", help=text)
+
+
 def add_revision(parser: argparse.ArgumentParser) -> None:
     """The revision of a model that is named as on the hub."""
     text = "of a --model on the hub: its branch, tag or commit (main)"

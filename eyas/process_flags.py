@@ -13,6 +13,7 @@ from eyas.flags import (
     REGISTRY,
     add_log,
     add_revision,
+    add_tokenizer,
     amount,
     host,
     http_url,
@@ -45,7 +46,7 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     _add_door(parser)
     for flag, known in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING)):
         add(flag, choices=[AUTO, *known, NONE], default=AUTO, help="the format (the chat template's)")
-    add("--chat-template", metavar="FILE", help="a Jinja template of chats (the model folder's)")
+    _add_template(parser)
     text = "special tokens in the texts of chats count, as in other servers (they stay text)"
     add("--trust-special-tokens", action="store_true", help=text)
     add(
@@ -66,9 +67,16 @@ def add_gateway(parser: argparse.ArgumentParser, gateway: GatewayConfig = ServeC
     _add_drain(parser, gateway.drain_s)
 
 
+def _add_template(parser: argparse.ArgumentParser) -> None:
+    text = (
+        "a Jinja template of chats: its file, or itself, with {{ or {%% in it (the one beside the tokenizer)"
+    )
+    parser.add_argument("--chat-template", metavar="FILE|TEXT", help=text)
+
+
 def _add_answers(add: Callable[..., argparse.Action]) -> None:
     """The model's names, and what a request that says nothing gets."""
-    text = "the model's names in the API, the one in answers first (its folder's)"
+    text = "the model's names in the API; an answer has the one that its request gave (its folder's)"
     add(
         "--served-model-name",
         "--served-model",
@@ -129,6 +137,7 @@ def add_gateway_alone(parser: argparse.ArgumentParser) -> None:
     _add_redis(parser)
     text = "its tokenizer and limits: a folder, or ORG/NAME on the hub (the embedded model)"
     parser.add_argument("--model", default=GatewayConfig.model, metavar="MODEL", help=text)
+    add_tokenizer(parser)
     add_revision(parser)
     add_gateway(parser, GatewayConfig())
     add_log(parser.add_argument, GatewayConfig.log_format, GatewayConfig.log_level)
@@ -160,6 +169,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     add("--registry", default=worker.registry, metavar=REGISTRY, help="the workers of its cluster (none)")
     _add_redis(parser)
     add_tls_dir(parser)
+    _add_template(parser)
     text = f"threads that compute on a CPU ({worker.engine.threads})"
     add("--threads", type=positive, default=worker.engine.threads, metavar="N", help=text)
     text = f"where KV pages lie that come and go by shm ({worker.engine.pool_dir})"

@@ -121,6 +121,15 @@ def check_model(config: GatewayConfig, name: str) -> None:
         raise ModelNotFound(f"the model {name[:200]!r} does not exist: this server has {has}", param="model")
 
 
+def called(model: ServedModel, config: GatewayConfig, name: str) -> ServedModel:
+    """The model by the name that a caller gave it, which its answer repeats.
+
+    Raises ModelNotFound unless it is one of the model's names.
+    """
+    check_model(config, name)
+    return model if name == model.id else dataclasses.replace(model, id=name)
+
+
 def admit(
     model: ServedModel, prompt_ids: PromptIds, options: GenerationOptions, timeout_s: float
 ) -> GenerationRequest:

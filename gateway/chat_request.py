@@ -13,7 +13,7 @@ import msgspec
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
-from gateway.admission import GenerationOptions, ServedModel, admit, check_model
+from gateway.admission import GenerationOptions, ServedModel, admit, called
 from gateway.chat_fields import ChatMessage
 from gateway.dialect import Dialect, dialect_of
 from gateway.history import calls_in, template_messages, texts_of
@@ -69,7 +69,7 @@ async def chat_call(
 
     Raises EyasError for what the model cannot do.
     """
-    check_model(config, body.model)
+    served = called(served, config, body.model)
     text, prompt = await chat_prompt(model, body.messages, body, special=body.add_special_tokens)
     reading = reading_of(model.dialect, body, body.messages, text)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens

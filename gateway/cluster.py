@@ -45,11 +45,19 @@ class Cluster:
 
     The first target worker seen fixes model and arithmetic, and the first decode worker whether drafts are
     accepted by chance (benchmarks). Workers that differ get no requests, so every answer comes from one
-    model. A session reconnects by itself and outlives its worker; it ends when the registry has not listed
-    the worker for `RETIRE_S`. `pace`: the turns of large prompts that are sent to workers.
+    model; nor do those whose tokenizer is not the gateway's, `tokenizer` ("": it is not compared). A session
+    reconnects by itself and outlives its worker; it ends when the registry has not listed the worker for
+    `RETIRE_S`. `pace`: the turns of large prompts that are sent to workers.
     """
 
-    def __init__(self, registry: Registry, dial: rpc.Dial = rpc.channel, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        dial: rpc.Dial = rpc.channel,
+        pace: Pace | None = None,
+        tokenizer: str = "",
+    ) -> None:
+        self._tokenizer = tokenizer
         self.pace = pace or Pace()
         self._registry = registry
         self._channels = rpc.Channels(dial)
@@ -196,6 +204,8 @@ class Cluster:
         """How a target worker differs from the ones that get requests; empty if it does not."""
         if info.fingerprint != self._fingerprint:
             return f"serves another model ({info.model})"
+        if self._tokenizer and info.tokenizer and info.tokenizer != self._tokenizer:
+            return "has another tokenizer than the gateway (--tokenizer of either, or the model's folder)"
         if info.arithmetic != self._arithmetic:
             return f"computes by {info.arithmetic} arithmetic, and others by {self._arithmetic}"
         if Role.DECODE not in info.roles:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import codecs
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from eyas.common.decoders import StreamedDecoder, compile_decoder
+from eyas.common.decoders import StreamedDecoder, compile_decoder, decoder_of
 from eyas.common.text_stages import TextStage, clean_up_stages
 
 _CONTEXT = 16  # tokens before a text that can change how it begins
@@ -54,7 +53,7 @@ class TokenBytes:
         """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.hf = tokenizer
-        self.decoder = compile_decoder(json.loads(tokenizer.to_str())["decoder"], vocabulary)
+        self.decoder = compile_decoder(decoder_of(tokenizer), vocabulary)
         self._clean_up = clean_up
         self._names = [tokenizer.id_to_token(id) for id in range(max(vocabulary.values(), default=-1) + 1)]
         to_bytes = self.decoder.piece if self.decoder else str.encode

@@ -24,7 +24,7 @@ from eyas.common.logging import request_id, traceparent
 from eyas.common.tls import door_context
 from eyas.common.types import GenerationRequest
 from gateway import grpc_door, grpc_messages
-from gateway.admission import ServedModel, admit, answer_limit, check_model, served_model
+from gateway.admission import ServedModel, admit, answer_limit, called, check_model, served_model
 from gateway.backend import GenerationBackend, GenerationStream
 from gateway.chat_request import ChatModel, chat_prompt, held, read_rules, reading_of
 from gateway.grpc_chat import Chat, chat_of, read_delta_to_pb
@@ -54,11 +54,16 @@ class _Asked:
     """A call with its prompt in ids. `reading`: what is looked for in the answers of the `chat`."""
 
     prompt: tuple[int, ...]
-    options: eyas_pb2.GenerateOptions
+    request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest
     rules: TextRules
     context: Context
     chat: Chat | None = None
     reading: Reading | None = None
+
+    @property
+    def options(self) -> eyas_pb2.GenerateOptions:
+        """Those of the request."""
+        return self.request.options
 
     def named(self, error: InvalidRequest) -> InvalidRequest:
         """With the names of this API's fields; of a grammar that tools alone ask for, with theirs."""
@@ -103,7 +108,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         rules = grpc_messages.text_rules(request.options, continues_prompt=False)
         if reading is not None:
             rules = read_rules(rules, reading)
-        asked = _Asked(prompt, request.options, rules, context, chat, reading)
+        asked = _Asked(prompt, request, rules, context, chat, reading)
         async with contextlib.aclosing(self._run(asked, eyas_pb2.ChatResponse)) as responses:
             async for response in responses:
                 yield response
@@ -120,7 +125,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         else:
             prompt = await self._tokenizer.encode_prompt(request.text)
         rules = grpc_messages.text_rules(request.options, continues_prompt=True)
-        asked = _Asked(prompt, request.options, rules, context)
+        asked = _Asked(prompt, request, rules, context)
         async with contextlib.aclosing(self._run(asked, eyas_pb2.GenerateResponse)) as responses:
             async for response in responses:
                 yield response
@@ -150,6 +155,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         """Admits the prompt, then yields its deltas and its usage; every way out frees the cluster."""
         began = time.monotonic()
         model = await self._served()
+        model = called(model, self._config, asked.request.model or model.id)
         request = await self._admit(model, asked)
         readers = [MessageReader(asked.reading) for _ in request.choices if asked.reading is not None]
         async with contextlib.AsyncExitStack() as owned:

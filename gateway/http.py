@@ -280,6 +280,7 @@ class HttpFront:
                 async with life.limit():
                     answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
                 pay(answer.usage.prompt_tokens)
+                _log_begin(call, answer)
                 owned.callback(lambda: pay(answer.usage.completion_tokens))
                 owned.callback(lambda: meter.ended(answer.usage, answer.traces))
                 owned.callback(lambda: _log_end(call, answer))
@@ -340,6 +341,13 @@ class HttpFront:
             raise InvalidRequest(f"tokens holds an id outside 0 .. {known - 1}", param="tokens")
         text = self._tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
         return json_response({"prompt": text})
+
+
+def _log_begin(call: ApiCall, answer: Answer) -> None:
+    """Logs sizes of what was asked, and nothing that was said."""
+    asked, most = answer.usage.prompt_tokens, call.requests[0].params.max_tokens
+    text = "%s (%s) has %d prompt tokens and %d choices of at most %d tokens"
+    _log.debug(text, call.id, call.requests[0].id, asked, call.n * len(call.requests), most)
 
 
 def _log_end(call: ApiCall, answer: Answer) -> None:

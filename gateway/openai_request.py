@@ -20,7 +20,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, PromptIds
-from gateway.admission import GenerationOptions, ServedModel, admit, check_model
+from gateway.admission import GenerationOptions, ServedModel, admit, called
 from gateway.long_ids import settled
 from gateway.parsers.message import Reading
 from gateway.schema import GenerationBody, SamplingFields, TextBody, drafting
@@ -111,7 +111,7 @@ async def text_call(
     config: GatewayConfig, model: ServedModel, tokenizer: Tokenizer, body: TextBody
 ) -> ApiCall:
     """The call of text completions. Raises EyasError for what the model cannot do."""
-    check_model(config, body.model)
+    model = called(model, config, body.model)
     options = await generation_options(model, tokenizer, body, body.max_tokens)
     options = dataclasses.replace(options, default_max_tokens=COMPLETION_MAX_TOKENS)
     drawn = body.drawn

@@ -72,7 +72,7 @@ class Pages:
         return json_response(
             {
                 "model_path": self._config.model,
-                "tokenizer_path": self._config.model,
+                "tokenizer_path": str(self._config.texts.folder),
                 "served_model_name": model.id,
                 "is_generation": True,
                 "preferred_sampling_params": with_file_names(model.sampling) or None,
@@ -97,7 +97,7 @@ class Pages:
             {
                 "version": eyas.__version__,
                 "model_path": self._config.model,
-                "tokenizer_path": self._config.model,
+                "tokenizer_path": str(self._config.texts.folder),
                 "served_model_name": model.id,
                 "context_length": model.context_length,
                 "internal_states": [{"avg_spec_accept_length": 1 + accepted / steps if steps else None}],

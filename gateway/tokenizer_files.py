@@ -16,20 +16,23 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
+from eyas.common.text_source import given_template
 from gateway.chat import ChatTemplate
 
 CONFIG = "tokenizer_config.json"
 
 
-def load_chat_template(folder: Path, file: str | None = None) -> ChatTemplate | None:
-    """The template in `file`; without one the folder's, or its named ones; None if the folder has none.
+def load_chat_template(folder: Path, given: str | None = None) -> ChatTemplate | None:
+    """The template that was `given`, itself or as a file; without one the folder's, or its named ones; None
+    if the folder has none.
 
-    Raises ConfigError, naming the file, for one that cannot be read or does not compile.
+    Raises ConfigError, naming the file or the flag, for one that cannot be read or does not compile.
     """
     with _understood(folder):
         variables = {name: token.content for name, token in _special_tokens(folder) if name is not None}
-        if file is not None:
-            return ChatTemplate(_read(Path(file)), variables, origin=f"--chat-template: {file}")
+        if given is not None:
+            source, origin = given_template(given)
+            return ChatTemplate(source, variables, origin=origin)
         if files := _template_files(folder):
             sources = {name: _read(path) for name, path in files.items()}
             return ChatTemplate(sources, variables, origin=" and ".join(map(str, files.values())))

@@ -86,7 +86,8 @@ def create_file(path: Path, size: int) -> mmap.mmap:
             os.posix_fallocate(fd, 0, size)
             mapped = mmap.mmap(fd, size)
         except OSError as error:
-            raise ConfigError(f"{path.parent} cannot hold KV pages of {size} bytes: {error}") from None
+            text = f"{path.parent} cannot hold {size / 2**30:.2f} GiB of KV pages: {error}"
+            raise ConfigError(text) from None
         finally:
             os.close(fd)
         undo.pop_all()

@@ -75,14 +75,16 @@ def _tokenizer(
     later: Set[str] = frozenset(),
 ) -> Tokenizer:
     """`later`: names in `special` that the reader of the folder's other files adds, with their flags."""
-    written = {token: token.decode("latin-1").translate(_CHARACTERS) for token in ranks}
+    written = {token.decode("latin-1").translate(_CHARACTERS): id for token, id in ranks.items()}
     merges = []
-    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
-        parts = [(token[:at], token[at:]) for at in range(1, len(token))]
-        known = [part for part in parts if part[0] in ranks and part[1] in ranks]
-        known.sort(key=lambda part: (ranks[part[0]], ranks[part[1]]))
-        merges += [(written[left], written[right]) for left, right in known]
-    vocabulary = {written[token]: id for token, id in ranks.items()} | dict(special)
+    for token in sorted(written, key=written.__getitem__):
+        ways = []
+        for at in range(1, len(token)):
+            left, right = token[:at], token[at:]
+            if left in written and right in written:
+                ways.append((written[left], written[right], left, right))
+        merges += [(left, right) for *_, left, right in sorted(ways)]
+    vocabulary = written | dict(special)
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     made.pre_tokenizer = cut(pattern)
     made.decoder = decoders.ByteLevel()

@@ -18,6 +18,7 @@ from typing import Any
 from eyas.common.address import is_address, join
 from eyas.common.cluster_name import CLUSTER
 from eyas.common.errors import ConfigError
+from eyas.common.text_source import TextSource
 from eyas.common.types import EXACT, FAST, Role
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -68,6 +69,8 @@ class EngineConfig:
     """One engine process: what it loads, how much it may hold, how large its steps may be."""
 
     model: str = str(NANO)
+    tokenizer: str | None = None  # the folder of its tokenizer; None: the model's own
+    chat_template: str | None = None  # as a gateway's: answers end where it ends turns
     draft: str | None = str(NANO_HEAD)  # the draft head's folder; None: there is none
     draft_capture_layers: tuple[int, ...] = ()  # whose input the head's feature is made of; (): as it says
     speculative_token_map: str | None = None  # a file of the ids that the head proposes; None: all
@@ -116,6 +119,11 @@ class EngineConfig:
             return FAST
         ranks = self.tensor_parallel_size
         return EXACT if ranks == 1 else f"{EXACT}_tp{ranks}"
+
+    @property
+    def texts(self) -> TextSource:
+        """What makes texts tokens."""
+        return TextSource(Path(self.tokenizer or self.model), self.chat_template)
 
     @property
     def device_ranks(self) -> int:
@@ -363,8 +371,9 @@ class GatewayConfig:
     ttft_target: float = 1.0  # of auto, in seconds: a good request's first token comes within
     tpot_target: float = 0.05  # of auto, in seconds: its mean time per later token, at most
     model: str = str(NANO)
-    served_model: str = "eyas-nano"  # in answers
-    other_names: tuple[str, ...] = ()  # by which callers may name it too
+    tokenizer: str | None = None  # as an engine's
+    served_model: str = "eyas-nano"  # its name
+    other_names: tuple[str, ...] = ()  # by which callers may name it too; an answer repeats the one it got
     api_keys: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # plain ones; (): there are none
     api_key_file: str | None = None  # the hashes of the valid keys; then `api_keys` is empty
     door: DoorFiles | None = None  # what callers are shown; None: they are answered in plain
@@ -377,7 +386,7 @@ class GatewayConfig:
     request_timeout_s: float = 7 * 86_400.0  # a week: no limit while tokens come (`gateway.silence`)
     tool_call_parser: str = "auto"  # the format of calls: "auto": the chat template's; "none": there are none
     reasoning_parser: str = "auto"  # the same of the reasoning
-    chat_template: str | None = None  # a file; None: the model folder's
+    chat_template: str | None = None  # itself, or its file; None: that beside the tokenizer
     trust_special_tokens: bool = False  # in the texts of chats: they count as those that the template writes
     sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where a request says nothing
     generation_config: str = "auto"  # the source of `sampling`: "auto": the model's; "vllm": none; a folder
@@ -393,8 +402,13 @@ class GatewayConfig:
     member: str | None = None  # of those processes, this one's socket; None: it is alone
 
     @property
+    def texts(self) -> TextSource:
+        """What makes texts tokens."""
+        return TextSource(Path(self.tokenizer or self.model), self.chat_template)
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """The model's names in the API, the one in answers first."""
+        """The model's names in the API, the one by which it is known elsewhere first."""
         return (self.served_model, *self.other_names)
 
 

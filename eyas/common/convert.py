@@ -283,6 +283,7 @@ def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
         backlog=backlog_to_pb(info.backlog),
         rates=None if info.rates is None else rates_to_pb(info.rates),
         arithmetic=info.arithmetic,
+        tokenizer=info.tokenizer,
     )
 
 
@@ -312,6 +313,7 @@ def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
         backlog=backlog_from_pb(pb.backlog),
         rates=rates_from_pb(pb.rates) if pb.HasField("rates") else None,
         arithmetic=pb.arithmetic or FAST,
+        tokenizer=pb.tokenizer,
     )
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from tokenizers import decoders
+from tokenizers import Tokenizer, decoders
 
 from eyas.common.text_stages import Replacer, Stripper, TextStage
 
@@ -39,6 +39,14 @@ class StreamedDecoder:
     first_piece: Callable[[str], bytes] | None = None
     stages: tuple[Callable[[], TextStage], ...] = ()
     distinct: bool = False
+
+
+def decoder_of(tokenizer: Tokenizer) -> Step | None:
+    """A tokenizer's decoder as tokenizer.json writes it; the vocabulary beside it takes a second to write."""
+    if tokenizer.decoder is None:
+        return None
+    step: Step = json.loads(tokenizer.decoder.__getstate__())
+    return step
 
 
 def compile_decoder(decoder: Step | None, vocabulary: Iterable[str]) -> StreamedDecoder | None:

@@ -61,11 +61,8 @@ def of_model(path: Path, config: Mapping[str, Any]) -> Tokenizer:
     fall_back = [decoders.ByteFallback()] if model.bytes_fall_back else []
     strip = [decoders.Strip(" ", 1, 0)] if model.begins_with_space else []
     made.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), *fall_back, decoders.Fuse(), *strip])
-    for piece in model.pieces:
-        if piece.kind in (_CONTROL, _UNKNOWN):
-            made.add_special_tokens([AddedToken(piece.text, special=True, normalized=False)])
-        elif piece.kind == _OWN:
-            made.add_tokens([AddedToken(piece.text, special=False, normalized=False)])
+    named = [piece for piece in model.pieces if piece.kind in (_CONTROL, _UNKNOWN, _OWN)]
+    made.add_tokens([AddedToken(piece.text, special=piece.kind != _OWN, normalized=False) for piece in named])
     _surround(made, model, config)
     return made
 

@@ -1,7 +1,8 @@
 """The tokenizer of a model's folder, whichever of the published forms it has, as the `tokenizers` library's.
 
 It knows which file counts where a folder has several, and needs neither torch nor transformers. The forms
-other than tokenizer.json are converted each time: `byte_ranks` and `sentence_pieces` know them.
+other than tokenizer.json are converted, once (`converted_tokenizers`): `byte_ranks` and `sentence_pieces`
+know them.
 """
 
 from __future__ import annotations
@@ -11,20 +12,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers import decoders as decoding
 
-from eyas.common import byte_ranks, sentence_pieces
+from eyas.common import byte_ranks, converted_tokenizers, sentence_pieces
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
 
+_JSON = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
+_ADDED = "added_tokens.json"
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _TokenizerFile(msgspec.Struct):
+    added_tokens: list[_Added] = []
+
+
 _FORMS: dict[str, Callable[[Path, dict[str, Any]], Tokenizer]] = {
-    "tokenizer.json": lambda path, _: Tokenizer.from_file(str(path)),
+    _JSON: lambda path, _: Tokenizer.from_file(str(path)),
     "tekken.json": lambda path, _: byte_ranks.of_tekken(path),
     "tiktoken.model": byte_ranks.of_kimi,
     "tokenizer.model": sentence_pieces.of_model,
@@ -35,6 +51,15 @@ _FORMS: dict[str, Callable[[Path, dict[str, Any]], Tokenizer]] = {
 TOKENIZER_FILES = (
     "tokenizer.json, tekken.json, tiktoken.model, tokenizer.model, or vocab.json with merges.txt"
 )
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Names the content of the folder's tokenizer file, wherever it lies; "" if there is none to be read."""
+    path = tokenizer_file(folder)
+    try:
+        return "" if path is None else converted_tokenizers.digest([path])
+    except OSError:
+        return ""
 
 
 def tokenizer_file(folder: Path) -> Path | None:
@@ -48,33 +73,70 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     path = tokenizer_file(folder)
     if path is None:
         raise ConfigError(f"{folder} has no tokenizer ({TOKENIZER_FILES})", param="model")
-    config = read_json_object(folder / _CONFIG, "model") if (folder / _CONFIG).exists() else {}
     try:
-        made = _FORMS[path.name](path, config)
-        if path.name != "tokenizer.json":
-            _add_tokens(made, folder, config)
+        return _FORMS[_JSON](path, {}) if path.name == _JSON else _converted(path)
     except ConfigError:
         raise
     except Exception as error:  # the library raises bare Exception for every cause
         raise ConfigError(f"{path} cannot be loaded: {error}", param="model") from error
+
+
+def special_tokens(folder: Path) -> dict[str, int]:
+    """Ids of the special tokens by their text; those of a folder whose tokenizer cannot be read: none."""
+    if (path := tokenizer_file(folder)) is None:
+        return {}
+    written = path if path.name == _JSON else converted_tokenizers.place(_sources(path))
+    try:
+        if written.is_file():  # it is much quicker read for these alone
+            tokens = msgspec.json.decode(written.read_bytes(), type=_TokenizerFile).added_tokens
+            return {token.content: token.id for token in tokens if token.special}
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        if written == path:
+            return {}
+    try:
+        added = read_tokenizer(folder).get_added_tokens_decoder()
+    except ConfigError:
+        return {}
+    return {token.content: id for id, token in added.items() if token.special}
+
+
+def _converted(path: Path) -> Tokenizer:
+    """Of another form than tokenizer.json, from the cache if it is there."""
+    place = converted_tokenizers.place(_sources(path))
+    if (found := converted_tokenizers.find(place)) is not None:
+        return found
+    config = read_json_object(path.with_name(_CONFIG), "model") if path.with_name(_CONFIG).exists() else {}
+    made = _FORMS[path.name](path, config)
+    _add_tokens(made, path.parent, config)
+    converted_tokenizers.put(place, made)
     return made
+
+
+def _sources(path: Path) -> list[Path]:
+    """The files that a tokenizer is converted from, and the code that does it."""
+    code = [Path(file) for file in (__file__, byte_ranks.__file__, sentence_pieces.__file__)]
+    return [path, _merges(path), path.with_name(_CONFIG), path.with_name(_ADDED), *code]
 
 
 def _add_tokens(made: Tokenizer, folder: Path, config: dict[str, Any]) -> None:
     """The tokens that stand beside the vocabulary, by id."""
     added = {int(id): entry for id, entry in config.get("added_tokens_decoder", {}).items()}
-    older = folder / "added_tokens.json"
+    older = folder / _ADDED
     for name, id in (read_json_object(older, "model") if older.exists() else {}).items():
         added.setdefault(id, {"content": name, "special": True})
+    made.add_tokens(
+        [
+            AddedToken(
+                entry["content"],
+                special=entry.get("special", False),
+                lstrip=entry.get("lstrip", False),
+                rstrip=entry.get("rstrip", False),
+                normalized=False,
+            )
+            for _, entry in sorted(added.items())
+        ]
+    )
     for id, entry in sorted(added.items()):
-        token = AddedToken(
-            entry["content"],
-            special=entry.get("special", False),
-            lstrip=entry.get("lstrip", False),
-            rstrip=entry.get("rstrip", False),
-            normalized=False,
-        )
-        made.add_tokens([token])
         if made.token_to_id(entry["content"]) != id:
             text = f"its added token {entry['content']!r} cannot have the id {id}"
             raise ConfigError(f"{folder}: {text}", param="model")

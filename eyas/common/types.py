@@ -256,7 +256,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     engine still loads, so only its address and roles are known. `stalled`: its engine makes no progress, so
     it takes nothing new, and serves again if the engine goes on. `stays`: no KV page leaves it or comes.
     `rates`: None if they are not known. `arithmetic`: "exact" if a request's tokens follow it alone, to the
-    bit, else "fast"; "exact_tp2" where two GPUs share the model, whose bits are others.
+    bit, else "fast"; "exact_tp2" where two GPUs share the model, whose bits are others. `tokenizer`: a hash
+    of its tokenizer's file, by which it follows grammars; "": it has none.
     """
 
     worker: str
@@ -279,6 +280,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     backlog: Backlog = Backlog()
     rates: StepRates | None = None
     arithmetic: str = FAST
+    tokenizer: str = ""
 
     @property
     def runs_target(self) -> bool:

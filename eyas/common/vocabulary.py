@@ -6,12 +6,11 @@ what is held to a grammar cannot hold their names by accident.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from eyas.common.decoders import compile_decoder
+from eyas.common.decoders import compile_decoder, decoder_of
 from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.common.json_object import read_json_object
 from eyas.common.tokenizer_source import read_tokenizer
@@ -31,7 +30,7 @@ def pieces(folder: Path) -> list[bytes]:
         message = f"the model has no tokenizer that can be read: {error.message}"
         raise InvalidRequest(message, param="grammar") from None
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    decoder = compile_decoder(json.loads(tokenizer.to_str())["decoder"], vocabulary)
+    decoder = compile_decoder(decoder_of(tokenizer), vocabulary)
     if decoder is None or decoder.distinct:
         message = "this model's tokenizer tells a text at its end only, so no output can be held to a grammar"
         raise InvalidRequest(message, param="grammar")

@@ -45,10 +45,8 @@ MODEL = (
     Row(
         BOTH, ("--trust-remote-code",), Usual("no code of a model's folder is run; models are built in"), NONE
     ),
-    Row(BOTH, ("--tokenizer",), Refused("put its tokenizer.json into the model's folder"), example="t"),
-    Row(
-        SGLANG, ("--tokenizer-path",), Refused("put its tokenizer.json into the model's folder"), example="t"
-    ),
+    Row(BOTH, ("--tokenizer",), Same(note="a folder, or a name on the hub"), example="t"),
+    Row(SGLANG, ("--tokenizer-path",), Alias("--tokenizer"), example="t"),
     Row(
         BOTH,
         ("--tokenizer-mode",),
@@ -58,7 +56,7 @@ MODEL = (
     Row(
         BOTH, ("--skip-tokenizer-init",), Refused("leave it out: prompts may be token ids all the same"), NONE
     ),
-    Row(BOTH, ("--chat-template",), Same(note="a file"), example="t"),
+    Row(BOTH, ("--chat-template",), Same(note="a file, or the template itself"), example="t"),
     Row(
         VLLM,
         ("--chat-template-content-format",),
@@ -75,10 +73,11 @@ MODEL = (
     Row(BOTH, ("--revision",), Same(note="of a model on the hub"), example="main"),
     Row(
         VLLM,
-        ("--code-revision", "--tokenizer-revision"),
+        ("--code-revision",),
         Refused("fetch that revision, and name its folder"),
         example="main",
     ),
+    Row(VLLM, ("--tokenizer-revision",), Refused("name it: `--tokenizer ORG/NAME@REVISION`"), example="main"),
     Row(BOTH, ("--download-dir",), Refused("name the model's folder, wherever it lies"), example="d"),
     Row(VLLM, ("--hf-token",), Refused("set HF_TOKEN in the environment"), example="t"),
     Row(VLLM, ("--hf-config-path",), Refused(_OWN_COPY), example="d"),

@@ -187,6 +187,7 @@ class Front:
             backlog=self._load.backlog,
             rates=ready.rates,
             arithmetic=ready.arithmetic,
+            tokenizer=ready.tokenizer,
         )
 
     def _send(self, commands: Sequence[Command]) -> None:

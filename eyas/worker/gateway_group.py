@@ -52,7 +52,7 @@ def run_group(config: GatewayConfig) -> None:
         _logger.warning(text, config.processes, config.processes)
     # What is wrong with them is told once, before any process starts.
     registry(config.registry, ca=config.registry_ca, cluster=config.cluster)
-    Tokenizer.load(config.model)
+    Tokenizer.load(config.texts.folder, template=config.chat_template)
     service_tls(config.tls_dir)
     if config.door is not None:
         door_context(config.door)

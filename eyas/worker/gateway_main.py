@@ -21,6 +21,7 @@ from eyas.common.address import is_loopback, join
 from eyas.common.config import GatewayConfig
 from eyas.common.discovery import registry
 from eyas.common.tls import door_context, service_tls
+from eyas.common.tokenizer_source import tokenizer_digest
 from eyas.worker.descriptors import raise_limit
 from eyas.worker.http_protocol import HttpLimits
 from eyas.worker.http_server import HttpServer
@@ -80,8 +81,9 @@ def warn_if_open(config: GatewayConfig) -> None:
 
 
 async def _run(config: GatewayConfig) -> None:
+    folder = config.texts.folder
     tokenizer = Tokenizer.load(
-        config.model, template=config.chat_template, trust_special_tokens=config.trust_special_tokens
+        folder, template=config.chat_template, trust_special_tokens=config.trust_special_tokens
     )
     config = dataclasses.replace(config, sampling=chosen_defaults(config))
     if config.sampling:
@@ -90,8 +92,8 @@ async def _run(config: GatewayConfig) -> None:
     dial = rpc.dialer(service_tls(config.tls_dir))
     workers = registry(config.registry, dial, config.registry_ca, config.cluster)
     quotas = Quotas(read_limits(config.key_limits))
-    cluster = Cluster(workers, dial, quotas.pace)
-    grammars = GrammarChecks(Path(config.model))
+    cluster = Cluster(workers, dial, quotas.pace, tokenizer_digest(folder))
+    grammars = GrammarChecks(folder)
     leave = Leave()
     tracer = tracing.tracer(config.otlp_endpoint)
     config = fitting(config, raise_limit())

@@ -130,7 +130,7 @@ def _check_space(named: HubName, sizes: Mapping[str, int], flag: str) -> None:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+    return f"{count / 2**30:.1f} GiB" if count >= 1e8 else f"{count / 2**20:.1f} MiB"
 
 
 def _disk_full(named: HubName, flag: str, why: str) -> ConfigError:

@@ -188,6 +188,10 @@ def _engine_flags(engine: EngineConfig) -> dict[str, object]:
         "log-level": engine.log_level,
         "transfer": engine.transfer,
     }
+    if engine.tokenizer is not None:
+        flags["tokenizer"] = engine.tokenizer
+    if engine.chat_template is not None:
+        flags["chat-template"] = engine.chat_template
     if engine.deterministic:
         flags["deterministic"] = True
     if engine.draft_capture_layers:
@@ -269,6 +273,8 @@ def gateway_argv(gateway: GatewayConfig) -> tuple[str, ...]:
         flags["api-key-file"] = gateway.api_key_file
     if gateway.vllm_metrics:
         flags["vllm-metrics"] = True
+    if gateway.tokenizer is not None:
+        flags["tokenizer"] = gateway.tokenizer
     if gateway.chat_template is not None:
         flags["chat-template"] = gateway.chat_template
     if gateway.trust_special_tokens:

@@ -27,11 +27,12 @@ from eyas.common.logging import message_in
 from eyas.common.memory import memory
 from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child, LogLine
-from eyas.worker.folder import check_engine, check_model
+from eyas.worker.folder import check_engine, check_gateway
 from eyas.worker.keeper import keep
 from eyas.worker.plan import Machine, gateway_argv, plan, worker_argv
 from eyas.worker.pool_folder import new_pool_folder
 from eyas.worker.ports import free_ports
+from eyas.worker.room import check_room
 from gateway.quotas import read_limits
 from gateway.sampling_defaults import chosen_defaults
 
@@ -54,7 +55,7 @@ class LocalCluster:
 
     def __init__(self, config: ServeConfig, log: LogLine, progress: Progress | None = None) -> None:
         check_engine(config.engine)
-        check_model(config.gateway.model, "dummy", config.gateway.chat_template)
+        check_gateway(config.gateway)
         chosen_defaults(config.gateway)
         if config.gateway.door is not None:
             door_context(config.gateway.door)
@@ -67,6 +68,8 @@ class LocalCluster:
         bytes_of_gpus = () if config.engine.device == "cpu" else gpus.memory()
         machine = Machine(len(os.sched_getaffinity(0)), bytes_of_gpus, memory())
         self._plan = plan(config, free_ports(), machine)
+        engines = {name: worker.engine for name, worker in self._plan.workers.items()}
+        check_room(engines, machine.gpus, machine.memory)
         self._dial = rpc.dialer(service_tls(config.gateway.tls_dir))
         self._children: dict[str, Child] = {}
         self._loading: list[str] = []  # the names of the processes that are not ready yet

@@ -88,6 +88,7 @@ class ScriptedWorker(
     fingerprint: str = "model-a"
     synthetic: bool = False
     arithmetic: str = "fast"
+    tokenizer: str = ""
     vocab_size: int = 1000
     context_length: int = CONTEXT_LENGTH
     script: Script = field(default_factory=Script)
@@ -140,6 +141,7 @@ class ScriptedWorker(
                 ),
                 synthetic=self.synthetic,
                 arithmetic=self.arithmetic,
+                tokenizer=self.tokenizer,
                 starting=self.script.starting,
                 stalled=self.script.stalled or self.script.late,
                 waiting=self.script.waiting,

@@ -16,6 +16,7 @@ from eyas.bench.static_batch import StaticBatch, Trace, figures
 from eyas.common.config import GPU_DEFAULTS, EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import Entry, Finish
+from eyas.engine.checkpoint.sizes import parameters
 from eyas.engine.models.table import read_model
 
 # The names that SGLang's bench_one_batch writes.
@@ -156,8 +157,8 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     shapes.write_model(shapes.SHAPES["tiny"], tmp_path)
     config = EngineConfig(model=str(tmp_path), load_format="dummy")
     layer = 64 * (4 + 2 + 2 + 4) * 16 + 3 * 64 * 128
-    assert fits.parameters(read_model(tmp_path, "dummy")) == 8 * layer + 2 * 2048 * 64
+    assert parameters(read_model(tmp_path, "dummy")).total == 8 * layer + 2 * 2048 * 64
     needed = 4 * (8 * layer + 2 * 2048 * 64)
     fits.check_memory(config, free=needed)
-    with pytest.raises(ConfigError, match=r"takes 0\.0 GB of float32 weights, and 0\.0 GB of cpu memory"):
+    with pytest.raises(ConfigError, match=r"takes 0\.0 GiB of float32 weights, and 0\.0 GiB of cpu memory"):
         fits.check_memory(config, free=needed - 1)

@@ -176,7 +176,9 @@ def test_worker_info() -> None:
     times = StepTimes(Curve(((1, 2.5), (8, 2.5), (64, 9.0))), Curve(((0, 0.0), (1e6, 30.0))), 0.5, 0.25, 64)
     rates = StepRates(times, StepBudget(512, 128))
     backlog = Backlog(1, 2**40, 3, 0.25, 5, 6, StepPace(1.5, 0.0, 0.75))
-    value = msgspec.structs.replace(value, stalled=True, stays=True, backlog=backlog, rates=rates)
+    value = msgspec.structs.replace(
+        value, stalled=True, stays=True, backlog=backlog, rates=rates, tokenizer="t"
+    )
     assert convert.info_from_pb(over_the_wire(convert.info_to_pb(value))) == value
 
 

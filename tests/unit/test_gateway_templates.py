@@ -11,6 +11,7 @@ import pytest
 from tokenizer_families import write_folder
 from transformers import AutoTokenizer
 
+from eyas import cli
 from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.worker.folder import check_model
 from gateway.chat import MAX_LENGTH, MAX_STEPS, ChatTemplate, TooManySteps
@@ -312,5 +313,27 @@ def test_a_file_takes_the_place_of_the_folders_template(tmp_path: Path) -> None:
     file.write_text("{% for x in %}")
     with pytest.raises(ConfigError, match=f"--chat-template: {file} does not compile: line 1: "):
         load_chat_template(folder, str(file))
-    with pytest.raises(ConfigError, match=f"{tmp_path}/lost.jinja cannot be read"):
+    lost = f"--chat-template: {tmp_path}/lost.jinja is neither a template .* nor a file .*: No such file"
+    with pytest.raises(ConfigError, match=lost):
         load_chat_template(folder, str(tmp_path / "lost.jinja"))
+    file.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=f"--chat-template: {file} .*: it is not UTF-8"):
+        load_chat_template(folder, str(file))
+
+
+@pytest.mark.parametrize("given", ["{{ messages[0].content }}", "{% if true %}Hi{% endif %}", "{{\n'Hi' }}"])
+def test_what_is_no_path_is_the_template_itself(tmp_path: Path, given: str) -> None:
+    folder = write_folder("gpt2", tmp_path, chat_template="of the folder")
+    ours = Tokenizer.load(folder, template=given).template
+    assert ours is not None and ours.render([{"role": "user", "content": "Hi"}]) == "Hi"
+
+
+@pytest.mark.parametrize("given", ["{% for x in %}", "{{ 'a' | no_such_filter }}", "{% if x %}\n\n{{"])
+def test_one_that_does_not_parse_ends_a_command_with_one_line(
+    capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    for args in (["serve", "--port", "0"], ["gateway", "--registry", "static:127.0.0.1:1"]):
+        assert cli.main([*args, "--chat-template", given]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("eyas: --chat-template: the template does not compile: line "), told
+        assert len(told.splitlines()) == 1

@@ -160,7 +160,7 @@ def test_a_disk_that_is_full_leaves_nothing(
         assert f"{NAME} does not fit on the disk of {tmp_path}/hub: No space left" in refusal()
     assert partial(tmp_path) == []
     monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage())
-    assert "MB are to come, and 0.0 MB are free" in refusal()
+    assert "MiB are to come, and 0.0 MiB are free" in refusal()
 
 
 class _Usage:

@@ -11,14 +11,24 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from eyas.common import byte_ranks
 from eyas.common.byte_ranks import of_kimi
 from eyas.common.config import NANO
+from eyas.common.decoders import decoder_of
 from eyas.common.errors import ConfigError
+from eyas.common.text_source import TextSource
 from eyas.common.tokenizer_source import read_tokenizer
 from eyas.common.vocabulary import pieces
+from eyas.engine.checkpoint.turn_ends import named_ends
 from eyas.worker.folder import check_model
 from gateway.tokenizer import Tokenizer as Served
 from tests.unit import tokenizer_families
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
 
 TEXTS = [*dict.fromkeys(tokenizer_families.LINES), "the cat", "  a   b", "aaaaaaa", "<s>", ""]
 PATTERN = r"\s?\p{L}+|\p{N}|[^\p{L}\p{N}]+"
@@ -72,6 +82,7 @@ def test_tekken(tmp_path: Path) -> None:
             30 + id for id in by_rank(text, known, PATTERN)
         ]
     assert made.encode("[NEW]</s>").ids == [1, 3, 2]
+    assert named_ends(TextSource(tmp_path), 1000) == (2,)
     assert made.token_to_id("<SPECIAL_29>") == 29
     served = Served.load(tmp_path)
     assert all(served.decode(served.encode(text, special=False)) == text for text in TEXTS[:-2])
@@ -95,6 +106,7 @@ def test_tiktoken_as_kimi_has_it(tmp_path: Path) -> None:
     assert made.encode("a<|im_end|><|tool|>").ids == [ord("a"), first + 2, first + 5]
     assert made.token_to_id(f"<|reserved_token_{first + 255}|>") == first + 255
     served = Served.load(tmp_path)
+    assert read_tokenizer(tmp_path).to_str() == made.to_str(), "from the cache"
     assert served.decode(served.encode("a<|im_end|><|tool|>")) == "a<|tool|>"
     assert all(served.decode(made.encode(text).ids) == text for text in TEXTS)
     cuts = of_kimi(tmp_path / "tiktoken.model", {}).pre_tokenizer.pre_tokenize_str("Don't 1234中文kana!\n x")
@@ -187,3 +199,55 @@ def test_a_folder_of_gguf_is_named(tmp_path: Path) -> None:
         check_model(str(tmp_path))
     with pytest.raises(ConfigError, match="has no tokenizer"):
         check_model(str(tmp_path), "dummy")
+
+
+# --- the cache -------------------------------------------------------------------------------------------
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted((folder / "cache" / "eyas" / "tokenizers").iterdir())
+
+
+def test_a_tokenizer_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tekken(tmp_path, None)
+    made = read_tokenizer(tmp_path)
+    (file,) = kept(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(byte_ranks, "of_tekken", None)
+        again = read_tokenizer(tmp_path)
+        assert again.to_str() == made.to_str()
+        assert [again.encode(text).ids for text in TEXTS] == [made.encode(text).ids for text in TEXTS]
+        (tmp_path / "tekken.json").rename(tmp_path / "moved")
+        (tmp_path / "other").mkdir()
+        (tmp_path / "moved").rename(tmp_path / "other" / "tekken.json")
+        assert read_tokenizer(tmp_path / "other").to_str() == made.to_str(), "wherever it lies"
+    (tmp_path / "other" / "tokenizer_config.json").write_text("{}")
+    read_tokenizer(tmp_path / "other")
+    assert len(kept(tmp_path)) == 2, "of other files"
+    assert file in kept(tmp_path)
+
+
+@pytest.mark.parametrize("broken", [b"", b'{"version": "1.0"', b"\xff", b"[]"])
+def test_what_cannot_be_read_in_the_cache_is_made_again(tmp_path: Path, broken: bytes) -> None:
+    tekken(tmp_path, None)
+    made = read_tokenizer(tmp_path)
+    (file,) = kept(tmp_path)
+    whole = file.read_bytes()
+    file.write_bytes(broken)
+    assert read_tokenizer(tmp_path).to_str() == made.to_str()
+    assert file.read_bytes() == whole and kept(tmp_path) == [file]
+
+
+def test_without_a_cache_each_process_converts(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    tekken(tmp_path, None)
+    assert read_tokenizer(tmp_path).to_str() == read_tokenizer(tmp_path).to_str()
+    assert named_ends(TextSource(tmp_path), 1000) == (2,)
+
+
+@pytest.mark.parametrize("family", tokenizer_families.FAMILIES)
+def test_a_decoder_is_the_one_that_a_whole_tokenizer_writes(family: str) -> None:
+    made = tokenizer_families.FAMILIES[family]()
+    assert decoder_of(made) == json.loads(made.to_str())["decoder"]
+    made.decoder = None
+    assert decoder_of(made) is None

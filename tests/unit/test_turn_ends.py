@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eyas.common.text_source import TextSource
 from eyas.engine.checkpoint.folder import end_tokens
 from eyas.engine.checkpoint.turn_ends import named_ends
 
@@ -56,8 +57,8 @@ def write(folder: Path, tokens: list[str], **settings: Any) -> Path:
 def test_ends_that_tokenizer_files_name(
     tmp_path: Path, tokens: list[str], settings: dict[str, Any], ends: set[int]
 ) -> None:
-    assert set(named_ends(write(tmp_path, tokens, **settings), vocab_size=100)) == ends
-    assert named_ends(tmp_path, vocab_size=0) == ()
+    assert set(named_ends(TextSource(write(tmp_path, tokens, **settings)), 100)) == ends
+    assert named_ends(TextSource(tmp_path), 0) == ()
 
 
 def test_all_files_count_and_generation_config_comes_first(tmp_path: Path) -> None:
@@ -72,10 +73,10 @@ def test_template_files_and_older_token_files_are_read(tmp_path: Path) -> None:
         '{"added_tokens_decoder": {"4": {"content": "<|im_end|>"}}}'
     )
     (tmp_path / "chat_template.jinja").write_text(CHATML)
-    assert named_ends(tmp_path, 100) == (4,)
+    assert named_ends(TextSource(tmp_path), 100) == (4,)
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<|im_end|>"}')
-    assert named_ends(tmp_path, 100) == (4,)
+    assert named_ends(TextSource(tmp_path), 100) == (4,)
 
 
 @pytest.mark.parametrize(
@@ -84,4 +85,4 @@ def test_template_files_and_older_token_files_are_read(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_name_no_end(tmp_path: Path, text: str) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json"):
         (tmp_path / name).write_text(text)
-    assert named_ends(tmp_path, 100) == ()
+    assert named_ends(TextSource(tmp_path), 100) == ()

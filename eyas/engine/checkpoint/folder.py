@@ -13,6 +13,7 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
+from eyas.common.text_source import TextSource
 from eyas.engine.checkpoint.turn_ends import named_ends
 from eyas.engine.checkpoint.values import said, whole_number, wholes
 
@@ -33,9 +34,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json_object(folder / "config.json")
 
 
-def end_tokens(folder: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """The ids that end an answer: those of generation_config.json, of config.json, and those that
-    its tokenizer's files name (`turn_ends`): fine-tunes often leave out one or two of these.
+def end_tokens(
+    folder: Path, raw: Mapping[str, Any], vocab_size: int, texts: TextSource | None = None
+) -> tuple[int, ...]:
+    """The ids that end an answer: those of generation_config.json, of config.json, and those that its
+    tokenizer's files name (`turn_ends`): fine-tunes often leave out one or two of these. `texts`: where
+    those files are (None: in the same folder).
 
     Raises ConfigError, which names the file and the value, for one in either that is no id below
     `vocab_size`.
@@ -44,7 +48,7 @@ def end_tokens(folder: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[i
     generation = folder / "generation_config.json"
     if generation.is_file():
         ids = (*_ids_of(generation, read_json_object(generation), vocab_size), *ids)
-    return tuple(dict.fromkeys((*ids, *named_ends(folder, vocab_size))))
+    return tuple(dict.fromkeys((*ids, *named_ends(texts or TextSource(folder), vocab_size))))
 
 
 def _ids_of(path: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
@@ -103,8 +107,17 @@ def _converted(folder: Path) -> list[Path]:
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Every stored tensor's shape, from the files' headers alone."""
+    return {name: shape for name, (_, shape) in stored_tensors(folder).items()}
+
+
+def stored_tensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Every stored tensor's dtype, as safetensors files call it, and shape, from their headers alone."""
     headers = map(_header, weight_files(folder))
-    return {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
+    return {
+        name: (str(entry.get("dtype")), tuple(entry["shape"]))
+        for header in headers
+        for name, entry in header.items()
+    }
 
 
 def check_whole(folder: Path) -> None:

@@ -12,39 +12,30 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
+from eyas.common.text_source import TextSource, given_template
+from eyas.common.tokenizer_source import special_tokens, tokenizer_file
 
 _OF = "turn|text|message|msg|sentence|assistant|utterance|response"
 _END = re.compile(
     rf"im_end|eo[tms](_id)?|end|turn_end|message_end|msg_end|assistant_end|end_?(of_?)?({_OF})(_token)?"
 )
+_TEKKEN_EOS = "</s>"
 _TURN_BACK = "<turn|>"  # Gemma 4: its other end of a turn has the bar in front
 _MESSAGE_END, _ANSWER_END = "<|end|>", "<|return|>"  # Harmony: an answer has several messages
 
 
-class _Added(msgspec.Struct):
-    id: int
-    content: str
-    special: bool = False
-
-
-class _TokenizerFile(msgspec.Struct):
-    added_tokens: list[_Added] = []
-
-
-def named_ends(folder: Path, vocab_size: int) -> tuple[int, ...]:
+def named_ends(source: TextSource, vocab_size: int) -> tuple[int, ...]:
     """Ids below `vocab_size`. Files that are missing or say nothing of the kind name no end; the gateway
-    refuses those that cannot be read.
+    refuses those that cannot be read. Raises ConfigError for a given template that cannot be.
     """
+    folder = source.folder
     settings = _settings(folder / "tokenizer_config.json")
     added = _added_tokens(folder, settings)
-    texts = _templates(folder, settings)
-    eos = _content(settings.get("eos_token")) or _content(
-        _settings(folder / "special_tokens_map.json").get("eos_token")
-    )
+    texts = _templates(folder, settings) if source.template is None else given_template(source.template)[0]
+    older = _settings(folder / "special_tokens_map.json")
+    eos = _content(settings.get("eos_token")) or _content(older.get("eos_token")) or _usual_eos(folder)
     ends = [id for name, id in added.items() if name == eos or _ends_turns(name, texts, added)]
     return tuple(id for id in ends if 0 <= id < vocab_size)
 
@@ -57,18 +48,20 @@ def _ends_turns(token: str, templates: str, added: dict[str, int]) -> bool:
 
 
 def _added_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, int]:
-    """The special tokens by their text."""
+    """The special tokens by their text, whichever form the tokenizer has."""
     tokens: dict[str, int] = {}
     decoder = settings.get("added_tokens_decoder")
     for id, token in decoder.items() if isinstance(decoder, dict) else ():
         name = _content(token)
         if name is not None and id.isdecimal() and len(id) < 10:
             tokens[name] = int(id)
-    try:
-        file = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return tokens
-    return tokens | {token.content: token.id for token in file.added_tokens if token.special}
+    return tokens | special_tokens(folder)
+
+
+def _usual_eos(folder: Path) -> str | None:
+    """What ends texts by a tekken.json, beside which no file says it."""
+    path = tokenizer_file(folder)
+    return _TEKKEN_EOS if path is not None and path.name == "tekken.json" else None
 
 
 def _templates(folder: Path, settings: dict[str, Any]) -> str:

@@ -226,6 +226,7 @@ class Ready(Message, frozen=True):
     synthetic: bool = False
     rates: StepRates | None = None
     arithmetic: str = FAST
+    tokenizer: str = ""  # as in `WorkerInfo`
     staged: bool = False  # those files are staging: pages pass through them
 
 

@@ -23,6 +23,7 @@ from eyas.common.gpus import number_of
 from eyas.common.model_name import model_name
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
+from eyas.common.tokenizer_source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.device.buckets import GRAIN
@@ -160,7 +161,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _Core:
     model, forward = _plain_model(loaded, pool, beat)
     draft_runner = plain_runner(loaded, model.ends, beat) if loaded.drafts_here else None
     pools = (pool,) if draft_runner is None else (pool, draft_runner.pool)
-    grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids)
+    grammars = _grammars(loaded)
     tap = _tap(loaded, model) if loaded.head else None
     runner = PlainRunner(model, pools, forward, tap, grammars, beat)
     drafter = _drafter(loaded, draft_runner)
@@ -196,9 +197,7 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
             meeting = new_path("meeting", Path(first.config.pool_dir))
             lead = Lead(partial(follower.main, loaded), ranks, first.config.device, meeting)
         loaded = first
-    target = loaded.target
-    drafts = loaded.config.speculates
-    grammars = Grammars(Path(target.folder), target.vocab_size, target.eos_token_ids, drafts=drafts)
+    grammars = _grammars(loaded, drafts=loaded.config.speculates)
     loaded, device = build_device(loaded, start, grammars, lead)
     config = loaded.config
     limits = Limits(
@@ -219,6 +218,11 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     return loaded, _Core(
         device.runner, grammars, device.pools, drafter, pacing, limits, device.slowest_step_s, rates
     )
+
+
+def _grammars(loaded: EngineSpec, *, drafts: bool = False) -> Grammars:
+    target = loaded.target
+    return Grammars(loaded.config.texts.folder, target.vocab_size, target.eos_token_ids, drafts=drafts)
 
 
 def _rates(runner: Runner, config: EngineConfig, most: Reach, grain: int = 1) -> StepRates | None:
@@ -358,6 +362,7 @@ def _ready(
         rates=rates,
         arithmetic=config.arithmetic,
         staged=bool(moves.outlets),
+        tokenizer=tokenizer_digest(config.texts.folder),
     )
 
 

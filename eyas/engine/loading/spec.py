@@ -51,7 +51,8 @@ class EngineSpec:
 
         Raises ConfigError in one sentence if they cannot be served.
         """
-        target = read_model(config.model, config.load_format).limited_to(config.context_length)
+        target = read_model(config.model, config.load_format, config.texts)
+        target = target.limited_to(config.context_length)
         head = None
         if config.draft is not None:
             head = read_head(config.draft, target, config.load_format, config.draft_capture_layers)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from eyas.common.errors import ConfigError
+from eyas.common.text_source import TextSource
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import end_tokens, read_config, weight_files
 from eyas.engine.checkpoint.values import Raw, words
@@ -41,8 +42,8 @@ class Family(Protocol):
         """The model whose config.json is `raw`. Raises what `reading` makes sentences of, and ConfigError."""
 
 
-def read_model(folder: Path | str, load_format: str = "auto") -> ModelConfig:
-    """What a Hugging Face folder holds.
+def read_model(folder: Path | str, load_format: str = "auto", texts: TextSource | None = None) -> ModelConfig:
+    """What a Hugging Face folder holds. `texts`: where its tokenizer and template are (None: in it).
 
     Raises ConfigError if it cannot be served, in one sentence that says why.
     """
@@ -61,5 +62,5 @@ def read_model(folder: Path | str, load_format: str = "auto") -> ModelConfig:
     family = cast(Family, importlib.import_module(f"eyas.engine.models.{MODELS[architecture]}"))
     with reading(folder):
         config = family.describe(raw, folder)
-    ends = end_tokens(folder, raw, config.vocab_size)
+    ends = end_tokens(folder, raw, config.vocab_size, texts)
     return dataclasses.replace(config, eos_token_ids=ends, load_format=load_format)

@@ -1,0 +1,40 @@
+"""Where that comes from which makes texts tokens: a tokenizer's folder, and a chat template.
+
+It knows flags' values, and refuses to know what is in the files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.common.errors import ConfigError
+
+_TEMPLATE_MARKS = ("{{", "{%")
+"""What only a chat template has, and no path."""
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """What makes texts tokens: the tokenizer of `folder`, and its chat templates, or the one that was given
+    (`given_template`) instead.
+    """
+
+    folder: Path
+    template: str | None = None
+
+
+def given_template(given: str) -> tuple[str, str]:
+    """The chat template that a flag names, itself or as a file, and what to call it in errors.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    flag = "chat-template"
+    if any(mark in given for mark in _TEMPLATE_MARKS):
+        return given, f"--{flag}: the template"
+    try:
+        return Path(given).read_text(encoding="utf-8"), f"--{flag}: {given}"
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        text = f"--{flag}: {given} is neither a template ({{{{ or {{%) nor a file that can be read: {reason}"
+        raise ConfigError(text, param=flag) from error

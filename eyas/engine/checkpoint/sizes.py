@@ -1,0 +1,100 @@
+"""How many bytes a model's weights and KV pages take, before any is read: by config.json and files' headers.
+
+The numbers are the least: a process also needs vectors, tables and room for its steps. It refuses to know
+torch, and how much memory there is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.folder import stored_tensors
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
+_FP8 = "F8_E4M3"
+_KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", _FP8: "fp8_e4m3"}
+"""What safetensors files call the dtypes of weights."""
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_ENDS = ("model.embed_tokens.", "model.norm.")
+
+
+@dataclass(frozen=True)
+class Amount:
+    """`experts`: of all layers' experts; `rest`: of all else. `as_stored`: of both, what files hold in the
+    dtype that is computed with: processes of one machine may share it.
+    """
+
+    experts: int
+    rest: int
+    as_stored: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.experts + self.rest
+
+    def of_rank(self, ranks: int, sharers: int) -> int:
+        """The part of one of `ranks` that share everything, or of `sharers` that share the experts alone."""
+        return self.experts // (ranks * sharers) + self.rest // ranks
+
+
+def weight_bytes(model: ModelConfig, dtype: str) -> Amount:
+    """Of the weights that a decoder reads, in `dtype`; what is stored in FP8 stays so."""
+    if model.load_format == "dummy" or not any(model.folder.glob("*.safetensors")):
+        matrices, size = parameters(model), 1 if model.fp8 is not None else ITEMSIZE[dtype]
+        return Amount(size * matrices.experts, size * matrices.rest)
+    experts = rest = as_stored = 0
+    for stored, (kind, shape) in stored_tensors(model.folder).items():
+        name = model.spelling(stored)
+        if kind not in _KINDS or not _is_read(model, name):
+            continue
+        size = math.prod(shape) * (1 if kind == _FP8 else ITEMSIZE[dtype])
+        experts += size if ".experts." in name else 0
+        rest += 0 if ".experts." in name else size
+        as_stored += size if _KINDS[kind] == dtype else 0
+    return Amount(experts, rest, as_stored)
+
+
+def parameters(model: ModelConfig) -> Amount:
+    """Elements of a decoder's matrices; what vectors add does not count."""
+    ends = model.vocab_size * model.hidden_size * (1 if model.tied_head else 2)
+    each = [_layer(layer, model.hidden_size) for layer in model.layers]
+    return Amount(sum(layer.experts for layer in each), ends + sum(layer.rest for layer in each))
+
+
+def page_bytes(model: ModelConfig, page_size: int, dtype: str, ranks: int = 1) -> int:
+    """One rank's part of a page of KV, with elements of `dtype`.
+
+    Raises ConfigError if the ranks cannot divide its heads.
+    """
+    return page_size * model.kv_format.of_rank(ranks).row_bytes(ITEMSIZE[dtype])
+
+
+def _is_read(model: ModelConfig, name: str) -> bool:
+    """Whether a decoder reads the tensor of that name: behind its last layer are a draft head's."""
+    if found := _LAYER.match(name):
+        return int(found[1]) < model.num_layers
+    return name.startswith(_ENDS) or (name.startswith("lm_head.") and not model.tied_head)
+
+
+def _layer(layer: LayerSpec, hidden: int) -> Amount:
+    part, attention = layer.feed_forward, _attention(layer.attention, hidden)
+    if isinstance(part, ExpertsSpec):
+        router = hidden * part.experts
+        return Amount(
+            3 * hidden * part.width * part.experts, attention + router + 3 * hidden * part.shared_width
+        )
+    return Amount(0, attention + 3 * hidden * part.width)
+
+
+def _attention(spec: AttentionSpec, hidden: int) -> int:
+    if not isinstance(spec, LatentSpec):
+        return hidden * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)  # q and o; k and v
+    query = spec.num_heads * (spec.plain_dim + spec.rotated_dim)
+    queries = spec.query_rank * (hidden + query) if spec.query_rank else hidden * query
+    heads = spec.num_heads * (spec.kv_rank * (spec.plain_dim + spec.value_dim) + spec.value_dim * hidden)
+    return queries + hidden * spec.head_dim + heads
