@@ -20,14 +20,15 @@ from eyas.common.config import NANO, NANO_HEAD
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.spans import Span
 from eyas.engine.sampling.sampler import Row, sample
-from eyas.engine.speculation import ahead as drafted_ahead
-from eyas.engine.speculation.ahead import Ahead, Verified, advance, fan_out
-from eyas.engine.speculation.draft_runner import Asked, Chain, DraftRequest, DraftRunner, Extension
+from eyas.engine.speculation.ahead import Verified, fan_out
+from eyas.engine.speculation.draft_runner import Asked, DraftRequest, Extension
 from eyas.engine.speculation.verify import walk
 from eyas.evals.heldout import held_out_prompts
 from eyas.train.conversations import Speech, read_lines
 from gateway.tokenizer import Tokenizer
+from tests.unit import plain_ahead
 from tests.unit.model_rig import HeadRig, Rig
+from tests.unit.plain_ahead import Ahead, Chain, ChainRunner, advance
 
 STEPS, PROMPTS, MOST_TOKENS, MOST_ROWS = 5, 24, 64, 900
 OUTCOMES = (0, 2, 4, 8, 16)
@@ -62,7 +63,7 @@ class Story:
 
     def __init__(self, rig: Rig, head: HeadRig, outcomes: int) -> None:
         self._rig, self._head, self._outcomes = rig, head, outcomes
-        self._runner = DraftRunner(head.head, head.pool, head.backend)
+        self._runner = ChainRunner(head.head, head.pool, head.backend)
         self._pages = list(range(-(-(MOST_ROWS + 400) // 16)))
 
     def tell(self, prompt: tuple[int, ...], params: SamplingParams, counts: Counts) -> list[int]:
@@ -101,8 +102,7 @@ class Story:
     def _propose(self, certain: Extension, params: SamplingParams) -> Chain:
         [last] = self._runner.extend([certain])
         row = certain.base + len(certain.tokens)
-        [chain] = self._runner.chains([DraftRequest(self._pages, row, last, params, 0)], STEPS)
-        return chain
+        return self._runner.chain(DraftRequest(self._pages, row, last, params, 0), STEPS)
 
     def _ahead(
         self, certain: Extension, chain: Chain, params: SamplingParams, acceptance: float
@@ -135,7 +135,7 @@ def figures(case: Case) -> Iterator[tuple[float, int, Counts]]:
     for temperature in (0.0, 1.0):
         expected = None
         for outcomes in case.outcomes:
-            drafted_ahead.OUTCOMES = outcomes
+            plain_ahead.OUTCOMES = outcomes
             counts, story = Counts(), Story(rig, head, outcomes)
             answers = [
                 story.tell(tuple(prompt), SamplingParams(temperature=temperature, seed=i), counts)

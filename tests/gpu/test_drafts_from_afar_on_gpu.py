@@ -12,7 +12,6 @@ import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import msgspec
 import pytest
@@ -24,7 +23,6 @@ from eyas.common.config import EngineConfig, SpeculationConfig, WorkerConfig, re
 from eyas.common.params import SamplingParams
 from eyas.common.replies import Step
 from eyas.common.types import GenerationRequest, Role
-from eyas.engine.speculation.turns import Rounds, Turns
 from eyas.worker import engine_main
 from eyas.worker.ports import free_ports
 from tests.foresight_rates import embedded_prompts
@@ -47,23 +45,6 @@ WAYS = (
 )
 
 
-class Always(Turns):
-    """Drafts ahead of every round, whether it pays or not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ahead = True
-
-    def round(self, rounds: Rounds, tokens: int, now: float) -> None:
-        """Measures nothing."""
-
-
-def always_ahead(config: EngineConfig, endpoint: str) -> None:
-    """The engine process of a draft worker that drafts ahead of every round."""
-    with mock.patch("eyas.engine.speculation.foresight.Turns", Always):
-        engine_main.main(config, endpoint)
-
-
 class Ports(NamedTuple):
     """Of the three workers, and of the pages of two."""
 
@@ -74,7 +55,7 @@ class Ports(NamedTuple):
     draft_page: int
 
 
-def workers(drafter: Engine, ports: Ports) -> list[tuple[WorkerConfig, Engine]]:
+def workers(ports: Ports) -> list[tuple[WorkerConfig, Engine]]:
     """One without drafts, one that decodes, one that drafts for it."""
     last = torch.cuda.device_count() - 1
 
@@ -91,7 +72,7 @@ def workers(drafter: Engine, ports: Ports) -> list[tuple[WorkerConfig, Engine]]:
     known = f"static:127.0.0.1:{ports.draft}"
     return [
         (WorkerConfig(plain, port=ports.plain), engine_main.main),
-        (WorkerConfig(draft, port=ports.draft, metrics_port=ports.draft_page), drafter),
+        (WorkerConfig(draft, port=ports.draft, metrics_port=ports.draft_page), engine_main.main),
         (WorkerConfig(decode, port=ports.decode, metrics_port=ports.page, registry=known), engine_main.main),
     ]
 
@@ -145,10 +126,9 @@ async def all_told(
     return found
 
 
-@pytest.mark.parametrize("drafter", [always_ahead, engine_main.main])
-def test_drafts_from_another_gpu_change_no_token(drafter: Engine) -> None:
+def test_drafts_from_another_gpu_change_no_token() -> None:
     prompts, ports = embedded_prompts(), Ports(*itertools.islice(free_ports(), 5))
-    with running(workers(drafter, ports)):
+    with running(workers(ports)):
         plain = asyncio.run(all_told(ports.plain, 0.0, prompts))
         drafted = asyncio.run(all_told(ports.decode, 0.5, prompts))
         time.sleep(2 * PAGE_S)
@@ -159,4 +139,6 @@ def test_drafts_from_another_gpu_change_no_token(drafter: Engine) -> None:
     print(f"commits {paths}; {hits:.0f} of {hits + misses:.0f} drafted ahead, {late:.0f} rounds too late")
     assert drafted == plain
     assert paths["mailbox"] > 0.5 * sum(paths.values())
-    assert hits > 0, "rounds of so small a model are over before most drafts come: few are foreseen in time"
+    assert hits > 0, (
+        "one sequence alone is drafted ahead for, though its rounds are over soon"
+    )

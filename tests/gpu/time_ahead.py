@@ -1,6 +1,6 @@
 """What drafting ahead costs a draft worker's GPU: a proposal, a run ahead of its verdict, the host's work.
 
-    python -m tests.gpu.time_ahead --out FILE [--shape llama-3.1-8b] [--batches 1 8 32] [--outcomes 8 16 24]
+    python -m tests.gpu.time_ahead --out FILE [--shape llama-3.1-8b] [--batches 1 2 4] [--outcomes 8 16 24]
 
 One GPU, a head of the shape with dummy weights, sequences of 512 rows. Per batch: `proposal`, which answers
 commits of three rows whose features lie in this GPU's memory (graph A), and `ahead` (graph B), which drafts
@@ -35,8 +35,7 @@ from eyas.engine.ipc.row_ring import tag
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
-from eyas.engine.speculation.ahead import Verified, rows_ahead
-from eyas.engine.speculation.device_ahead import DeviceForeseen, DeviceForeseer
+from eyas.engine.speculation.ahead import AheadRound, AheadRunner, Verified, rows_ahead
 from eyas.engine.speculation.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_commits import NO_FEATURES
 from eyas.engine.speculation.draft_runner import Asked, Extension, Proposed, RingRow
@@ -56,10 +55,10 @@ class Bench:
         began = time.perf_counter()
         worker = draft_worker(EngineSpec.of(config), start)
         self.start_s = time.perf_counter() - began
-        assert isinstance(worker.runner, DeviceDraftRunner) and isinstance(worker.ahead, DeviceForeseer)
-        self.runner, self.foreseer, self.below = worker.runner, worker.ahead, below
+        assert isinstance(worker.runner, DeviceDraftRunner) and isinstance(worker.ahead, AheadRunner)
+        self.runner, self.ahead, self.below = worker.runner, worker.ahead, below
         self._cuda = config.device != "cpu"
-        self._pages = pages_per_sequence(below, self.foreseer.runs.kept.outcomes)
+        self._pages = pages_per_sequence(below, self.ahead.runs.kept.outcomes)
         shape, width = self.runner.pool.shape, worker.loaded.decoder(KvKind.DRAFT).hidden_size
         self._words = width * shape.dtype.itemsize // 4
         self._rings = torch.zeros(batch, NEW, self._words, dtype=torch.int64, device=shape.device)
@@ -86,20 +85,20 @@ class Bench:
         assert all(one.whole for one in found)
         return found
 
-    def begun(self, proposed: list[Proposed]) -> list[DeviceForeseen]:
+    def begun(self, proposed: list[Proposed]) -> list[AheadRound]:
         """Rounds that are being verified; their newest rows are written."""
         rounds = []
         for place, one in enumerate(proposed):
             assert one.chain is not None
             asked = self._asked(place, self.below + NEW - 1, [1], NO_FEATURES)
-            rounds.append(self.foreseer.begin(Verified(asked, one.chain, again=True), ACCEPTANCE))
+            rounds.append(self.ahead.begin(Verified(asked, one.chain, again=True), ACCEPTANCE))
         return rounds
 
-    def landed(self, rounds: list[DeviceForeseen]) -> None:
+    def landed(self, rounds: list[AheadRound]) -> None:
         """Looks for the run until it has ended."""
         deadline = time.monotonic() + WAIT_S
         while not all(one.drafted for one in rounds):
-            self.foreseer.advance(rounds)
+            self.ahead.advance(rounds)
             if time.monotonic() > deadline:
                 raise TimeoutError("a run does not end")
         assert all(one.written and one.outcomes for one in rounds)
@@ -136,7 +135,7 @@ def middle(seconds: list[float]) -> float:
 
 def measured(bench: Bench, batch: int, times: int) -> Iterator[dict[str, Any]]:
     """Two lines: of proposals, and of runs ahead."""
-    outcomes, size = bench.foreseer.runs.kept.outcomes, bench.runner.short.programs.size(batch)
+    outcomes, size = bench.ahead.runs.kept.outcomes, bench.runner.short.programs.size(batch)
     whole = [timed(lambda: bench.proposed(batch)) for _ in range(times)]
     graph = bench.graph_ms(torch.inference_mode()(lambda: bench.runner.short.programs.launch(size)), times)
     line = {"batch": batch, "outcomes": outcomes}
@@ -145,11 +144,11 @@ def measured(bench: Bench, batch: int, times: int) -> Iterator[dict[str, Any]]:
     proposed = bench.proposed(batch)
     for _ in range(times):
         rounds, began = bench.begun(proposed), time.perf_counter()
-        bench.foreseer.advance(rounds)
+        bench.ahead.advance(rounds)
         host.append(time.perf_counter() - began)
         bench.landed(rounds)
         whole.append(time.perf_counter() - began)
-    runs = bench.foreseer.runs.programs
+    runs = bench.ahead.runs.programs
     graph = bench.graph_ms(torch.inference_mode()(lambda: runs.launch(runs.size(batch))), times)
     found = {"graph_ms": round(graph, 4), "whole_ms": middle(whole), "host_ms": middle(host)}
     yield {"part": "ahead", **line, **found}
@@ -184,7 +183,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", default="llama-3.1-8b")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--outcomes", type=int, nargs="+", default=[8, 16, 24])
     parser.add_argument("--times", type=int, default=50, help="repetitions of each figure (50)")
     parser.add_argument("--below", type=int, default=BELOW, help="rows of a sequence before its commit (512)")

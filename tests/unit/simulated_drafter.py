@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from dataclasses import dataclass, field
-from typing import Protocol
-
-from eyas.engine.speculation.turns import Rounds
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -42,36 +39,17 @@ class Costs:
         return self.forward_s + self.row_s * batch * self.outcomes
 
 
-class Ways(Protocol):
-    """`eyas.engine.speculation.turns.Turns`, or a way that never changes."""
-
-    ahead: bool
-
-    def round(self, rounds: Rounds, tokens: int, now: float) -> None: ...
-
-
-@dataclass
-class Always:
-    """One way for good."""
-
-    ahead: bool
-
-    def round(self, rounds: Rounds, tokens: int, now: float) -> None:
-        pass
-
-
 @dataclass
 class _Sequence:
     left: int | None = None  # forwards until its outcomes are drafted for; None: nothing is
     tokens: float = 3.0  # of the round that is being verified
-    rounds: Rounds = field(default_factory=Rounds)
 
 
 class SimulatedDrafter:
-    """Serves `count` sequences by `ways`. `tokens`: that they have been given."""
+    """Serves `count` sequences. `ahead`: it drafts ahead. `tokens`: that they have been given."""
 
-    def __init__(self, costs: Costs, count: int, ways: Ways, seed: int = 1) -> None:
-        self.costs, self.ways = costs, ways
+    def __init__(self, costs: Costs, count: int, *, ahead: bool, seed: int = 1) -> None:
+        self.costs, self.ahead = costs, ahead
         self.tokens = 0.0
         self.now = 0.0
         self._draws = random.Random(seed)
@@ -93,8 +71,8 @@ class SimulatedDrafter:
             self.now = max(self.now, self._commits[0][0])
         missed = []
         while self._commits and self._commits[0][0] <= self.now:
-            arrived, which = heapq.heappop(self._commits)
-            if not self._answered(which, arrived):
+            _, which = heapq.heappop(self._commits)
+            if not self._answered(which):
                 missed.append(which)
         if missed:
             self.now += self.costs.proposal_s(len(missed))
@@ -105,11 +83,10 @@ class SimulatedDrafter:
             for one in working:
                 one.left = one.left - 1 if one.left else one.left
 
-    def _answered(self, which: int, arrived: float) -> bool:
+    def _answered(self, which: int) -> bool:
         one = self._sequences[which]
         whole = int(one.tokens) + (self._draws.random() < one.tokens % 1)
         self.tokens += whole
-        self.ways.round(one.rounds, whole, arrived)
         ready, one.left = one.left == 0, None
         if not ready or self._draws.random() >= self.costs.hit:
             return False
@@ -119,6 +96,6 @@ class SimulatedDrafter:
     def _verify(self, which: int, tokens: float) -> None:
         one, costs = self._sequences[which], self.costs
         one.tokens = tokens
-        one.left = costs.steps + 1 if self.ways.ahead else None
+        one.left = costs.steps + 1 if self.ahead else None
         took = costs.verify_s * self._draws.uniform(0.9, 1.1) * (costs.contention if one.left else 1.0)
         heapq.heappush(self._commits, (self.now + took, which))

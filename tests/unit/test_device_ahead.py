@@ -21,20 +21,19 @@ from eyas.engine.loading import draft_build
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.patience import Patience
-from eyas.engine.speculation import ahead as plain_ahead
-from eyas.engine.speculation import foresight
-from eyas.engine.speculation.ahead import Verified
-from eyas.engine.speculation.device_ahead import DeviceForeseen, DeviceForeseer
+from eyas.engine.speculation.ahead import AheadRound, AheadRunner, Verified
 from eyas.engine.speculation.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_commits import NO_FEATURES
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_runner import Asked, Extension
+from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension
 from eyas.engine.speculation.draft_sequences import DraftedSequence
+from tests.unit import plain_ahead
 from tests.unit.loopback import Loopback
+from tests.unit.plain_ahead import ChainRunner, PlainAhead
+from tests.unit.test_ahead import Story, Worker
 from tests.unit.test_device_draft_runner import Rings
 from tests.unit.test_device_engine import PATIENCE_S, SIZES, answers, config, on_device, tokens
 from tests.unit.test_device_remote import apart, served
-from tests.unit.test_foresight import Story, Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "outcomes"), pytest.mark.timeout(300)]
 __all__ = ["config"]  # a fixture
@@ -57,7 +56,10 @@ class Drafting(Worker):
 
     def __init__(self, config: EngineConfig, *, ahead: bool) -> None:
         made = draft_worker(EngineSpec.of(config))
-        self.runner, self.foreseer = made.runner, made.ahead
+        self.runner, drafts_ahead = made.runner, made.ahead if ahead else None
+        if isinstance(made.runner, DraftRunner):
+            self.runner = ChainRunner(made.runner._head, made.runner.pool, made.runner._backend)
+            drafts_ahead = PlainAhead(self.runner)
         self.pool = PagePool(made.runner.pool.shape.pages)
         outbox, copier = Outbox(), HandCopier()
         ready = SimpleNamespace(
@@ -67,9 +69,8 @@ class Drafting(Worker):
             rates=None,
         )
         pulls = hand_pulls(copier, made.runner.pool.page_size, outbox)
-        parts = DraftParts(config, made.runner, made.ahead, self.pool, pulls, copier, outbox, ready)  # type: ignore[arg-type]
+        parts = DraftParts(config, self.runner, drafts_ahead, self.pool, pulls, copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)  # type: ignore[arg-type]
-        self.engine._foresight._turns = SimpleNamespace(ahead=ahead, round=lambda *_: None)
         self.proposals: dict[int, list[int]] = {}
         self.closed: list[int] = []
 
@@ -94,7 +95,7 @@ def engines(config: EngineConfig) -> Iterator[list[Drafting]]:
     ]
     yield found
     for one in found:
-        one.engine._foresight.end()
+        one.engine._ahead.end()
         one.runner.pool.close()
 
 
@@ -128,8 +129,6 @@ def test_proposals_and_draft_kv_are_the_plain_twins(engines: list[Drafting], par
 def test_tokens_are_those_of_plain_decoding(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device decodes, another drafts ahead for it: greedy and seeded requests, side by side."""
     monkeypatch.setattr(Patience, "draft_wait_s", PATIENCE_S / 3)  # as in `test_device_remote`
-    always = SimpleNamespace(ahead=True, round=lambda *_: None)
-    monkeypatch.setattr(foresight, "Turns", lambda: always)
     monkeypatch.setattr(draft_build, "OUTCOMES", 8)
     asked = {
         "greedy": SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True),
@@ -142,32 +141,32 @@ def test_tokens_are_those_of_plain_decoding(config: EngineConfig, monkeypatch: p
     drafter = cluster.workers["draft"].engine
     found = served(cluster, wanted)
     assert tokens(found) == tokens(expected)
-    counts = drafter._foresight.counts
+    counts = drafter._ahead.counts
     assert counts.hits > 2, counts
     assert counts.drafted > 0 and drafter._parts.pool.used == 0
 
 
 @pytest.fixture
-def device(config: EngineConfig) -> Iterator[tuple[DeviceDraftRunner, DeviceForeseer]]:
+def device(config: EngineConfig) -> Iterator[tuple[DeviceDraftRunner, AheadRunner]]:
     made = draft_worker(EngineSpec.of(replace(on_device(config), roles=(Role.DRAFT,), speculation=CHAIN)))
-    assert isinstance(made.runner, DeviceDraftRunner) and isinstance(made.ahead, DeviceForeseer)
+    assert isinstance(made.runner, DeviceDraftRunner) and isinstance(made.ahead, AheadRunner)
     yield made.runner, made.ahead
     made.runner.pool.close()
 
 
-def landed(foreseer: DeviceForeseer, verified: Verified) -> DeviceForeseen:
-    one = foreseer.begin(verified, 0.5)
-    foreseer.advance([one])
-    foreseer.advance([one])
+def landed(ahead_runner: AheadRunner, verified: Verified) -> AheadRound:
+    one = ahead_runner.begin(verified, 0.5)
+    ahead_runner.advance([one])
+    ahead_runner.advance([one])
     assert one.drafted
     return one
 
 
 def test_repairs_from_a_ring_are_those_from_the_host(
-    device: tuple[DeviceDraftRunner, DeviceForeseer],
+    device: tuple[DeviceDraftRunner, AheadRunner],
 ) -> None:
     """After a hit some true features lie in a ring; or they do not any more."""
-    runner, foreseer = device
+    runner, ahead_runner = device
     rings, pages, found = Rings(), list(range(8, 16)), []
     features = torch.randn(12, SIZES["hidden"], generator=torch.Generator().manual_seed(4))
     first = Asked("a", Extension(pages, 0, [1, 2, 3, 4, 5], features[:5]), GREEDY, 0)
@@ -175,14 +174,14 @@ def test_repairs_from_a_ring_are_those_from_the_host(
         [proposed] = runner.draft([first], CHAIN)
         assert proposed.chain is not None
         again = replace(first, extension=Extension(pages, 4, [5], NO_FEATURES))
-        one = landed(foreseer, Verified(again, proposed.chain, again=True))
+        one = landed(ahead_runner, Verified(again, proposed.chain, again=True))
         _, accepted, own = max(one._outcomes or (), key=lambda outcome: outcome[1])
         since = [*proposed.chain.tokens[:accepted], own[0]]
         answer, new = one.answer(since, STEPS), Extension(pages, 5, since, features[5 : 5 + accepted + 1])
         assert answer is not None and accepted > 0
         asked = Asked("a", new, GREEDY, 0)
         asked = rings.ringed(asked, 0, 1, known=known) if known else asked
-        below = landed(foreseer, Verified(asked, answer))
+        below = landed(ahead_runner, Verified(asked, answer))
         found.append((below.written, below._outcomes, runner.pool.tensor[8].clone()))
     host, ring, lost = found
     assert host[0] and host[1] and ring[:2] == host[:2] and torch.equal(ring[2], host[2])

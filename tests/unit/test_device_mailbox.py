@@ -12,7 +12,6 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -31,7 +30,7 @@ from eyas.engine.kernels import mailbox
 from eyas.engine.kernels.mailbox import Reach
 from eyas.engine.kernels.rounds import Batch
 from eyas.engine.loading import draft_build
-from eyas.engine.speculation import foresight, remote
+from eyas.engine.speculation import remote
 from eyas.engine.speculation.draft_engine import DraftEngine
 from eyas.engine.speculation.draft_sequences import DraftedSequence, Key
 from eyas.engine.speculation.lines import CUDA_IPC, GRPC, MAILBOX, SHM
@@ -297,19 +296,17 @@ def test_what_a_grammar_holds_goes_by_the_host_beside_it(
     assert sent[MAILBOX] > 0 and sent[CUDA_IPC] > 0
 
 
-def test_rounds_that_were_foreseen_are_answered_at_once(
+def test_rounds_that_were_drafted_ahead_of_are_answered_at_once(
     config: EngineConfig, gpus: list[FakeDriver], patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their features stay in a ring until the run that drafts ahead of the next round has them."""
-    always = SimpleNamespace(ahead=True, round=lambda *_: None)
-    monkeypatch.setattr(foresight, "Turns", lambda: always)
     monkeypatch.setattr(draft_build, "OUTCOMES", 8)
     monkeypatch.setattr(remote, "BACKOFF_S", 0.0)
     expected, _ = answers(replace(config, draft=None), asked(16))
     found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(16))
     drafter = cluster.workers["draft"].engine
     assert tokens(found) == tokens(expected) and not cluster.reasons
-    counts = drafter._foresight.counts
+    counts = drafter._ahead.counts
     assert counts.hits > 1 and sent[MAILBOX] > 3 and sent[GRPC] == 1, (counts, sent)
     assert sum(patient.found) >= len(patient.found) - 1
     assert drafter._parts.pool.used == 0

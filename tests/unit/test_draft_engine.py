@@ -38,10 +38,8 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.models.base import Drafted
-from eyas.engine.speculation.ahead import PlainForeseer
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_runner import Chain, Proposed
+from eyas.engine.speculation.draft_runner import Proposed, chain_of
 from eyas.engine.speculation.drafter import Commit
 from eyas.engine.speculation.lines import OfferedLines
 from eyas.engine.speculation.remote import LATE_ROUNDS, RemoteDrafter
@@ -79,20 +77,7 @@ class CountingRunner:
             assert (new.pages[row // PAGE], row % PAGE) in self.written, f"row {row} was never written"
         self.written |= {(new.pages[row // PAGE], row % PAGE) for row in range(base, end)}
         assert len(new.pages) * PAGE >= end + steps
-        chain = Chain([(new.tokens[-1] + i) % VOCAB for i in range(steps)], torch.zeros(steps, WIDTH))
-        return Proposed(chain.tree, chain)
-
-    def forward(self, spans, tokens, features):
-        """Of a causal span the first row is certain; all of it may be read later."""
-        for span in spans:
-            for row in range(span.start):
-                assert (span.pages[row // PAGE], row % PAGE) in self.written, f"row {row} was never written"
-            rows = [path[-1] for path in span.paths or [(span.start + i,) for i in range(span.count)]]
-            self.written |= {(span.pages[row // PAGE], row % PAGE) for row in rows}
-        return Drafted(torch.tensor(tokens), torch.zeros(len(tokens), WIDTH))
-
-    def best(self, rows, noise, count):
-        return [[(token + i) % VOCAB for i in range(count)] for token in rows.tolist()]
+        return Proposed(chain_of([(new.tokens[-1] + i) % VOCAB for i in range(steps)]))
 
 
 class Drive:
@@ -111,9 +96,7 @@ class Drive:
         ready = SimpleNamespace(context_length=64, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
         pulls = hand_pulls(self.copier, PAGE, outbox)
         config = EngineConfig(page_size=PAGE)
-        parts = DraftParts(
-            config, self.runner, PlainForeseer(self.runner), self.pool, pulls, self.copier, outbox, ready
-        )  # type: ignore[arg-type]
+        parts = DraftParts(config, self.runner, None, self.pool, pulls, self.copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)
         self.pulls = pulls
 

@@ -205,7 +205,7 @@ def test_all_answers_are_left_before_any_is_drafted_ahead_of(monkeypatch: pytest
     drive.follow(2, place=1)
     drive.runner.draft = CountingRunner.draft.__get__(drive.runner)  # type: ignore[method-assign]
     monkeypatch.setattr(
-        drive.engine._foresight, "begin", lambda *_: seen.append([drive.left(place)[0] for place in (0, 1)])
+        drive.engine._ahead, "begin", lambda *_: seen.append([drive.left(place)[0] for place in (0, 1)])
     )
     drive.post(0, 1, 4, 11)
     drive.post(1, 2, 4, 12)

@@ -1,8 +1,7 @@
 """What a draft worker drafts ahead of verdicts: the tokens and rows of each round's outcomes.
 
-An outcome is a number of accepted drafts and the token after them. `speculation.ahead.Ahead` is the
-specification: which outcomes there are, and where the rows of the drafts below them stand. One program per
-outcome. This file does not know what a head computes, nor which outcomes are worth it.
+An outcome is a number of accepted drafts and the token after them. One program per outcome: which it is, and
+where the rows of the drafts below it stand.
 """
 
 from __future__ import annotations

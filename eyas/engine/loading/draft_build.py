@@ -30,9 +30,8 @@ from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.heads import load_device_draft, load_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
-from eyas.engine.speculation.ahead import Foreseer, PlainForeseer, rows_ahead
+from eyas.engine.speculation.ahead import AheadRunner, rows_ahead
 from eyas.engine.speculation.device import DeviceProposer, Followed
-from eyas.engine.speculation.device_ahead import DeviceForeseer
 from eyas.engine.speculation.device_runner import MOST_PASSES, DeviceDraftRunner
 from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension, RingRow
 from eyas.engine.speculation.draft_sequences import BatchRunner
@@ -50,7 +49,7 @@ class DraftWorker:
 
     loaded: EngineSpec
     runner: BatchRunner
-    ahead: Foreseer | None
+    ahead: AheadRunner | None
     slowest_step_s: float = 0.0
 
 
@@ -59,19 +58,11 @@ def draft_worker(loaded: EngineSpec, start: Start | None = None, beat: Beat = no
     if loaded.config.attention_backend == "torch":
         with loaded.weights(KvKind.TARGET) as weights:
             ends = EmbeddingAndHead.load(loaded.target, weights)
-        runner = plain_runner(loaded, ends, beat)
-        return DraftWorker(loaded, runner, PlainForeseer(runner) if _foresees(loaded) else None)
+        return DraftWorker(loaded, plain_runner(loaded, ends, beat), None)
     if loaded.config.tensor_parallel_size > 1:
         flag = "tensor-parallel-size"
         raise ConfigError(f"--{flag}: a draft worker has one GPU", param=flag)
     return _device_worker(loaded, start or Start())
-
-
-def _foresees(loaded: EngineSpec) -> bool:
-    """May its chains' verdicts be drafted ahead of? Certain rows and drafts are run at once there, which a
-    head of several stages does apart.
-    """
-    return loaded.head is not None and loaded.head.stages == 1
 
 
 def _ahead(loaded: EngineSpec) -> Most | None:
@@ -82,16 +73,15 @@ def _ahead(loaded: EngineSpec) -> Most | None:
 
 def _outcomes(loaded: EngineSpec) -> int:
     """Outcomes of a round that a device drafts for: 0 where it drafts trees, whose verdicts have too many, or
-    where a layer's window is shorter than their rows.
+    where a layer's window is shorter than their rows, or for a head of several stages: certain rows and
+    drafts are run at once here, which such a head does apart.
     """
     assert loaded.head is not None
-    spec, windows = (
-        loaded.config.speculation,
-        [layer.attention.window for layer in loaded.head.decoder.layers],
-    )
+    spec = loaded.config.speculation
+    windows = [layer.attention.window for layer in loaded.head.decoder.layers]
     rows = rows_ahead(spec.steps, OUTCOMES)
     fits = all(not window or window >= rows for window in windows)
-    return OUTCOMES if _foresees(loaded) and spec.topk == 1 and fits else 0
+    return OUTCOMES if loaded.head.stages == 1 and spec.topk == 1 and fits else 0
 
 
 def plain_runner(loaded: EngineSpec, ends: EmbeddingAndHead, beat: Beat) -> DraftRunner:
@@ -109,18 +99,18 @@ def _device_worker(loaded: EngineSpec, start: Start) -> DraftWorker:
         loaded, state = draft_state(loaded)
     config, sizes = loaded.config, batch_sizes(loaded.config)
     runner = DeviceDraftRunner(state, sizes, chunk_tile_rows(loaded.decoder(KvKind.DRAFT)))
-    foreseer, slowest = None, 0.0
+    ahead, slowest = None, 0.0
     if state.proposer.kept is not None:
-        foreseer = DeviceForeseer(OutcomeRuns(state, sizes), runner.seating)
+        ahead = AheadRunner(OutcomeRuns(state, sizes), runner.seating)
     if config.device != "cpu":  # an interpreted device has nothing to compile, to load or to capture
         with start.phases("kernels"):
             start.wait_for_kernels()
         with start.phases("capture"):
             runner.short.capture()
-            if foreseer is not None:
-                foreseer.runs.capture()
+            if ahead is not None:
+                ahead.runs.capture()
             slowest = warm_up(runner, state.width, config.speculation)
-    return DraftWorker(loaded, runner, foreseer, slowest)
+    return DraftWorker(loaded, runner, ahead, slowest)
 
 
 def draft_state(loaded: EngineSpec) -> tuple[EngineSpec, DraftState]:

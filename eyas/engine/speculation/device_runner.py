@@ -20,8 +20,7 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kernels import row_ring
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.speculation.device_ahead import StoredChain
-from eyas.engine.speculation.draft_runner import Asked, Proposed
+from eyas.engine.speculation.draft_runner import Asked, KeptChain, Proposed
 from eyas.engine.speculation.seats import Seating
 from eyas.engine.speculation.short_runs import DraftState, ShortRuns
 
@@ -61,15 +60,15 @@ class DeviceDraftRunner:
             some = asked[first : first + self.seating.seats.count]
             for one, (tree, whole) in zip(some, self._batch(some), strict=True):
                 cut = self._cut(tree, spec)
-                proposed.append(Proposed(cut, self._stored(one, cut), whole))
+                proposed.append(Proposed(cut, self._kept(one, cut), whole))
         return proposed
 
-    def _stored(self, one: Asked, proposal: DraftTree) -> StoredChain | None:
+    def _kept(self, one: Asked, proposal: DraftTree) -> KeptChain | None:
         """The proposal, if what its rows have joined is kept in its slot."""
         seat = self.seating.seats.held(one.owner)
         if self._proposer.kept is None or seat is None:
             return None
-        return StoredChain(list(proposal.tokens), one.owner, seat)
+        return KeptChain(list(proposal.tokens), one.owner, seat)
 
     def _cut(self, tree: DraftTree, spec: SpeculationConfig) -> DraftTree:
         """No larger than `spec` says."""

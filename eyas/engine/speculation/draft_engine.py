@@ -3,7 +3,7 @@
 One loop, like the target engine's: receive, answer, send. Commits come by the front, by a direct line or by
 a mailbox, and so do their answers go. What was drafted ahead of a commit is sent before
 anything is computed; for the others it extends and proposes in batches. While it has nothing to answer it
-drafts ahead, one forward between two looks at its messages. Nothing here can change a token: whatever is
+may draft ahead, in runs that it looks for between messages. Nothing here can change a token: whatever is
 missing, full or late leads to `DraftClosed` or to no answer.
 """
 
@@ -39,9 +39,10 @@ from eyas.engine.ipc.pulse import Pulse
 from eyas.engine.ipc.row_memory import Gpu
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
-from eyas.engine.speculation.ahead import Foreseer
+from eyas.engine.speculation.ahead import AheadRunner
+from eyas.engine.speculation.ahead_drafter import AheadDrafter
 from eyas.engine.speculation.draft_commits import DraftRefused
-from eyas.engine.speculation.draft_runner import AnyChain, Asked
+from eyas.engine.speculation.draft_runner import Asked, KeptChain
 from eyas.engine.speculation.draft_sequences import (
     BatchRunner,
     DraftedSequence,
@@ -49,7 +50,6 @@ from eyas.engine.speculation.draft_sequences import (
     Key,
 )
 from eyas.engine.speculation.early import EarlyCommits
-from eyas.engine.speculation.foresight import Foresight
 from eyas.engine.speculation.lines import AnsweredLines
 from eyas.engine.speculation.posted import PostedCommits
 from kv_transfer.copier import Copier
@@ -61,7 +61,7 @@ LOAD_S = 0.5
 STOP_S = 5.0
 
 Asking = tuple[Key, DraftedSequence]
-Answered = tuple[Key, DraftedSequence, AnyChain]
+Answered = tuple[Key, DraftedSequence, KeptChain]
 
 ROWS_ALONE = SpeculationConfig(steps=1, topk=1, draft_tokens=2)
 """Of rows that are written though nothing is wanted below them: the smallest proposal, which is dropped."""
@@ -76,7 +76,7 @@ class DraftParts:
 
     config: EngineConfig
     runner: BatchRunner
-    ahead: Foreseer | None
+    ahead: AheadRunner | None
     pool: PagePool
     pulls: Pulls
     copier: Copier
@@ -99,7 +99,7 @@ class DraftEngine:
         self._early = EarlyCommits(self._sequences)
         self._lines = AnsweredLines(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
         self._posted = PostedCommits(self._sequences, self._lines.mailbox)
-        self._foresight = Foresight(parts.ahead, self._sequences, self._lines.rows)
+        self._ahead = AheadDrafter(parts.ahead, self._sequences, self._lines.rows)
         self._proposals: dict[int, list[Proposal]] = defaultdict(list)  # not sent yet, by peer
         self._stopping = False
         self._progress = 0
@@ -126,7 +126,7 @@ class DraftEngine:
         try:
             while not self._stopping:
                 self._pulse.loop()
-                if self._posted.pass_on(patient=not self._foresight.busy):
+                if self._posted.pass_on(patient=not self._ahead.busy):
                     self._step()  # devices wait for these: nothing else goes before them
                 for command in self._link.recv(self._nap(), self._lines.descriptors):
                     self._handlers[type(command)](command)
@@ -138,14 +138,14 @@ class DraftEngine:
                 self._step()
                 self._parts.pulls.poll(time.monotonic())
                 self._tell()
-                self._foresight.advance()
+                self._ahead.advance()
         finally:
             self._close()
         self._link.send([Stopped()])
 
     def _nap(self) -> float:
         """How long to wait for commands."""
-        if self._foresight.busy or self._posted.busy:
+        if self._ahead.busy or self._posted.busy:
             return 0.0
         if self._posted.any:
             return MAILBOX_S
@@ -164,13 +164,12 @@ class DraftEngine:
 
     @torch.inference_mode()
     def _step(self) -> None:
-        """Answers all commits: what was foreseen at once, the others grouped by the shape they ask for."""
-        now = time.monotonic()
+        """Answers all commits: those drafted ahead of at once, the others by the shape they ask for."""
         followed = self._sequences.followed.items()
         asking = [(key, one) for key, one in followed if one.is_here and one.is_due]
         answered, missed = [], []
         for key, one in asking:
-            chain = self._foreseen(key, one, now)
+            chain = self._drafted_ahead(key, one)
             if chain is None:
                 missed.append((key, one))
             else:
@@ -189,12 +188,12 @@ class DraftEngine:
             self._step_seconds.add(time.monotonic() - began)
             self._step_sequences.add(len(group))
 
-    def _foreseen(self, key: Key, followed: DraftedSequence, now: float) -> AnyChain | None:
+    def _drafted_ahead(self, key: Key, followed: DraftedSequence) -> KeptChain | None:
         """Answers a commit with what was drafted ahead of it, if that is what it asks for."""
         if followed.wanted is None:
             self._sequences.end_ahead(followed)
             return None
-        chain = self._foresight.answer(followed, now)
+        chain = self._ahead.answer(followed)
         if chain is not None:
             followed.answered()
             self._propose(key, followed, chain.tree)
@@ -206,7 +205,7 @@ class DraftEngine:
         """
         self._send_replies()
         for key, followed, chain in answered:
-            self._foresight.begin(key, followed, chain)
+            self._ahead.begin(key, followed, chain)
 
     def _draft(self, spec: SpeculationConfig, group: list[Asking]) -> None:
         """Writes the rows of their commits, and proposes below them."""
@@ -286,11 +285,11 @@ class DraftEngine:
             step_seconds_total=self._step_seconds.total,
             step_sequences=tuple(self._step_sequences.counts),
             step_sequences_total=self._step_sequences.total,
-            ahead=self._foresight.counts,
+            ahead=self._ahead.counts,
         )
 
     def _close(self) -> None:
-        self._foresight.end()
+        self._ahead.end()
         self._lines.close()
         if self._parts.copier.close(time.monotonic() + STOP_S):
             self._parts.runner.pool.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -82,24 +82,16 @@ class DraftRequest:
     offset: int = 0
 
 
-class AnyChain(Protocol):
-    """Drafts in a row, of whatever kind, that may be drafted ahead of."""
-
-    @property
-    def tokens(self) -> SequenceOf[int]:
-        """The first one follows the newest certain token."""
-
-    @property
-    def tree(self) -> DraftTree:
-        """The proposal."""
-
-
 @dataclass(frozen=True)
-class Chain:
-    """Drafts in a row. `inputs` [len(tokens), width]: the feature that the draft row of each token joins."""
+class KeptChain:
+    """Drafts in a row whose features a device keeps in the slot of `owner`, as those of `outcome`, for as
+    long as it has that `seat`. Their verdict may be drafted ahead of.
+    """
 
     tokens: list[int]
-    inputs: torch.Tensor
+    owner: Hashable
+    seat: Hashable
+    outcome: int = 0
 
     @property
     def tree(self) -> DraftTree:
@@ -119,7 +111,7 @@ class Proposed(NamedTuple):
     """
 
     tree: DraftTree
-    chain: AnyChain | None
+    chain: KeptChain | None = None
     whole: bool = True
 
 
@@ -151,9 +143,7 @@ class DraftRunner:
             new = one.extension
             base = new.base + len(new.tokens)
             requests.append(DraftRequest(new.pages, base, last, one.params, one.choice, new.offset))
-        if spec.topk > 1:
-            return [Proposed(tree, None) for tree in self._trees(requests, spec)]
-        return [Proposed(chain.tree, chain) for chain in self.chains(requests, spec.steps)]
+        return [Proposed(tree) for tree in self.propose(requests, spec)]
 
     def extend(self, extensions: SequenceOf[Extension]) -> list[Drafted]:
         """Writes the draft KV of the rows; returns what the head gave for each sequence's last row."""
@@ -167,21 +157,19 @@ class DraftRunner:
         """One draft per request: a chain of spec.steps tokens, or a tree of spec.draft_tokens - 1 nodes."""
         if spec.topk > 1:
             return self._trees(requests, spec)
-        return [chain.tree for chain in self.chains(requests, spec.steps)]
+        return self._chains(requests, spec.steps)
 
-    def chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[Chain]:
-        """One chain of `steps` tokens per request; its last token gets no draft row."""
+    def _chains(self, requests: SequenceOf[DraftRequest], steps: int) -> list[DraftTree]:
+        """The last token of a chain gets no draft row."""
         last = _stacked(requests)
-        drafted, inputs = [], []
+        drafted = []
         for step in range(steps):
             rows = [_row(w, w.offset + w.base + 1 + step) for w in requests]
             drafted.append([best for (best,) in self.best(last.rows, rows, 1)])
-            inputs.append(last.features)
             if step + 1 < steps:
                 spans = [Span(w.pages, w.base + step, 1, offset=w.offset) for w in requests]
                 last = self.forward(spans, drafted[-1], last.features, step + 1)
-        found = zip(zip(*drafted, strict=True), torch.stack(inputs, 1), strict=True)
-        return [Chain(list(tokens), features) for tokens, features in found]
+        return [chain_of(tokens) for tokens in zip(*drafted, strict=True)]
 
     def best(self, rows: torch.Tensor, noise: SequenceOf[Row], count: int) -> list[list[int]]:
         """The target's ids that are likeliest at `rows` [r, ...], of `Drafted`: `count` for each, best first.

@@ -24,10 +24,9 @@ from eyas.engine.ipc.row_ring import WAITING_ROWS
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.pulls import Arrival, Pulls
-from eyas.engine.speculation.ahead import Foreseen
+from eyas.engine.speculation.ahead import AheadRound
 from eyas.engine.speculation.draft_commits import NO_FEATURES, features_of, ring_rows, wanted_by
 from eyas.engine.speculation.draft_runner import Asked, Extension, Proposed
-from eyas.engine.speculation.turns import Rounds
 from kv_transfer.layout import pages_for
 
 NO_PAGES = "the draft worker has no free pages"
@@ -65,9 +64,8 @@ class DraftedSequence:
     repairs: list[DraftCommit] = field(default_factory=list)
     commits: list[DraftCommit] = field(default_factory=list)
     newest: DraftCommit | None = None  # of those answered
-    ahead: Foreseen | None = None
+    ahead: AheadRound | None = None
     spare: list[int] = field(default_factory=list)
-    rounds: Rounds = field(default_factory=Rounds)
     posted: DraftCommit | None = None
 
     @property

@@ -1,8 +1,7 @@
 """What a draft engine drafts ahead of its sequences' verdicts: when it begins, goes on, is used and dropped.
 
-It knows the sequences and their pages; how outcomes are found and drafted is the business of
-`eyas.engine.speculation.ahead`, whether to do it at all that of `eyas.engine.speculation.turns`. Chains only:
-a tree has more outcomes than there is time for.
+Chains only, on a device only, and for few sequences: a tree has more outcomes than there is time for, a CPU
+has no cores to spare, and of many sequences that commit in one round one nearly always misses.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import torch
 
 from eyas.engine.ipc.messages import DraftsAhead
 from eyas.engine.ipc.row_memory import RowMemory
-from eyas.engine.speculation.ahead import Foreseen, Foreseer, Verified
+from eyas.engine.speculation.ahead import AheadRound, AheadRunner, Verified
 from eyas.engine.speculation.draft_commits import DraftRefused
-from eyas.engine.speculation.draft_runner import AnyChain
+from eyas.engine.speculation.draft_runner import KeptChain
 from eyas.engine.speculation.draft_sequences import DraftedSequence, DraftSequences, Key
-from eyas.engine.speculation.turns import Turns
+from eyas.engine.speculation.outcome_runs import MOST_ROUNDS
 
 FADING = 0.99  # what a round counts beside the next one, for the acceptance
 
@@ -28,7 +27,7 @@ class _UnderWay(NamedTuple):
 
     peer: int
     followed: DraftedSequence
-    ahead: Foreseen
+    ahead: AheadRound
     rows: RowMemory | None
 
     @property
@@ -36,23 +35,21 @@ class _UnderWay(NamedTuple):
         return self.followed.ahead is not self.ahead
 
 
-class Foresight:
-    """Drafts ahead for the sequences of one engine, a little at a time, for as long as it pays.
+class AheadDrafter:
+    """Drafts ahead for the sequences of one engine, in runs between its messages.
 
-    `foreseer`: None where chains cannot be drafted ahead of. `rows_of`: where a peer's device writes
-    features.
+    `runner`: None where chains cannot be drafted ahead of. `rows_of`: where a peer's device writes features.
     """
 
     def __init__(
         self,
-        foreseer: Foreseer | None,
+        runner: AheadRunner | None,
         sequences: DraftSequences,
         rows_of: Callable[[int], RowMemory | None],
     ) -> None:
-        self._foreseer = foreseer
+        self._runner = runner
         self._sequences = sequences
         self._rows_of = rows_of
-        self._turns = Turns()
         self._under_way: list[_UnderWay] = []
         self._accepted, self._refused = 1.0, 1.0  # drafts, fading
         self._hits = self._misses = self._drafted = 0
@@ -67,13 +64,9 @@ class Foresight:
         """Is there something left to draft, or to look for?"""
         return any(not one.dropped for one in self._under_way)
 
-    def answer(self, followed: DraftedSequence, now: float) -> AnyChain | None:
-        """The proposal for what it has committed, if that was foreseen. Whatever else was drafted is dropped.
-
-        `now`: monotonic seconds.
-        """
+    def answer(self, followed: DraftedSequence) -> KeptChain | None:
+        """The proposal for what it has committed, if it is here. Whatever else was drafted is dropped."""
         since, ahead = followed.since, followed.ahead
-        self._turns.round(followed.rounds, len(since), now)
         if ahead is None:
             return None
         self._learn(ahead.accepted(since), ahead.steps)
@@ -85,11 +78,11 @@ class Foresight:
         self._misses += chain is None
         return chain
 
-    def begin(self, key: Key, followed: DraftedSequence, chain: AnyChain) -> None:
+    def begin(self, key: Key, followed: DraftedSequence, chain: KeptChain) -> None:
         """`chain` was proposed below the newest answered commit: its verdict may be drafted ahead of."""
-        if self._foreseer is None or not self._turns.ahead:
+        if self._runner is None or len(self._sequences.followed) > MOST_ROUNDS:
             return
-        behind = self._foreseer.rows(chain, followed.first + followed.end)
+        behind = self._runner.rows(chain, followed.first + followed.end)
         if not behind or not self._sequences.spare(followed, behind):
             return
         rows = self._rows_of(key[0])
@@ -101,19 +94,19 @@ class Foresight:
         again, lent = not followed.repairs, len(followed.spare)
         verified = Verified(followed.asks(key, certain), chain, again, lent)
         acceptance = self._accepted / (self._accepted + self._refused)
-        followed.ahead = self._foreseer.begin(verified, acceptance)
+        followed.ahead = self._runner.begin(verified, acceptance)
         self._under_way.append(_UnderWay(key[0], followed, followed.ahead, rows))
 
     @torch.inference_mode()
     def advance(self) -> None:
         """The next work for everything that is not drafted yet. True features are written first."""
-        if not self._under_way or self._foreseer is None:
+        if not self._under_way or self._runner is None:
             return
         for one in self._under_way:
             if not one.dropped and one.rows is not self._rows_of(one.peer):  # its features are nowhere now
                 self._sequences.end_ahead(one.followed)
         if unfinished := [one.ahead for one in self._under_way if not (one.dropped or one.ahead.drafted)]:
-            self._foreseer.advance(unfinished)
+            self._runner.advance(unfinished)
         self._note()
 
     def end(self) -> None:

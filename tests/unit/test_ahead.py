@@ -21,19 +21,12 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.models.base import Drafted
 from eyas.engine.sampling.sampler import Row, perturbed
-from eyas.engine.speculation import foresight
-from eyas.engine.speculation.ahead import (
-    OUTCOMES,
-    Ahead,
-    PlainForeseer,
-    Verified,
-    advance,
-    fan_out,
-    rows_ahead,
-)
+from eyas.engine.speculation import ahead_drafter
+from eyas.engine.speculation.ahead import Verified, fan_out, rows_ahead
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_runner import Asked, Chain, DraftRequest, DraftRunner, Extension
+from eyas.engine.speculation.draft_runner import Asked, DraftRequest, Extension
 from tests.unit.model_rig import HeadRig, Rig
+from tests.unit.plain_ahead import OUTCOMES, Ahead, Chain, ChainRunner, PlainAhead, advance
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 N, STEPS = 40, 3
@@ -94,7 +87,7 @@ class Bench:
     def __init__(self, folders: tuple[Path, Path], offset: int) -> None:
         target = Rig(folders[0])
         rig = HeadRig(folders[1], target)
-        self.head, self.runner = rig.head, DraftRunner(rig.head, rig.pool, rig.backend)
+        self.head, self.runner = rig.head, ChainRunner(rig.head, rig.pool, rig.backend)
         self.pages, self.offset = target.table(N + 128), offset
         generator = torch.Generator().manual_seed(3)
         self.features = torch.randn(N, WIDTH, generator=generator)
@@ -107,8 +100,7 @@ class Bench:
 
     def chain(self, base: int, last, params: SamplingParams) -> Chain:
         request = DraftRequest(self.pages, base, last, params, 1, self.offset)
-        [chain] = self.runner.chains([request], STEPS)
-        return chain
+        return self.runner.chain(request, STEPS)
 
     def ahead(self, chain: Chain, params: SamplingParams, certain: int) -> Ahead:
         """The last `certain` rows are written by its first pass."""
@@ -174,16 +166,14 @@ class Worker:
 
     def __init__(self, folders: tuple[Path, Path], *, ahead: bool, pages: int = 256) -> None:
         rig = HeadRig(folders[1], Rig(folders[0]))
-        self.runner = DraftRunner(rig.head, rig.pool, rig.backend)
+        self.runner = ChainRunner(rig.head, rig.pool, rig.backend)
         self.pool = PagePool(pages)
         outbox, copier = Outbox(), HandCopier()
         ready = SimpleNamespace(context_length=512, vocab_size=VOCAB, draft_width=WIDTH, rates=None)
         pulls = hand_pulls(copier, rig.pool.page_size, outbox)
-        parts = DraftParts(
-            EngineConfig(), self.runner, PlainForeseer(self.runner), self.pool, pulls, copier, outbox, ready
-        )  # type: ignore[arg-type]
+        drafts_ahead = PlainAhead(self.runner) if ahead else None
+        parts = DraftParts(EngineConfig(), self.runner, drafts_ahead, self.pool, pulls, copier, outbox, ready)  # type: ignore[arg-type]
         self.engine = DraftEngine(parts, self)  # type: ignore[arg-type]
-        self.engine._foresight._turns = SimpleNamespace(ahead=ahead, round=lambda *_: None)
         self.proposals: dict[int, list[int]] = {}
         self.closed: list[int] = []
 
@@ -205,7 +195,7 @@ class Worker:
 
     def idle(self, forwards: int) -> None:
         for _ in range(forwards):
-            self.engine._foresight.advance()
+            self.engine._ahead.advance()
 
     def rows(self, seq: int) -> torch.Tensor:
         """The draft KV of a sequence's written rows, [layers, 2, rows, heads, dim]."""
@@ -215,7 +205,7 @@ class Worker:
 
     @property
     def hits(self) -> int:
-        return self.engine._foresight.counts.hits
+        return self.engine._ahead.counts.hits
 
 
 def commit(base: int, tokens: SequenceOf[int], features: torch.Tensor, seq: int = 1) -> DraftCommit:
@@ -288,7 +278,7 @@ def test_true_features_leave_nothing_of_what_was_drafted_ahead(
     assert ahead.hits > 12 and missed > 10
     for seq in (1, 2, 3):
         assert torch.equal(ahead.rows(seq), never.rows(seq)) and ahead.rows(seq).shape[2] > 30
-    assert never.hits == 0 and never.engine._foresight.counts.drafted == 0
+    assert never.hits == 0 and never.engine._ahead.counts.drafted == 0
 
 
 def test_a_hit_whose_rows_are_not_written_yet_is_written_by_the_next_miss(folders: tuple[Path, Path]) -> None:
@@ -360,9 +350,9 @@ def test_what_was_drafted_for_another_shape_is_no_answer(folders: tuple[Path, Pa
 
 def test_features_of_a_head_that_has_no_sequences_are_asked_of_nobody(folders: tuple[Path, Path]) -> None:
     worker = Worker(folders, ahead=True)
-    assert not worker.engine._foresight.busy
+    assert not worker.engine._ahead.busy
     worker.idle(1)
-    assert worker.engine._foresight.counts == foresight.DraftsAhead()
+    assert worker.engine._ahead.counts == ahead_drafter.DraftsAhead()
 
 
 def test_a_head_that_knows_one_token_has_nothing_to_draft_ahead() -> None:

@@ -5,22 +5,18 @@ that were lost, slots that went to others. Runs are scripted: `test_device_ahead
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.ipc.messages import DraftCommit, DraftOpen
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.speculation import foresight
-from eyas.engine.speculation.ahead import Verified, fan_out
-from eyas.engine.speculation.device_ahead import DeviceForeseen, DeviceForeseer, StoredChain
-from eyas.engine.speculation.draft_runner import Asked, Extension
+from eyas.engine.speculation.ahead import AheadRound, AheadRunner, Verified, fan_out
+from eyas.engine.speculation.ahead_drafter import AheadDrafter
+from eyas.engine.speculation.draft_runner import Asked, Extension, KeptChain
 from eyas.engine.speculation.draft_sequences import DraftedSequence
-from eyas.engine.speculation.foresight import Foresight
 from eyas.engine.speculation.kept_chains import KeptChains
 from eyas.engine.speculation.outcome_runs import Ran, Running
 from eyas.engine.speculation.seats import Seating
@@ -60,26 +56,26 @@ class Rig:
     def __init__(self) -> None:
         self.runs = Runs()
         self.seating = Seating(Tables(TableSizes(SLOTS + 1, 8), "cpu"), 4)
-        self.foreseer = DeviceForeseer(self.runs, self.seating)  # type: ignore[arg-type]
+        self.runner = AheadRunner(self.runs, self.seating)  # type: ignore[arg-type]
 
-    def chain(self, owner: str, outcome: int = 0) -> StoredChain:
-        return StoredChain(CHAIN, owner, self.seating.seats.of(owner), outcome)
+    def chain(self, owner: str, outcome: int = 0) -> KeptChain:
+        return KeptChain(CHAIN, owner, self.seating.seats.of(owner), outcome)
 
-    def begin(self, owner: str, rows: int = 1, *, again: bool = True) -> DeviceForeseen:
+    def begin(self, owner: str, rows: int = 1, *, again: bool = True) -> AheadRound:
         new = Extension([1, 2], 4, [5] * rows, torch.zeros(rows, 2))
         asked = Asked(owner, new, SamplingParams(), 0)
-        return self.foreseer.begin(Verified(asked, self.chain(owner), again), 0.5)
+        return self.runner.begin(Verified(asked, self.chain(owner), again), 0.5)
 
 
 def test_a_run_is_begun_looked_for_and_answers() -> None:
     rig = Rig()
     one = rig.begin("a")
-    rig.foreseer.advance([one])
+    rig.runner.advance([one])
     assert len(rig.runs.launched) == 1 and not one.drafted and not one.written
-    rig.foreseer.advance([one])
+    rig.runner.advance([one])
     assert len(rig.runs.launched) == 1 and not one.drafted, "it is still under way"
     rig.runs.done = True
-    rig.foreseer.advance([one])
+    rig.runner.advance([one])
     assert one.drafted and one.written and one.outcomes == OUTCOMES
     ends = [(after, rank) for after, most in enumerate(fan_out(STEPS, 0.5, OUTCOMES)) for rank in range(most)]
     for number, (after, rank) in enumerate(ends):
@@ -93,7 +89,7 @@ def test_a_run_is_begun_looked_for_and_answers() -> None:
 def test_a_verdict_that_comes_meanwhile_waits_for_the_run() -> None:
     rig = Rig()
     one = rig.begin("a")
-    rig.foreseer.advance([one])
+    rig.runner.advance([one])
     first, *drafts = tokens_of((0, 0))
     found = one.answer([first], STEPS)
     assert rig.runs.done and found is not None and found.tokens == drafts and one.written
@@ -102,7 +98,7 @@ def test_a_verdict_that_comes_meanwhile_waits_for_the_run() -> None:
 def test_a_round_without_a_run_answers_nothing_and_waits_for_none() -> None:
     rig = Rig()
     flying, waiting = rig.begin("a"), rig.begin("b")
-    rig.foreseer.advance([flying])
+    rig.runner.advance([flying])
     assert waiting.answer([tokens_of((0, 0))[0]], STEPS) is None and not rig.runs.done
     assert not waiting.drafted and not waiting.written
     flying.end()
@@ -113,7 +109,7 @@ def test_features_that_were_lost_leave_nothing_written() -> None:
     rig = Rig()
     rig.runs.whole = False
     one = rig.begin("a")
-    rig.foreseer.advance([one])
+    rig.runner.advance([one])
     assert one.answer([tokens_of((0, 0))[0]], STEPS) is None
     assert one.drafted and not one.written and one.outcomes == 0
 
@@ -121,9 +117,9 @@ def test_features_that_were_lost_leave_nothing_written() -> None:
 def test_more_rounds_than_a_run_takes_go_one_after_another() -> None:
     rig = Rig()
     rounds = [rig.begin(owner) for owner in "abc"]
-    rig.foreseer.advance(rounds)
+    rig.runner.advance(rounds)
     rig.runs.done = True
-    rig.foreseer.advance(rounds)
+    rig.runner.advance(rounds)
     assert [len(run) for run in rig.runs.launched] == [2, 1]
     assert [one.drafted for one in rounds] == [True, True, False]
 
@@ -131,34 +127,34 @@ def test_more_rounds_than_a_run_takes_go_one_after_another() -> None:
 def test_a_chain_whose_slot_went_to_others_is_not_drafted_ahead_of() -> None:
     rig = Rig()
     lost, chain = rig.begin("a"), rig.chain("a")
-    assert rig.foreseer.rows(chain, 10) == STEPS + OUTCOMES * STEPS
+    assert rig.runner.rows(chain, 10) == STEPS + OUTCOMES * STEPS
     for owner in "bcd":
         rig.seating.seats.of(owner)
-    assert rig.foreseer.rows(chain, 10) == 0
-    rig.foreseer.advance([lost])
+    assert rig.runner.rows(chain, 10) == 0
+    rig.runner.advance([lost])
     assert not rig.runs.launched and lost.drafted and not lost.written and lost.outcomes == 0
     rig.seating.seats.of("a")
-    assert rig.foreseer.rows(chain, 10) == 0, "in its new slot nothing is kept"
+    assert rig.runner.rows(chain, 10) == 0, "in its new slot nothing is kept"
 
 
 def test_no_row_lies_behind_the_context() -> None:
     rig = Rig()
     rows = STEPS + OUTCOMES * STEPS
-    assert rig.foreseer.rows(rig.chain("a"), Runs.context - rows) == rows
-    assert rig.foreseer.rows(rig.chain("a"), Runs.context - rows + 1) == 0
+    assert rig.runner.rows(rig.chain("a"), Runs.context - rows) == rows
+    assert rig.runner.rows(rig.chain("a"), Runs.context - rows + 1) == 0
 
 
 def test_more_certain_rows_than_one_verdict_gives_are_left_to_the_next_proposal() -> None:
     rig = Rig()
     long, short = rig.begin("a", STEPS + 2, again=False), rig.begin("b", STEPS + 1, again=False)
-    rig.foreseer.advance([long, short])
+    rig.runner.advance([long, short])
     assert [one.asked.owner for one in rig.runs.launched[0]] == ["b"] and long.drafted and not long.written
 
 
 def test_the_feature_of_a_row_that_is_run_once_more_need_not_come_again() -> None:
     rig = Rig()
     rounds = [rig.begin("a"), rig.begin("b", again=False)]
-    rig.foreseer.advance(rounds)
+    rig.runner.advance(rounds)
     assert [len(one.asked.extension.features) for one in rig.runs.launched[0]] == [0, 1]
 
 
@@ -181,7 +177,7 @@ def test_lent_pages_are_others_the_next_time() -> None:
 
 
 class Sequences:
-    """What `Foresight` knows of the sequences: one, with a pool of its own."""
+    """What an `AheadDrafter` knows of the sequences: one, with a pool of its own."""
 
     def __init__(self) -> None:
         self.pool = PagePool(8)
@@ -203,60 +199,59 @@ class Sequences:
 
 
 class Told:
-    """A `Foresight` that always drafts ahead, with one sequence that has been proposed for."""
+    """An `AheadDrafter`, with one sequence that has been proposed for."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(foresight, "Turns", lambda: SimpleNamespace(ahead=True, round=lambda *_: None))
+    def __init__(self) -> None:
         self.rig, self.sequences, self.rows = Rig(), Sequences(), object()
-        self.foresight = Foresight(self.rig.foreseer, self.sequences, lambda peer: self.rows)  # type: ignore[arg-type, return-value]
+        self.ahead = AheadDrafter(self.rig.runner, self.sequences, lambda peer: self.rows)  # type: ignore[arg-type, return-value]
         self.begin()
 
     def begin(self) -> None:
-        self.foresight.begin((4, 1), self.sequences.one, self.rig.chain("a"))
+        self.ahead.begin((4, 1), self.sequences.one, self.rig.chain("a"))
 
 
-def test_rows_count_as_written_once_their_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch)
+def test_rows_count_as_written_once_their_run_has_ended() -> None:
+    told = Told()
     one = told.sequences.one
-    told.foresight.advance()
-    assert one.repairs and told.foresight.busy, "the run is under way"
+    told.ahead.advance()
+    assert one.repairs and told.ahead.busy, "the run is under way"
     told.rig.runs.done = True
-    told.foresight.advance()
-    assert not one.repairs and one.rows == 1 and not told.foresight.busy
-    assert told.foresight.counts.drafted == OUTCOMES
+    told.ahead.advance()
+    assert not one.repairs and one.rows == 1 and not told.ahead.busy
+    assert told.ahead.counts.drafted == OUTCOMES
 
 
-def test_so_they_do_if_a_verdict_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch)
+def test_so_they_do_if_a_verdict_waited_for_it() -> None:
+    told = Told()
     one = told.sequences.one
-    told.foresight.advance()
+    told.ahead.advance()
     one.commits = [DraftCommit(1, 1, 1, (tokens_of((0, 0))[0],), bytes(8), steps=STEPS)]
-    found = told.foresight.answer(one, 0.0)
+    found = told.ahead.answer(one)
     assert found is not None and list(found.tokens) == tokens_of((0, 0))[1:]
-    assert not one.repairs and one.ahead is None and told.foresight.counts.hits == 1
-    assert told.foresight.counts.drafted == OUTCOMES and len(told.sequences.pool.take(7)) == 7
+    assert not one.repairs and one.ahead is None and told.ahead.counts.hits == 1
+    assert told.ahead.counts.drafted == OUTCOMES and len(told.sequences.pool.take(7)) == 7
 
 
-def test_rows_whose_features_were_lost_are_still_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch)
+def test_rows_whose_features_were_lost_are_still_to_be_written() -> None:
+    told = Told()
     told.rig.runs.whole = False
-    told.foresight.advance()
+    told.ahead.advance()
     told.rig.runs.done = True
-    told.foresight.advance()
-    assert told.sequences.one.repairs and not told.foresight.busy
+    told.ahead.advance()
+    assert told.sequences.one.repairs and not told.ahead.busy
 
 
-def test_addresses_of_a_ring_that_is_gone_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_of_a_ring_that_is_gone_are_not_read() -> None:
     """The peer's line broke between the proposal and the run."""
-    told = Told(monkeypatch)
+    told = Told()
     told.rows = None
-    told.foresight.advance()
+    told.ahead.advance()
     assert not told.rig.runs.launched and told.sequences.one.ahead is None and not told.sequences.one.spare
 
 
-def test_pages_are_given_back_when_no_run_writes_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch)
-    told.foresight.advance()
+def test_pages_are_given_back_when_no_run_writes_to_them() -> None:
+    told = Told()
+    told.ahead.advance()
     assert not told.rig.runs.done
-    told.foresight.end()
+    told.ahead.end()
     assert told.rig.runs.done and not told.sequences.one.spare
