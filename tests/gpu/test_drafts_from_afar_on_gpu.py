@@ -139,6 +139,4 @@ def test_drafts_from_another_gpu_change_no_token() -> None:
     print(f"commits {paths}; {hits:.0f} of {hits + misses:.0f} drafted ahead, {late:.0f} rounds too late")
     assert drafted == plain
     assert paths["mailbox"] > 0.5 * sum(paths.values())
-    assert hits > 0, (
-        "one sequence alone is drafted ahead for, though its rounds are over soon"
-    )
+    assert hits > 0, "one sequence alone is drafted ahead for, though its rounds are over soon"

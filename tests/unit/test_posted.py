@@ -14,7 +14,7 @@ from eyas.engine.ipc.messages import DraftClose, DraftClosed, DraftLine, Proposa
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.speculation import posted
-from eyas.engine.speculation.draft_runner import Proposed
+from eyas.engine.speculation.draft_runner import KeptChain, Proposed
 
 PLACES, KEPT = 3, 8
 LINE = DraftLine({}, 1, 5, 4, WIDTH, 6, gpu=b"gpu-a", dtype="float32", places=PLACES, kept=KEPT)
@@ -203,7 +203,8 @@ def test_all_answers_are_left_before_any_is_drafted_ahead_of(monkeypatch: pytest
     drive, seen = MailDrive(), []
     drive.follow(1, place=0)
     drive.follow(2, place=1)
-    drive.runner.draft = CountingRunner.draft.__get__(drive.runner)  # type: ignore[method-assign]
+    draft, chain = CountingRunner.draft.__get__(drive.runner), KeptChain([], "owner", "seat")
+    drive.runner.draft = lambda *asked: [one._replace(chain=chain) for one in draft(*asked)]  # type: ignore[method-assign]
     monkeypatch.setattr(
         drive.engine._ahead, "begin", lambda *_: seen.append([drive.left(place)[0] for place in (0, 1)])
     )
