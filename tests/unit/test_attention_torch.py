@@ -84,6 +84,40 @@ def mixed_spans(scene: Scene) -> list[Span]:
     ]
 
 
+PARENTS = (-1, 0, 0, 0, 1, 1, 2, 3, 4, 4, 6, 7, 8, 9, 10, 11)
+
+
+def tree_paths(start: int) -> tuple[tuple[int, ...], ...]:
+    paths: list[tuple[int, ...]] = []
+    for node, parent in enumerate(PARENTS):
+        paths.append((*(paths[parent] if parent >= 0 else ()), start + node))
+    return tuple(paths)
+
+
+@pytest.mark.parametrize(
+    "special", [{}, {"window": 60}, {"window": 600, "soft_cap": 20.0}, {"unseen": 3}], ids=str
+)
+@pytest.mark.parametrize("start", [1000, 1022, 1024, 70, 40])
+def test_a_node_has_the_bits_of_a_plain_row_after_its_path(start: int, special: dict[str, float]) -> None:
+    """However many nodes share a tile: each path is copied to pages of its own, its last row asked alone."""
+    scene = Scene(4, 2, 16, **special)
+    table, page = scene.table(start + len(PARENTS)), scene.page_size
+    tree = Span(table, start, len(PARENTS), tree_paths(start))
+    other = Span(scene.table(500), 480, 3, ((480,), (480, 481), (480, 482)))
+    spans = [tree, Span(scene.table(90), 70, 1), other]
+    q = scene.queries(spans)
+    together = scene.run(spans, q)
+    memory = scene.pool.tensor
+    line = scene.table(start + len(PARENTS))
+    for node, path in enumerate(tree_paths(start)):
+        for target, source in enumerate((*range(start), *path)):
+            if node == 0 or target >= start:
+                rows = memory[table[source // page], :, :, source % page]
+                memory[line[target // page], :, :, target % page] = rows
+        alone = scene.run([Span(line, start + len(path) - 1, 1)], q[node : node + 1])
+        assert torch.equal(together[node], alone[0])
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size"),
     [(4, 2, 16, 16), (4, 4, 20, 16), (6, 2, 8, 5), (20, 2, 12, 16), (4, 1, 64, 128)],
@@ -131,7 +165,9 @@ def test_a_window_leaves_out_what_no_row_of_a_tile_sees() -> None:
     scene = Scene(4, 2, 16, window=40)
     spans = [Span(scene.table(1500), 1499, 1), Span(scene.table(1500), 1300, 200)]
     views = scene.backend.plan(spans).views
-    seen = {sight.window: sum(part.gather.numel() for part in view.parts) for sight, view in views.items()}
+    seen = {
+        sight.window: sum(part.keys.gather.numel() for part in view.parts) for sight, view in views.items()
+    }
     assert seen[40] < seen[0] / 4
 
 

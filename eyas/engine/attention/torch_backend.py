@@ -5,14 +5,16 @@ chunk, in a chain or as a tree node. Keys are taken in blocks of 64 along the qu
 up to 8 rows of one key head meets a block in a matrix product of one fixed shape; the blocks' sums are added
 in path order. The softmax's maximum is exact in any order, and a block that a row does not see adds
 exact zeros, so neither tile mates nor their longer paths leave a trace. Blocks are cut at multiples of 64 of
-the path, whatever the window: a layer with one leaves out the blocks that none of a tile's rows sees.
+the path, whatever the window: a layer with one leaves out the blocks that none of a tile's rows sees. The
+nodes of a tree share tiles (*stems*) as far as their paths are the same, and each has one of its own for the
+blocks after that (a *tip*).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -55,6 +57,9 @@ class _Tile:
         return -(-self.keys // BLOCK) - self.first
 
 
+T = TypeVar("T", _Tile, "_Stem")
+
+
 @dataclass(frozen=True)
 class _Group:
     """Tiles computed together: `pairs` (tile, block) pairs over as many blocks of a part's keys.
@@ -72,12 +77,47 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Keys and values gathered once, and the groups that read them."""
+class _Keys:
+    """Where keys and values are that are gathered together."""
 
     gather: torch.Tensor  # int64 [fields * blocks * kv_heads * BLOCK], into a layer viewed as rows of [dim]
     blocks: torch.Tensor | None  # int64 [pairs]: which of these blocks each pair has; None: its own
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Keys and values gathered once, and the groups that read them."""
+
+    keys: _Keys
     groups: tuple[_Group, ...]
+
+
+@dataclass(frozen=True)
+class _TreePart:
+    """Stems of trees, and the tips that go on from them."""
+
+    stem_keys: _Keys
+    stems: _Group
+    tip_keys: _Keys
+    tips: _Group
+    stem_rows: (
+        torch.Tensor
+    )  # int64 [tips * kv_heads * tile rows]: the stems' row that each row of a tip goes on from
+    tip_rows: (
+        torch.Tensor
+    )  # int64 [stems * kv_heads * tile rows]: the tips' row that goes on from a stem's row
+
+
+@dataclass(frozen=True)
+class _Stem:
+    """Up to a tile of a tree's nodes: the blocks that all of them see, and their tips."""
+
+    tile: _Tile
+    tips: tuple[_Tile, ...]
+
+    @property
+    def blocks(self) -> int:
+        return self.tile.blocks + sum(tip.blocks for tip in self.tips)
 
 
 class Sight(NamedTuple):
@@ -96,7 +136,7 @@ class Sight(NamedTuple):
 class _View:
     """What rows see by one sight."""
 
-    parts: tuple[_Part, ...]
+    parts: tuple[_Part | _TreePart, ...]
     rows: torch.Tensor  # int64 [padded R * heads]: where each query head's result is among the tiles'
 
 
@@ -138,8 +178,10 @@ class TorchAttention(AttentionBackend):
         return TorchPlan({sight: self._view(spans, sight) for sight in self._sights})
 
     def _view(self, spans: Sequence[Span], sight: Sight) -> _View:
-        parts, order = [], []
+        parts: list[_Part | _TreePart] = []
+        order: list[_Tile] = []
         short: list[_Tile] = []
+        stems: list[_Stem] = []
         row = 0
         for span in spans:
             tiles = [_seen(tile, sight.window) for tile in self._tiles(span, row)]
@@ -147,34 +189,51 @@ class TorchAttention(AttentionBackend):
             if span.paths is None and len(tiles) > _TILES_SHARING_KEYS:
                 parts.append(self._shared_part(tiles, sight))
                 order += tiles
+            elif span.paths is not None and (found := self._stems(span, tiles)):
+                stems += found
             else:
                 short += tiles
         for batch in self._batches(short):
             self._beat()
             batch.sort(key=lambda tile: -tile.blocks)
-            parts.append(self._batched_part(batch, sight))
+            parts.append(_Part(self._keys(batch), (self._group_of(batch, sight),)))
             order += batch
+        for together in self._batches(stems):
+            self._beat()
+            tips = sorted((tip for stem in together for tip in stem.tips), key=lambda tile: -tile.blocks)
+            together.sort(key=lambda stem: -stem.tile.blocks)
+            parts.append(self._tree_part(together, tips, sight))
+            order += tips
         return _View(tuple(parts), self._result_rows(order, row))
 
     def run(self, q: torch.Tensor, layer_pool: torch.Tensor, plan: Plan, spec: AttentionSpec) -> torch.Tensor:
         assert isinstance(plan, TorchPlan)
-        view, dim, kv_heads = plan.views[Sight.of(spec)], self._shape.head_dim, self._shape.kv_heads
-        fields, value_dim = self._shape.fields, self._shape.format.value_dim
+        view, kv_heads = plan.views[Sight.of(spec)], self._shape.kv_heads
         rows = self._as_rows(layer_pool)
-        q_rows = q.reshape(-1, dim).float()
+        q_rows = q.reshape(-1, self._shape.head_dim).float()
         results = []
         for part in view.parts:
-            gathered = rows_at(rows, part.gather, torch.float32)
-            if part.blocks is not None:
-                gathered = gathered.view(fields, -1, kv_heads * BLOCK * dim).index_select(1, part.blocks)
-            gathered = gathered.view(fields, -1, BLOCK, dim)
+            if isinstance(part, _TreePart):
+                self._beat()
+                results.append(self._attend_tree(q_rows, rows, part, spec))
+                continue
+            gathered = self._gathered(rows, part.keys)
             for group in part.groups:
                 self._beat()
                 seen = gathered[:, group.at * kv_heads : (group.at + group.pairs) * kv_heads]
                 results.append(self._attend(q_rows, seen, group, spec))
         found = results[0] if len(results) == 1 else torch.cat(results)
         found = found.index_select(0, view.rows[: q_rows.shape[0]])
-        return found.view(*q.shape[:-1], value_dim).to(q.dtype)
+        return found.view(*q.shape[:-1], self._shape.format.value_dim).to(q.dtype)
+
+    def _gathered(self, rows: torch.Tensor, keys: _Keys) -> torch.Tensor:
+        """-> [fields, pairs * kv_heads, BLOCK, dim] (blocks for pairs where each pair has its own)"""
+        fields, dim = self._shape.fields, self._shape.head_dim
+        gathered = rows_at(rows, keys.gather, torch.float32)
+        if keys.blocks is not None:
+            whole = gathered.view(fields, -1, self._shape.kv_heads * BLOCK * dim)
+            gathered = whole.index_select(1, keys.blocks)
+        return gathered.view(fields, -1, BLOCK, dim)
 
     def _as_rows(self, layer_pool: torch.Tensor) -> torch.Tensor:
         """The memory of one layer's view, and what lies between its pages, as rows of [dim]."""
@@ -187,22 +246,64 @@ class TorchAttention(AttentionBackend):
         self, q_rows: torch.Tensor, seen: torch.Tensor, group: _Group, spec: AttentionSpec
     ) -> torch.Tensor:
         """`seen` [fields, pairs * kv_heads, BLOCK, dim] -> [tiles * kv_heads * tile rows, value dim]."""
-        dim, value_dim = self._shape.head_dim, self._shape.format.value_dim
-        keys, values = seen[0], seen[-1][..., :value_dim]
-        queries = q_rows.index_select(0, group.queries).view(-1, self._tile_rows, dim)
+        scores, peaks = self._scores(q_rows, seen, group, spec)
+        peak = _fold(torch.maximum, peaks[: group.counts[0]].clone(), peaks, group.counts)
+        total, mixed = self._mixed(scores, peak, seen, group)
+        return mixed.div_(total)
+
+    def _attend_tree(
+        self, q_rows: torch.Tensor, rows: torch.Tensor, part: _TreePart, spec: AttentionSpec
+    ) -> torch.Tensor:
+        """What `_attend` gives of the tips, if each had its stem's blocks before its own: to the bit."""
+        stems, tips = part.stems, part.tips
+        stem_seen, tip_seen = self._gathered(rows, part.stem_keys), self._gathered(rows, part.tip_keys)
+        stem_scores, stem_peaks = self._scores(q_rows, stem_seen, stems, spec)
+        scores, peaks = self._scores(q_rows, tip_seen, tips, spec)
+        stem_peak = _fold(torch.maximum, stem_peaks[: stems.counts[0]].clone(), stem_peaks, stems.counts)
+        peak = stem_peak.view(-1)[part.stem_rows].view(tips.counts[0], -1)
+        peak = _fold(torch.maximum, peak, peaks, tips.counts)
+        stem_peak = peak.view(-1)[part.tip_rows].view_as(stem_peak)
+        begun = [values[part.stem_rows] for values in self._mixed(stem_scores, stem_peak, stem_seen, stems)]
+        total, mixed = self._mixed(scores, peak, tip_seen, tips, begun)
+        return mixed.div_(total)
+
+    def _scores(
+        self, q_rows: torch.Tensor, seen: torch.Tensor, group: _Group, spec: AttentionSpec
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """-> scores [pairs * kv_heads, tile rows, BLOCK], and their maxima [pairs, kv_heads * tile rows]"""
+        keys = seen[0].transpose(1, 2)
+        queries = q_rows.index_select(0, group.queries).view(-1, self._tile_rows, self._shape.head_dim)
         if spec.soft_cap:
-            raw = torch.bmm(queries, keys.transpose(1, 2)).mul_(spec.scale)
+            raw = torch.bmm(queries, keys).mul_(spec.scale)
             scores = soft_cap(raw, spec.soft_cap).add_(group.mask)
         else:
-            scores = torch.baddbmm(group.mask, queries, keys.transpose(1, 2), alpha=spec.scale)
-        peaks = scores.amax(-1).view(group.pairs, -1)
-        peak = _fold(torch.maximum, peaks[: group.counts[0]].clone(), peaks, group.counts)
+            scores = torch.baddbmm(group.mask, queries, keys, alpha=spec.scale)
+        return scores, scores.amax(-1).view(group.pairs, -1)
+
+    def _mixed(
+        self,
+        scores: torch.Tensor,
+        peak: torch.Tensor,
+        seen: torch.Tensor,
+        group: _Group,
+        begun: Sequence[torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums over the blocks of each tile, for `peak` [tiles, kv_heads * tile rows]: of the weights
+        [tiles * kv_heads * tile rows, 1], and of the values that they weigh [the same, value dim].
+
+        `begun`: both sums over the blocks before these. Overwrites `scores`.
+        """
+        value_dim = self._shape.format.value_dim
         weights = scores.sub_(peak.index_select(0, group.tile_of).view(-1, self._tile_rows, 1)).exp_()
-        total = _fold(torch.add, torch.zeros_like(peak), weights.sum(-1).view_as(peaks), group.counts)
-        mixed = torch.bmm(weights, values).view(group.pairs, -1)
-        zeros = mixed.new_zeros(group.counts[0], mixed.shape[1])
-        result = _fold(torch.add, zeros, mixed, group.counts)
-        return result.view(-1, value_dim).div_(total.view(-1, 1))
+        sums = weights.sum(-1).view(group.pairs, -1)
+        mixed = torch.bmm(weights, seen[-1][..., :value_dim]).view(group.pairs, -1)
+        tiles = group.counts[0]
+        if begun is None:
+            totals = torch.zeros_like(peak), mixed.new_zeros(tiles, mixed.shape[1])
+        else:
+            totals = begun[0].view(tiles, -1), begun[1].view(tiles, -1)
+        total = _fold(torch.add, totals[0], sums, group.counts)
+        return total.view(-1, 1), _fold(torch.add, totals[1], mixed, group.counts).view(-1, value_dim)
 
     def _tiles(self, span: Span, row: int) -> Iterator[_Tile]:
         if span.paths is not None:
@@ -214,12 +315,28 @@ class TorchAttention(AttentionBackend):
             first = span.start + i + 1
             yield _Tile(span.pages, row + i, count, first, first + count - 1)
 
-    def _batches(self, tiles: Sequence[_Tile]) -> Iterator[list[_Tile]]:
+    def _stems(self, span: Span, tips: Sequence[_Tile]) -> list[_Stem]:
+        """The tree's nodes by tiles. None where their paths have no whole block in common."""
+        common = span.start // BLOCK
+        stems = []
+        for i in range(0, len(tips), self._queries):
+            nodes = tips[i : i + self._queries]
+            first = min(tip.first for tip in nodes)
+            if first >= common:
+                return []
+            end = (
+                common * BLOCK
+            )  # `visible` is chosen so that the keys end there; nodes see all of them, or a window
+            tile = _Tile(span.pages, nodes[0].row, len(nodes), end + 1 - len(nodes), span.start, first=first)
+            stems.append(_Stem(tile, tuple(replace(tip, first=max(tip.first, common)) for tip in nodes)))
+        return stems
+
+    def _batches(self, tiles: Sequence[T]) -> Iterator[list[T]]:
         """Cuts tiles into runs whose gathered keys stay under the bound (a tile is never cut)."""
         shape = self._shape
         each = shape.fields * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
         budget = _GATHER_BYTES // (BLOCK * each)
-        batch: list[_Tile] = []
+        batch: list[T] = []
         blocks = 0
         for tile in tiles:
             if batch and blocks + tile.blocks > budget:
@@ -230,18 +347,45 @@ class TorchAttention(AttentionBackend):
         if batch:
             yield batch
 
-    def _batched_part(self, tiles: Sequence[_Tile], sight: Sight) -> _Part:
-        """Every tile brings its own keys; all are computed at once."""
-        return _Part(*self._gather(tiles), (self._group_of(tiles, sight),))
+    def _tree_part(self, stems: Sequence[_Stem], tips: Sequence[_Tile], sight: Sight) -> _TreePart:
+        tiles = [stem.tile for stem in stems]
+        number = {tip.row: i for i, tip in enumerate(tips)}
+        visible = np.zeros((len(stems), self._tile_rows), np.int64)
+        stem_row = np.zeros((len(tips), self._tile_rows), np.int64)  # within all stems of one key head
+        tip_row = np.zeros_like(visible)
+        head = np.arange(self._tile_rows) % self._group
+        for i, stem in enumerate(stems):
+            node = np.minimum(np.arange(self._tile_rows) // self._group, len(stem.tips) - 1)
+            visible[i] = np.array([tip.visible for tip in stem.tips])[node]
+            tip_row[i] = self._row_of(np.array([number[tip.row] for tip in stem.tips])[node], head)
+            for j, tip in enumerate(stem.tips):
+                stem_row[number[tip.row]] = self._row_of(i, j * self._group + head)
+        return _TreePart(
+            self._keys(tiles),
+            self._group_of(tiles, sight, visible=visible),
+            self._keys(tips),
+            self._group_of(tips, sight),
+            self._of_all_heads(stem_row),
+            self._of_all_heads(tip_row),
+        )
+
+    def _row_of(self, tile: np.ndarray | int, row: np.ndarray) -> np.ndarray:
+        """A tile's row among the rows of all tiles, of its first key head."""
+        return tile * self._shape.kv_heads * self._tile_rows + row
+
+    def _of_all_heads(self, rows: np.ndarray) -> torch.Tensor:
+        """[tiles, tile rows] of the first key head -> int64 [tiles * kv_heads * tile rows]"""
+        heads = np.arange(self._shape.kv_heads)[:, None] * self._tile_rows
+        return self._tensor((rows[:, None, :] + heads).reshape(-1))
 
     def _shared_part(self, tiles: Sequence[_Tile], sight: Sight) -> _Part:
         """Tiles of one causal span: each reads some of the keys from the first one's first to the last's."""
         first = tiles[0].first
         groups = tuple(self._group_of([tile], sight, at=tile.first - first) for tile in tiles)
-        return _Part(*self._gather([replace(tiles[-1], first=first)]), groups)
+        return _Part(self._keys([replace(tiles[-1], first=first)]), groups)
 
-    def _gather(self, tiles: Sequence[_Tile]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A part's `gather`, where the fields of the tiles' blocks are, and `blocks`."""
+    def _keys(self, tiles: Sequence[_Tile]) -> _Keys:
+        """Where the fields of the tiles' blocks are."""
         shape, size = self._shape, self._shape.page_size
         tile_of, block_of = _pairs(tiles)
         blocks = None
@@ -259,17 +403,23 @@ class TorchAttention(AttentionBackend):
         rows = (page * (shape.layers * shape.fields * size) + slot) * shape.kv_heads
         heads = rows[:, None, :] + np.arange(shape.kv_heads)[:, None]  # [pairs, kv_heads, BLOCK]
         fields = [heads + field * size * shape.kv_heads for field in range(shape.fields)]
-        return self._tensor(np.stack(fields).reshape(-1)), blocks
+        return _Keys(self._tensor(np.stack(fields).reshape(-1)), blocks)
 
-    def _group_of(self, tiles: Sequence[_Tile], sight: Sight, at: int = 0) -> _Group:
-        """A tile's matrix row m is query min(m // group, count - 1), query head m % group of the key head."""
+    def _group_of(
+        self, tiles: Sequence[_Tile], sight: Sight, at: int = 0, visible: np.ndarray | None = None
+    ) -> _Group:
+        """A tile's matrix row m is query min(m // group, count - 1), query head m % group of the key head.
+
+        `visible` [tiles, tile rows]: how many keys each row sees, where they are not one more per query.
+        """
         tile_of, block_of = _pairs(tiles)
         blocks = np.array([tile.blocks for tile in tiles])
         query = np.minimum(np.arange(self._tile_rows) // self._group, _column(tiles, "count") - 1)
         head = np.arange(self._tile_rows) % self._group
         heads = np.arange(self._shape.kv_heads)[:, None] * self._group + head  # [kv_heads, tile rows]
         queries = ((_column(tiles, "row") + query) * self._heads)[:, None, :] + heads
-        visible = _column(tiles, "visible") + query  # [tiles, tile rows]
+        if visible is None:
+            visible = _column(tiles, "visible") + query
         key = block_of[:, None, None] * BLOCK + np.arange(BLOCK)
         after = key - visible[tile_of][:, :, None]  # below 0: the row's own key, and those before it
         sees = after < 0 if not sight.window else (after < 0) & (after >= -sight.window)

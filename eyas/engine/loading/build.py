@@ -74,6 +74,9 @@ from kv_transfer.owner import Owner
 YIELD_TOKENS_PER_S = 500.0
 """Tokens of a GPU's prompt that are worth one second of waiting for shorter prompts."""
 
+EQUAL_TURNS = 32
+"""Sequences of a CPU's step, from which on requests take equal turns: each more makes the step longer."""
+
 PLAIN_PAGES = 2048
 """Of the torch backend, where no option says how many: it is a specification, whatever the device."""
 
@@ -172,7 +175,9 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _Core:
         pools=pools,
         drafter=drafter,
         pacing=pacing_of(config) if drafter else None,
-        limits=Limits(config.page_size, config.max_running, config.chunk_tokens, round_rows),
+        limits=Limits(
+            config.page_size, config.max_running, config.chunk_tokens, round_rows, equal_turns=EQUAL_TURNS
+        ),
         slowest_step_s=_warm_up(runner, pool, config),
         rates=_rates(runner, config, Reach(8, 64, min(512, target.context_length))),
     )

@@ -11,7 +11,7 @@ least one always finishes. This file knows nothing of tensors, transports or tim
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from collections.abc import Sequence as SequenceOf
 
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
@@ -203,7 +203,8 @@ class Scheduler:
     def schedule(self) -> list[Work]:
         """Composes the next step. Empty when nothing can run."""
         self._starved, preempted = False, len(self.preempted)
-        works = [self._decode(seq) for seq in list(self.running) if self._may_decode(seq)]
+        # a reservation may preempt a sequence that comes later
+        works = [self._decode(seq) for seq in self._in_turn() if seq.pages and self._reserve(seq)]
         budget = self._chunk_budget(len(works))
         for seq in self.running:
             if seq.in_prompt and (chunk := self._chunk(seq, budget)):
@@ -229,13 +230,30 @@ class Scheduler:
                 budget -= len(chunk.tokens)
         return works
 
+    def _in_turn(self) -> list[Sequence]:
+        """The sequences that may decode in this step. Where turns are taken, those of a request whose outputs
+        are shortest: a request with many choices gets about as many rows as one with a single choice.
+        """
+        most, decoding = self.limits.equal_turns, [seq for seq in self.running if self._may_decode(seq)]
+        if not most or len(decoding) <= most:
+            return decoding
+        by_request: dict[Hashable, list[Sequence]] = {}
+        for seq in decoding:
+            by_request.setdefault(seq.generation.share, []).append(seq)
+        each = max(most // len(by_request), 1)
+        longest = [
+            sorted(choices, key=lambda seq: len(seq.output) + seq.in_flight)[each:]
+            for choices in by_request.values()
+        ]
+        waiting = set(itertools.chain.from_iterable(longest))
+        return [seq for seq in decoding if seq not in waiting]
+
     def _may_decode(self, seq: Sequence) -> bool:
-        # `running` may have lost this sequence to a preemption earlier in the same step
         if seq.in_prompt or not seq.pages or seq.generation.kind is Kind.PREFILL:
             return False
         if seq.in_flight and len(seq.output) + seq.in_flight >= seq.generation.request.params.max_tokens:
             return False  # the steps in flight reach its last token
-        return not self._holds(seq) and self._reserve(seq)
+        return not self._holds(seq)
 
     def _decode(self, seq: Sequence) -> Work:
         root = seq.output[-1] if seq.output else seq.prompt[-1]
