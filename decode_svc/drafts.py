@@ -2,7 +2,7 @@
 
 Batches go up and proposals come down; no call waits. Sequences whose batch cannot be sent are reported to the
 engine as closed, and it may open them again: losing a draft worker costs speed only. An empty `DraftDown`
-tells the engine that a draft worker is connected. What goes by a line between the engines is not seen here.
+tells the engine that a draft worker is connected. What goes by a channel of the engines is not seen here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from eyas.common import convert, rpc
 from eyas.common.convert_params import params_to_pb
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
+    DraftChannel,
     DraftClose,
     DraftClosed,
     DraftCommit,
     DraftDown,
-    DraftLine,
     DraftOpen,
     DraftUp,
     Proposal,
@@ -82,7 +82,7 @@ class _DraftStream:
         self._posted = asyncio.Event()
         self._down = True
         self._owed: list[DraftClose] = []  # of dropped batches: still to be sent, as is
-        self._line: DraftLine | None = None  # the offer, which the engine makes once for as long as it is up
+        self._offer: DraftChannel | None = None  # the engine makes it once for as long as this is up
         self.task = asyncio.create_task(self._run())
 
     def post(self, up: DraftUp) -> None:
@@ -91,12 +91,12 @@ class _DraftStream:
         elif len(self._queue) >= MAX_QUEUED:
             # The engine is told that these sequences are closed, so it will not close them itself.
             self._owed += [*up.closes, *(DraftClose(c.seq, c.generation) for c in up.commits)]
-            self._line = up.line or self._line
+            self._offer = up.channel or self._offer
             self._report(up, "the draft worker is behind")
         else:
-            up = msgspec.structs.replace(up, line=up.line or self._line)
+            up = msgspec.structs.replace(up, channel=up.channel or self._offer)
             self._queue.append(_up_to_pb(up, self._owed))
-            self._owed, self._line = [], None
+            self._owed, self._offer = [], None
             self._posted.set()
 
     def _report(self, up: DraftUp, reason: str) -> None:
@@ -108,9 +108,9 @@ class _DraftStream:
         self,
         proposals: tuple[Proposal, ...] = (),
         closed: tuple[DraftClosed, ...] = (),
-        no_line: str = "",
+        no_channel: str = "",
     ) -> None:
-        self._engine.send(DraftDown(proposals, closed, no_line, worker=self._worker))
+        self._engine.send(DraftDown(proposals, closed, no_channel, worker=self._worker))
 
     async def _run(self) -> None:
         """Runs until it is cancelled, which means that the worker is not wanted any more."""
@@ -139,7 +139,7 @@ class _DraftStream:
     def _mark_down(self, reason: str) -> None:
         """The stream has broken, and all its sequences are lost. The engine is told once per break."""
         self._queue.clear()
-        self._owed, self._line = [], None
+        self._owed, self._offer = [], None
         if not self._down:
             _log.warning("draft worker %s: %s", self._worker, reason)
             self._down = True
@@ -162,7 +162,7 @@ class _DraftStream:
             async for pb in call:
                 proposals = tuple(_proposal_from_pb(p) for p in pb.proposals)
                 closed = tuple(DraftClosed(c.seq, c.generation, c.reason) for c in pb.closed)
-                self._send_down(proposals, closed, pb.no_line)
+                self._send_down(proposals, closed, pb.no_channel)
         finally:
             writer.cancel()
             call.cancel()
@@ -182,7 +182,7 @@ def _up_to_pb(up: DraftUp, owed: list[DraftClose]) -> draft_pb2.DraftServiceSess
         opens=[_open_to_pb(o) for o in up.opens],
         commits=[_commit_to_pb(c) for c in up.commits],
         closes=[draft_pb2.DraftClose(seq=c.seq, generation=c.generation) for c in (*owed, *up.closes)],
-        line=draft_pb2.DraftLine(**msgspec.structs.asdict(up.line)) if up.line is not None else None,
+        channel=draft_pb2.DraftChannel(**msgspec.structs.asdict(up.channel)) if up.channel else None,
     )
 
 
@@ -195,6 +195,7 @@ def _open_to_pb(open: DraftOpen) -> draft_pb2.DraftOpen:
         choice=open.choice,
         handle=convert.handle_to_pb(open.handle) if open.handle is not None else None,
         attempt=open.attempt,
+        place=open.place if open.place >= 0 else None,
     )
 
 

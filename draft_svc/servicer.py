@@ -17,11 +17,11 @@ from eyas.common.convert_params import params_from_pb
 from eyas.common.message import Failure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
+    DraftChannel,
     DraftClose,
     DraftClosed,
     DraftCommit,
     DraftDown,
-    DraftLine,
     DraftOpen,
     DraftPeerGone,
     DraftUp,
@@ -90,23 +90,20 @@ def _up_from_pb(pb: draft_pb2.DraftServiceSessionRequest, peer: int) -> DraftUp:
         opens=tuple(_open_from_pb(o) for o in pb.opens),
         commits=tuple(_commit_from_pb(c) for c in pb.commits),
         closes=tuple(DraftClose(c.seq, c.generation) for c in pb.closes),
-        line=_line_from_pb(pb.line) if pb.HasField("line") else None,
+        channel=_channel_from_pb(pb.channel) if pb.HasField("channel") else None,
         peer=peer,
     )
 
 
-def _line_from_pb(pb: draft_pb2.DraftLine) -> DraftLine:
-    return DraftLine(
+def _channel_from_pb(pb: draft_pb2.DraftChannel) -> DraftChannel:
+    return DraftChannel(
         export=dict(pb.export),
-        epoch=pb.epoch,
-        records=pb.records,
-        rows=pb.rows,
         width=pb.width,
         nodes=pb.nodes,
-        gpu=pb.gpu,
-        dtype=pb.dtype,
         places=pb.places,
         kept=pb.kept,
+        gpu=pb.gpu,
+        dtype=pb.dtype,
     )
 
 
@@ -119,6 +116,7 @@ def _open_from_pb(pb: draft_pb2.DraftOpen) -> DraftOpen:
         choice=pb.choice,
         handle=convert.handle_from_pb(pb.handle) if pb.HasField("handle") else None,
         attempt=pb.attempt,
+        place=pb.place if pb.HasField("place") else -1,
     )
 
 
@@ -139,7 +137,7 @@ def _down_to_pb(down: DraftDown) -> draft_pb2.DraftServiceSessionResponse:
     return draft_pb2.DraftServiceSessionResponse(
         proposals=[_proposal_to_pb(proposal) for proposal in down.proposals],
         closed=[_closed_to_pb(closed) for closed in down.closed],
-        no_line=down.no_line,
+        no_channel=down.no_channel,
     )
 
 

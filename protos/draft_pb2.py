@@ -25,33 +25,33 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/draft.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"\xd1\x01\n\x1a\x44raftServiceSessionRequest\x12*\n\x05opens\x18\x01 \x03(\x0b\x32\x1b.eyas.internal.v1.DraftOpen\x12.\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x1d.eyas.internal.v1.DraftCommit\x12,\n\x06\x63loses\x18\x03 \x03(\x0b\x32\x1c.eyas.internal.v1.DraftClose\x12)\n\x04line\x18\x04 \x01(\x0b\x32\x1b.eyas.internal.v1.DraftLine\"\xf9\x01\n\tDraftLine\x12\x37\n\x06\x65xport\x18\x01 \x03(\x0b\x32\'.eyas.internal.v1.DraftLine.ExportEntry\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0f\n\x07records\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\r\n\x05width\x18\x05 \x01(\r\x12\r\n\x05nodes\x18\x06 \x01(\r\x12\x0b\n\x03gpu\x18\x07 \x01(\x0c\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x0e\n\x06places\x18\t \x01(\r\x12\x0c\n\x04kept\x18\n \x01(\r\x1a-\n\x0b\x45xportEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xbd\x01\n\tDraftOpen\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\x05\x12\x30\n\x06params\x18\x04 \x01(\x0b\x32 .eyas.internal.v1.SamplingParams\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\x05\x12*\n\x06handle\x18\x06 \x01(\x0b\x32\x1a.eyas.internal.v1.KvHandle\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\"\x95\x01\n\x0b\x44raftCommit\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\x05\x12\x0e\n\x06tokens\x18\x04 \x03(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x01(\x0c\x12\r\n\x05steps\x18\x06 \x01(\x05\x12\x0c\n\x04topk\x18\x07 \x01(\x05\x12\x14\n\x0c\x64raft_tokens\x18\x08 \x01(\x05\"-\n\nDraftClose\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\"\x8c\x01\n\x1b\x44raftServiceSessionResponse\x12-\n\tproposals\x18\x01 \x03(\x0b\x32\x1a.eyas.internal.v1.Proposal\x12-\n\x06\x63losed\x18\x02 \x03(\x0b\x32\x1d.eyas.internal.v1.DraftClosed\x12\x0f\n\x07no_line\x18\x03 \x01(\t\"^\n\x08Proposal\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\x05\x12\x0e\n\x06tokens\x18\x04 \x03(\x05\x12\x0f\n\x07parents\x18\x05 \x03(\x05\">\n\x0b\x44raftClosed\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t2z\n\x0c\x44raftService\x12j\n\x07Session\x12,.eyas.internal.v1.DraftServiceSessionRequest\x1a-.eyas.internal.v1.DraftServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/draft.proto\x12\x10\x65yas.internal.v1\x1a\x13protos/common.proto\"\xd7\x01\n\x1a\x44raftServiceSessionRequest\x12*\n\x05opens\x18\x01 \x03(\x0b\x32\x1b.eyas.internal.v1.DraftOpen\x12.\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x1d.eyas.internal.v1.DraftCommit\x12,\n\x06\x63loses\x18\x03 \x03(\x0b\x32\x1c.eyas.internal.v1.DraftClose\x12/\n\x07\x63hannel\x18\x04 \x01(\x0b\x32\x1e.eyas.internal.v1.DraftChannel\"\xd1\x01\n\x0c\x44raftChannel\x12:\n\x06\x65xport\x18\x01 \x03(\x0b\x32*.eyas.internal.v1.DraftChannel.ExportEntry\x12\r\n\x05width\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\x0e\n\x06places\x18\x04 \x01(\r\x12\x0c\n\x04kept\x18\x05 \x01(\r\x12\x0b\n\x03gpu\x18\x06 \x01(\x0c\x12\r\n\x05\x64type\x18\x07 \x01(\t\x1a-\n\x0b\x45xportEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xdb\x01\n\tDraftOpen\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\x05\x12\x30\n\x06params\x18\x04 \x01(\x0b\x32 .eyas.internal.v1.SamplingParams\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\x05\x12*\n\x06handle\x18\x06 \x01(\x0b\x32\x1a.eyas.internal.v1.KvHandle\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12\x12\n\x05place\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_place\"\x95\x01\n\x0b\x44raftCommit\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\x05\x12\x0e\n\x06tokens\x18\x04 \x03(\x05\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x01(\x0c\x12\r\n\x05steps\x18\x06 \x01(\x05\x12\x0c\n\x04topk\x18\x07 \x01(\x05\x12\x14\n\x0c\x64raft_tokens\x18\x08 \x01(\x05\"-\n\nDraftClose\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\"\x8f\x01\n\x1b\x44raftServiceSessionResponse\x12-\n\tproposals\x18\x01 \x03(\x0b\x32\x1a.eyas.internal.v1.Proposal\x12-\n\x06\x63losed\x18\x02 \x03(\x0b\x32\x1d.eyas.internal.v1.DraftClosed\x12\x12\n\nno_channel\x18\x03 \x01(\t\"^\n\x08Proposal\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\x05\x12\x0e\n\x06tokens\x18\x04 \x03(\x05\x12\x0f\n\x07parents\x18\x05 \x03(\x05\">\n\x0b\x44raftClosed\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t2z\n\x0c\x44raftService\x12j\n\x07Session\x12,.eyas.internal.v1.DraftServiceSessionRequest\x1a-.eyas.internal.v1.DraftServiceSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTLINE_EXPORTENTRY']._loaded_options = None
-  _globals['_DRAFTLINE_EXPORTENTRY']._serialized_options = b'8\001'
+  _globals['_DRAFTCHANNEL_EXPORTENTRY']._loaded_options = None
+  _globals['_DRAFTCHANNEL_EXPORTENTRY']._serialized_options = b'8\001'
   _globals['_DRAFTSERVICESESSIONREQUEST']._serialized_start=62
-  _globals['_DRAFTSERVICESESSIONREQUEST']._serialized_end=271
-  _globals['_DRAFTLINE']._serialized_start=274
-  _globals['_DRAFTLINE']._serialized_end=523
-  _globals['_DRAFTLINE_EXPORTENTRY']._serialized_start=478
-  _globals['_DRAFTLINE_EXPORTENTRY']._serialized_end=523
-  _globals['_DRAFTOPEN']._serialized_start=526
-  _globals['_DRAFTOPEN']._serialized_end=715
-  _globals['_DRAFTCOMMIT']._serialized_start=718
-  _globals['_DRAFTCOMMIT']._serialized_end=867
-  _globals['_DRAFTCLOSE']._serialized_start=869
-  _globals['_DRAFTCLOSE']._serialized_end=914
-  _globals['_DRAFTSERVICESESSIONRESPONSE']._serialized_start=917
-  _globals['_DRAFTSERVICESESSIONRESPONSE']._serialized_end=1057
-  _globals['_PROPOSAL']._serialized_start=1059
-  _globals['_PROPOSAL']._serialized_end=1153
-  _globals['_DRAFTCLOSED']._serialized_start=1155
-  _globals['_DRAFTCLOSED']._serialized_end=1217
-  _globals['_DRAFTSERVICE']._serialized_start=1219
-  _globals['_DRAFTSERVICE']._serialized_end=1341
+  _globals['_DRAFTSERVICESESSIONREQUEST']._serialized_end=277
+  _globals['_DRAFTCHANNEL']._serialized_start=280
+  _globals['_DRAFTCHANNEL']._serialized_end=489
+  _globals['_DRAFTCHANNEL_EXPORTENTRY']._serialized_start=444
+  _globals['_DRAFTCHANNEL_EXPORTENTRY']._serialized_end=489
+  _globals['_DRAFTOPEN']._serialized_start=492
+  _globals['_DRAFTOPEN']._serialized_end=711
+  _globals['_DRAFTCOMMIT']._serialized_start=714
+  _globals['_DRAFTCOMMIT']._serialized_end=863
+  _globals['_DRAFTCLOSE']._serialized_start=865
+  _globals['_DRAFTCLOSE']._serialized_end=910
+  _globals['_DRAFTSERVICESESSIONRESPONSE']._serialized_start=913
+  _globals['_DRAFTSERVICESESSIONRESPONSE']._serialized_end=1056
+  _globals['_PROPOSAL']._serialized_start=1058
+  _globals['_PROPOSAL']._serialized_end=1152
+  _globals['_DRAFTCLOSED']._serialized_start=1154
+  _globals['_DRAFTCLOSED']._serialized_end=1216
+  _globals['_DRAFTSERVICE']._serialized_start=1218
+  _globals['_DRAFTSERVICE']._serialized_end=1340
 # @@protoc_insertion_point(module_scope)

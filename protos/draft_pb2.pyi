@@ -8,19 +8,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftServiceSessionRequest(_message.Message):
-    __slots__ = ("opens", "commits", "closes", "line")
+    __slots__ = ("opens", "commits", "closes", "channel")
     OPENS_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     opens: _containers.RepeatedCompositeFieldContainer[DraftOpen]
     commits: _containers.RepeatedCompositeFieldContainer[DraftCommit]
     closes: _containers.RepeatedCompositeFieldContainer[DraftClose]
-    line: DraftLine
-    def __init__(self, opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[DraftCommit, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[DraftClose, _Mapping]]] = ..., line: _Optional[_Union[DraftLine, _Mapping]] = ...) -> None: ...
+    channel: DraftChannel
+    def __init__(self, opens: _Optional[_Iterable[_Union[DraftOpen, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[DraftCommit, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[DraftClose, _Mapping]]] = ..., channel: _Optional[_Union[DraftChannel, _Mapping]] = ...) -> None: ...
 
-class DraftLine(_message.Message):
-    __slots__ = ("export", "epoch", "records", "rows", "width", "nodes", "gpu", "dtype", "places", "kept")
+class DraftChannel(_message.Message):
+    __slots__ = ("export", "width", "nodes", "places", "kept", "gpu", "dtype")
     class ExportEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -29,29 +29,23 @@ class DraftLine(_message.Message):
         value: bytes
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     EXPORT_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
-    GPU_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     export: _containers.ScalarMap[str, bytes]
-    epoch: int
-    records: int
-    rows: int
     width: int
     nodes: int
-    gpu: bytes
-    dtype: str
     places: int
     kept: int
-    def __init__(self, export: _Optional[_Mapping[str, bytes]] = ..., epoch: _Optional[int] = ..., records: _Optional[int] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., nodes: _Optional[int] = ..., gpu: _Optional[bytes] = ..., dtype: _Optional[str] = ..., places: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
+    gpu: bytes
+    dtype: str
+    def __init__(self, export: _Optional[_Mapping[str, bytes]] = ..., width: _Optional[int] = ..., nodes: _Optional[int] = ..., places: _Optional[int] = ..., kept: _Optional[int] = ..., gpu: _Optional[bytes] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class DraftOpen(_message.Message):
-    __slots__ = ("seq", "generation", "base_len", "params", "choice", "handle", "attempt")
+    __slots__ = ("seq", "generation", "base_len", "params", "choice", "handle", "attempt", "place")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +53,7 @@ class DraftOpen(_message.Message):
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     seq: int
     generation: int
     base_len: int
@@ -66,7 +61,8 @@ class DraftOpen(_message.Message):
     choice: int
     handle: _common_pb2.KvHandle
     attempt: int
-    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ..., handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+    place: int
+    def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ..., handle: _Optional[_Union[_common_pb2.KvHandle, _Mapping]] = ..., attempt: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
 
 class DraftCommit(_message.Message):
     __slots__ = ("seq", "generation", "base_len", "tokens", "features", "steps", "topk", "draft_tokens")
@@ -97,14 +93,14 @@ class DraftClose(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class DraftServiceSessionResponse(_message.Message):
-    __slots__ = ("proposals", "closed", "no_line")
+    __slots__ = ("proposals", "closed", "no_channel")
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
-    NO_LINE_FIELD_NUMBER: _ClassVar[int]
+    NO_CHANNEL_FIELD_NUMBER: _ClassVar[int]
     proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
     closed: _containers.RepeatedCompositeFieldContainer[DraftClosed]
-    no_line: str
-    def __init__(self, proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., closed: _Optional[_Iterable[_Union[DraftClosed, _Mapping]]] = ..., no_line: _Optional[str] = ...) -> None: ...
+    no_channel: str
+    def __init__(self, proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., closed: _Optional[_Iterable[_Union[DraftClosed, _Mapping]]] = ..., no_channel: _Optional[str] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("seq", "generation", "base_len", "tokens", "parents")

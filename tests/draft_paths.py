@@ -13,25 +13,30 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from eyas.common.config import EngineConfig, WorkerConfig
+from eyas.common.params import SamplingParams
 from eyas.common.types import Role
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
     Command,
+    DraftChannel,
     DraftCommit,
     DraftDown,
-    DraftLine,
+    DraftOpen,
     DraftUp,
     Load,
     Proposal,
     Ready,
     Shutdown,
 )
-from eyas.engine.speculation.lines import GRPC, SHM, AnsweredLines, OfferedLines
+from eyas.engine.speculation.channels import GRPC, SHM, DecodeChannels, DraftChannels
+from eyas.engine.speculation.posted import Awaited
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker
 from kv_transfer.own_files import new_path
@@ -64,21 +69,46 @@ def answering(width: int, config: EngineConfig, endpoint: str) -> None:
     """The draft worker's engine."""
 
     def run(link: EngineLink) -> None:
-        lines, ear = AnsweredLines(width, config.pool_dir), Ear(link)
+        channels, ear = DraftChannels(width, config.pool_dir), Ear(link)
         while True:
-            commands = ear.recv(lines.descriptors)
+            commands = ear.recv(channels.descriptors)
             for command in commands:
                 if isinstance(command, Shutdown):
                     return
                 if isinstance(command, DraftUp):
-                    if command.line is not None:
-                        assert not lines.answer(command.peer, command.line)
+                    if command.channel is not None:
+                        assert not channels.answer(command.peer, command.channel)
+                        mails = Mails(channels, command.peer)
                     some = [_proposal(commit) for commit in command.commits]
                     link.send([DraftDown(tuple(some), peer=command.peer)])
-            for up in lines.take():
-                lines.post({up.peer: [_proposal(commit) for commit in up.commits]})
+            channels.listen()
+            if channels.descriptors:
+                mails.answer()
 
     engine_main.serve(run, endpoint)
+
+
+class Mails:
+    """Sequences of a peer that have begun, in the places of their numbers."""
+
+    def __init__(self, channels: DraftChannels, peer: int) -> None:
+        self._channels, self._peer = channels, peer
+        mailbox = channels.mailbox(peer)
+        assert mailbox is not None
+        self._mailbox = mailbox
+        opens = [DraftOpen(seq, 1, 0, SamplingParams(), 0, place=seq) for seq in range(max(BATCHES))]
+        self._awaited = Awaited(mailbox, [(opened, 0) for opened in opens])
+
+    def answer(self) -> None:
+        """Every round that has come."""
+        here, _ = self._awaited.look()
+        firsts = self._awaited.positions[here].tolist()
+        for seq, first, tokens in zip(here, firsts, self._awaited.rounds(here), strict=True):
+            features = self._mailbox.features(seq, 1, first, len(tokens))
+            assert features is not None
+            self._mailbox.propose(seq, _proposal(DraftCommit(seq, 1, first, tokens, features, STEPS)))
+        if here:
+            self._channels.wake([self._peer])
 
 
 def _proposal(commit: DraftCommit) -> Proposal:
@@ -89,9 +119,8 @@ def measuring(width: int, said: Callable[[str], None], config: EngineConfig, end
     """The decode worker's engine: tells one line per batch size, then nothing more."""
 
     def run(link: EngineLink) -> None:
-        shape = DraftLine({}, 0, 2 * max(BATCHES), ROWS, width, STEPS)
-        lines = OfferedLines(shape, partial(new_path, "line", Path(config.pool_dir)))
-        ends = Ends(Ear(link), lines)
+        shape = DraftChannel({}, width, STEPS, max(BATCHES), 32)
+        ends = Ends(Ear(link), DecodeChannels(shape, partial(new_path, "mail", Path(config.pool_dir))))
         ends.connect()
         for batch in BATCHES:
             took: dict[str, list[float]] = {GRPC: [], SHM: []}
@@ -112,32 +141,42 @@ class Ends:
     """What the measuring engine speaks by."""
 
     ear: Ear
-    lines: OfferedLines
+    channels: DecodeChannels
     worker: str = ""
+    bases: list[int] = field(default_factory=lambda: [0] * max(BATCHES))  # of rows by shared memory
 
     def connect(self) -> None:
-        """Returns once there is a line to the draft worker."""
-        while not self.worker or not self.lines.has(self.worker):
-            for command in self.ear.recv(self.lines.descriptors):
+        """Returns once there is a channel to the draft worker."""
+        while not self.worker or self.channels.mailbox(self.worker) is None:
+            for command in self.ear.recv(self.channels.descriptors):
                 if isinstance(command, DraftDown) and not self.worker:
                     self.worker = command.worker
-                    offer = self.lines.offer(self.worker)
-                    self.ear.link.send([DraftUp(line=offer, worker=self.worker)])
-            self.lines.take()
+                    offer = self.channels.offer(self.worker)
+                    self.ear.link.send([DraftUp(channel=offer, worker=self.worker)])
+            self.channels.listen()
 
     def round(self, path: str, batch: int, width: int) -> None:
         """Commits up, all their proposals down."""
-        features = bytes(4 * ROWS * width)
-        commits = [DraftCommit(seq, 1, 9, (1,) * ROWS, features, STEPS, 1, 4) for seq in range(batch)]
         if path == GRPC:
+            features = bytes(4 * ROWS * width)
+            commits = [DraftCommit(seq, 1, 9, (1,) * ROWS, features, STEPS, 1, 4) for seq in range(batch)]
             self.ear.link.send([DraftUp(commits=tuple(commits), worker=self.worker)])
-        else:
-            assert all([self.lines.post(self.worker, commit) for commit in commits])
-            self.lines.ring((self.worker,))
-        left = batch
-        while left:
-            downs = [d for d in self.ear.recv(self.lines.descriptors) if isinstance(d, DraftDown)]
-            left -= sum(len(down.proposals) for down in (*downs, *self.lines.take()))
+            left = batch
+            while left:
+                downs = [d for d in self.ear.recv(self.channels.descriptors) if isinstance(d, DraftDown)]
+                left -= sum(len(down.proposals) for down in downs)
+            return
+        mailbox, rows = self.channels.mailbox(self.worker), np.zeros((ROWS, width), np.float32)
+        assert mailbox is not None
+        for seq in range(batch):
+            mailbox.post(seq, 1, self.bases[seq], (1,) * ROWS, rows)
+            self.bases[seq] += ROWS
+        self.channels.wake([self.worker])
+        waiting = set(range(batch))
+        while waiting:
+            self.ear.recv(self.channels.descriptors)
+            self.channels.listen()
+            waiting -= {seq for seq in waiting if mailbox.proposal(seq, 1, self.bases[seq])}
 
 
 def _line(width: int, batch: int, took: dict[str, list[float]]) -> str:
@@ -172,6 +211,6 @@ def measure(width: int, ports: tuple[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(" width  batch   gRPC us     p90   line us     p90   ratio\n")
+    sys.stdout.write(" width  batch   gRPC us     p90    shm us     p90   ratio\n")
     for number, width in enumerate(WIDTHS):
         measure(width, (47310 + 2 * number, 47311 + 2 * number))

@@ -134,9 +134,7 @@ class WorkerMetrics:
             counter("transfer_seconds", "From the pages of a pull to their validation", ("path",)),
         )
         self._seen_moved: dict[str, tuple[float, ...]] = {}
-        self._commits = counter(
-            "draft_commits", "Rounds told to draft workers, by path; dropped: the line was full", ("path",)
-        )
+        self._commits = counter("draft_commits", "Rounds told to draft workers, by path", ("path",))
         self._seen_commits: dict[str, int] = {}
 
     def moved(self, path: str, *totals: float) -> None:

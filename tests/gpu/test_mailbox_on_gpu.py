@@ -15,20 +15,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.ipc.draft_line import Line, answer
-from eyas.engine.ipc.messages import DraftCommit, DraftLine, Proposal
+from eyas.engine.ipc.draft_channel import MailChannel, answer
+from eyas.engine.ipc.messages import DraftChannel, DraftOpen, Proposal
 from eyas.engine.ipc.row_memory import RowMemory
 from eyas.engine.kernels import mailbox
 from eyas.engine.kernels.mailbox import Reach
 from eyas.engine.kernels.rounds import FACTS, Batch
 from eyas.engine.speculation.posted import Awaited
-from tests.gpu.line_pair import PLACES, THEIRS, gpu, pair
+from tests.gpu.channel_pair import PLACES, THEIRS, gpu, pair
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 WIDTH, VOCAB, ROUNDS = 4, 1000, 400
-SHAPE = DraftLine({}, 7, 64, WIDTH, 64, WIDTH - 1, dtype="bfloat16", places=PLACES, kept=32)
+SHAPE = DraftChannel({}, 64, WIDTH - 1, PLACES, 32, dtype="bfloat16")
 
 
 def token(generation: int, position: int) -> int:
@@ -41,16 +42,15 @@ def draft(generation: int, position: int) -> int:
     return (generation * 53 + position * 17 + 5) % VOCAB
 
 
-def drafter(line: DraftLine, folder: str, every: int) -> None:
+def drafter(offer: DraftChannel, folder: str, every: int) -> None:
     """The draft worker's process: it answers each whole round, but leaves out one of `every`."""
     torch.cuda.set_device(THEIRS)
-    there = answer(line, SHAPE.width, folder, RowMemory.new(line, gpu(THEIRS, SHAPE)))
+    there = answer(offer, SHAPE.width, folder, RowMemory.new(offer, gpu(THEIRS, SHAPE)))
     box = there.mailbox
-    assert box is not None
-    posted = [DraftCommit(place, 1 + place, 0, (), b"", 1, place=place) for place in range(PLACES)]
-    awaited, answered = Awaited(box, [(commit, 0) for commit in posted]), 0
+    opens = [DraftOpen(place, 1 + place, 0, SamplingParams(), 0, place=place) for place in range(PLACES)]
+    awaited, answered = Awaited(box, [(opened, 0) for opened in opens]), 0
     while not there.gone:
-        there.take()
+        there.listen()
         here, _ = awaited.look()
         firsts = awaited.positions[here].tolist()
         for place, first, tokens in zip(here, firsts, awaited.rounds(here), strict=True):
@@ -65,12 +65,11 @@ def drafter(line: DraftLine, folder: str, every: int) -> None:
 class Decode:
     """Sequences in the slots and places of their numbers; a round makes 1 to WIDTH rows of each certain."""
 
-    def __init__(self, line: Line[DraftCommit, Proposal], polls: int) -> None:
-        assert line.mailbox is not None, "the driver does not register memory of the host"
-        self._place = line.mailbox.place
+    def __init__(self, channel: MailChannel, polls: int) -> None:
+        self._place = channel.mailbox.place
         self.tables = Tables(TableSizes(PLACES + 1, 4, WIDTH), "cuda:0")
         self._slots = torch.arange(PLACES, dtype=torch.int32, device="cuda:0")
-        addresses = [line.mailbox.address(place) for place in range(PLACES)]
+        addresses = [channel.mailbox.address(place) for place in range(PLACES)]
         self.tables.mailbox[:PLACES] = torch.tensor(addresses, device="cuda:0")
         self.tables.ring_generation[:PLACES] = self._slots + 1
         self.tables.polls.fill_(polls)
@@ -110,8 +109,8 @@ class Decode:
 
 
 def test_every_round_that_waits_has_its_drafts(tmp_path: Path) -> None:
-    with pair(tmp_path, SHAPE, drafter, 1 << 60) as (line, _):
-        decode = Decode(line, polls=1 << 18)
+    with pair(tmp_path, SHAPE, drafter, 1 << 60) as (channel, _):
+        decode = Decode(channel, polls=1 << 18)
         decode.launch()
         torch.cuda.synchronize(0)
         assert decode.judged() == (0, 0)
@@ -119,8 +118,8 @@ def test_every_round_that_waits_has_its_drafts(tmp_path: Path) -> None:
 
 def test_a_round_that_does_not_wait_has_its_own_drafts_or_none(tmp_path: Path) -> None:
     """The rounds run ahead of the drafter, over laps of their rings: some are never answered."""
-    with pair(tmp_path, SHAPE, drafter, 7) as (line, _):
-        decode = Decode(line, polls=8)
+    with pair(tmp_path, SHAPE, drafter, 7) as (channel, _):
+        decode = Decode(channel, polls=8)
         decode.launch()
         torch.cuda.synchronize(0)
         wrong, none = decode.judged()
@@ -129,10 +128,10 @@ def test_a_round_that_does_not_wait_has_its_own_drafts_or_none(tmp_path: Path) -
 
 
 def test_a_dead_drafter_costs_a_few_rounds_their_looks_and_no_more(tmp_path: Path) -> None:
-    with pair(tmp_path, SHAPE, drafter, 1 << 60) as (line, process):
+    with pair(tmp_path, SHAPE, drafter, 1 << 60) as (channel, process):
         process.kill()
         process.join()
-        decode = Decode(line, polls=1 << 12)
+        decode = Decode(channel, polls=1 << 12)
         began = time.perf_counter()
         decode.launch()
         torch.cuda.synchronize(0)
@@ -142,14 +141,15 @@ def test_a_dead_drafter_costs_a_few_rounds_their_looks_and_no_more(tmp_path: Pat
         assert (wrong, none) == (0, ROUNDS * PLACES)
         assert bool((decode.tables.late[:PLACES] == ROUNDS).all())
         assert seconds < 2.0, "fourteen rounds look 4,096 times, the others once"
-        assert line.take() == [] and line.gone
+        channel.listen()
+        assert channel.gone
     assert torch.ones(3, device="cuda:0").sum() == 3
 
 
 def test_a_way_there_and_back_is_short(tmp_path: Path) -> None:
     """Prints what a round waits, at the least: the drafter answers at once."""
-    with pair(tmp_path, SHAPE, drafter, 1 << 60) as (line, _):
-        decode = Decode(line, polls=1 << 18)
+    with pair(tmp_path, SHAPE, drafter, 1 << 60) as (channel, _):
+        decode = Decode(channel, polls=1 << 18)
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begun.record()
         decode.launch()

@@ -8,8 +8,8 @@ round. At hit rate h a commit is answered at once with probability h, with ids t
 rows are computed after that answer, in place of what would have been drafted ahead; else it is answered when
 it has been drafted for. What a real head hits, and what its unrepaired features cost, is not measured here.
 The same two workers run at all hit rates. Every line is on disk as soon as it is known and names the paths
-that its commits took (mailbox: past the decode worker's host; cuda_ipc: features from GPU to GPU; shm: by the
-line; grpc: by the fronts, as each sequence's first does); `--report` reads them again. `--device cpu` tries
+that its commits took (mailbox: past the decode worker's host; shm: by memory that both hosts share; grpc: by
+the fronts, as each sequence's first does); `--report` reads them again. `--device cpu` tries
 the script out, where nothing goes from GPU to GPU.
 """
 
@@ -47,7 +47,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.replies import Step
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.speculation.draft_engine import DraftEngine
+from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.synthetic import resolve
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker
@@ -59,11 +59,9 @@ START_S, ANSWER_S = 300.0, 120.0
 CLOSED_S = 0.1  # in which gRPC's tasks of a session that was closed come to their ends
 DRAFTED = 0.8  # of an answer's rounds: its first ones go by before its drafter knows it
 PAGE_S = 1.0  # the metrics are renewed every half second
-MAILBOX, RING, LINE, GRPC, COLOCATED = "mailbox", "ring", "line", "grpc", "colocated"
-TRANSFER = {MAILBOX: "cuda_ipc", RING: "cuda_ipc", LINE: "shm", GRPC: "grpc"}
-"""What `--transfer` each way takes: all from GPU to GPU; features alone, beside the line; by the line; by the
-fronts.
-"""
+MAILBOX, SHM, GRPC, COLOCATED = "mailbox", "shm", "grpc", "colocated"
+TRANSFER = {MAILBOX: "cuda_ipc", SHM: "shm", GRPC: "grpc"}
+"""What `--transfer` each way takes."""
 Engine = Callable[[EngineConfig, str], None]
 Hits: TypeAlias = "Synchronized[float]"
 
@@ -71,8 +69,8 @@ Hits: TypeAlias = "Synchronized[float]"
 class ForcedHits(DraftEngine):
     """Answers a share of its commits before it computes anything for them. `hits`: holds that share."""
 
-    def __init__(self, hits: Hits, *parts: Any) -> None:
-        super().__init__(*parts)
+    def __init__(self, hits: Hits, parts: DraftParts, *more: Any) -> None:
+        super().__init__(replace(parts, ahead=None), *more)
         self._hits = hits
         self._draws = random.Random(5)
         self._answered: set[tuple[int, int]] = set()
@@ -97,16 +95,6 @@ class ForcedHits(DraftEngine):
 def forced(hits: Hits, config: EngineConfig, endpoint: str) -> None:
     """The engine process of a draft worker whose hits are forced."""
     with mock.patch("eyas.engine.loading.build.DraftEngine", partial(ForcedHits, hits)):
-        engine_main.main(config, endpoint)
-
-
-def hosted(config: EngineConfig, endpoint: str) -> None:
-    """The engine process of a decode worker none of whose sequences has a mailbox."""
-    speculation = "eyas.engine.speculation"
-    with (
-        mock.patch(f"{speculation}.remote.mails", lambda seq, spec: False),
-        mock.patch(f"{speculation}.device.may_mail", lambda spec: False),
-    ):
         engine_main.main(config, endpoint)
 
 
@@ -138,7 +126,7 @@ class Setting:
             (WorkerConfig(draft, port=DRAFT), partial(forced, hits)),
             (
                 WorkerConfig(decode, port=DECODE, metrics_port=METRICS, registry=known),
-                hosted if way == RING else engine_main.main,
+                engine_main.main,
             ),
         ]
 

@@ -14,10 +14,10 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import KvHandle, KvKind, Role, Shard
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
+    DraftChannel,
     DraftClose,
     DraftCommit,
     DraftDown,
-    DraftLine,
     DraftOpen,
     DraftPeerGone,
     DraftUp,
@@ -25,6 +25,7 @@ from eyas.engine.ipc.messages import (
 
 HANDLE = KvHandle("h:1", 5, 0, 9, KvKind.DRAFT, "l", 5, (Shard(0, (3, 4)),))
 OPEN = DraftOpen(1, 2, 2, SamplingParams(seed=2**63, temperature=0.5), 1, HANDLE, 4)
+MAILED = DraftOpen(4, 3, 0, SamplingParams(), 0, place=0)
 COMMIT = DraftCommit(1, 2, 3, (8, 9), b"\x00\x80\xff", 5, 1, 6)
 CLOSE = DraftClose(3, 1)
 
@@ -48,9 +49,9 @@ async def pair() -> AsyncIterator[tuple[FakeWorker, FakeWorker]]:
 async def test_batches_go_up_whole_and_proposals_come_down() -> None:
     async with pair() as (decode, draft):
         before = len(draft.engine.of(DraftUp))
-        decode.engine.post = [DraftUp((OPEN,), (COMMIT,), (CLOSE,), worker=draft.address)]
+        decode.engine.post = [DraftUp((OPEN, MAILED), (COMMIT,), (CLOSE,), worker=draft.address)]
         up = (await draft.heard(DraftUp, before + 1))[-1]
-        assert (up.opens, up.commits, up.closes) == ((OPEN,), (COMMIT,), (CLOSE,))
+        assert (up.opens, up.commits, up.closes) == ((OPEN, MAILED), (COMMIT,), (CLOSE,))
         down = decode.engine.of(DraftDown)[-1]
         (proposal,) = [d for d in decode.engine.of(DraftDown) if d.proposals][-1].proposals
         assert (proposal.seq, proposal.generation, proposal.base_len) == (1, 2, 3)
@@ -58,16 +59,18 @@ async def test_batches_go_up_whole_and_proposals_come_down() -> None:
         assert down.worker == draft.address
 
 
-async def test_a_line_is_offered_by_the_stream_and_refused_by_it() -> None:
-    line = DraftLine({"path": b"/dev/shm/x", "identity": b"host/1/2"}, 2**32 - 1, 512, 6, 4096, 60)
+async def test_a_channel_is_offered_by_the_stream_and_refused_by_it() -> None:
+    offer = DraftChannel(
+        {"path": b"/dev/shm/x", "identity": b"host/1/2"}, 4096, 60, 512, 32, b"gpu", "bfloat16"
+    )
     async with pair() as (decode, draft):
         before = len(draft.engine.of(DraftUp))
-        decode.engine.post = [DraftUp(line=line, worker=draft.address)]
+        decode.engine.post = [DraftUp(channel=offer, worker=draft.address)]
         up = (await draft.heard(DraftUp, before + 1))[-1]
-        assert up.line == line and not up.commits
-        draft.engine.post = [DraftDown(no_line="another host", peer=up.peer)]
+        assert up.channel == offer and not up.commits
+        draft.engine.post = [DraftDown(no_channel="another host", peer=up.peer)]
         async with asyncio.timeout(5):
-            while decode.engine.of(DraftDown)[-1].no_line != "another host":
+            while decode.engine.of(DraftDown)[-1].no_channel != "another host":
                 await asyncio.sleep(0.01)
 
 

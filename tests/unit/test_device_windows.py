@@ -22,16 +22,18 @@ from eyas.engine.device.executor import Executor
 from eyas.engine.device.program import StepProgram
 from eyas.engine.device.step import Wanted
 from eyas.engine.ipc.row_memory import Gpu
-from eyas.engine.loading import build, device_build, draft_lines
+from eyas.engine.kernels import mailbox
+from eyas.engine.loading import build, device_build, draft_channels
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.speculation import remote
+from eyas.engine.speculation.channels import MAILBOX
 from eyas.engine.speculation.device_runner import DeviceDraftRunner
 from eyas.engine.speculation.draft_runner import Asked, Proposed
 from eyas.engine.speculation.feature_windows import DeviceWindows
-from eyas.engine.speculation.lines import CUDA_IPC
 from tests.unit.fake_gpu import FakeDriver
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, PROMPT, answers, config, requests, tokens
+from tests.unit.test_device_mailbox import Patient
 from tests.unit.test_device_remote import apart, patient, rounds_with_drafts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,15 +77,16 @@ class Truth:
 
 @pytest.fixture(autouse=True)
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
-    """Every engine has one, and no mailbox: this is about features, which go the same way with it."""
-    monkeypatch.setattr(remote, "mails", lambda seq, spec: False)
+    """Every engine has one."""
+    monkeypatch.setattr(mailbox, "fetch", Patient(wait_s=20.0))
+    monkeypatch.setattr(mailbox, "MOST_POLLS", 2)
     drivers: list[FakeDriver] = []
 
     def gpu_of(loaded: EngineSpec) -> Gpu:
         drivers.append(FakeDriver((b"gpu-a", b"gpu-b")[len(drivers)]))
         return Gpu(drivers[-1], "float32", lambda: None, shared=True)
 
-    for module in (build, draft_lines):
+    for module in (build, draft_channels):
         monkeypatch.setattr(module, "gpu_of", gpu_of)
     monkeypatch.setattr(device_build, "from_gpu_to_gpu", lambda loaded: True)
     monkeypatch.setattr(remote, "BACKOFF_S", 0.0)
@@ -91,10 +94,10 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeDriver]:
 
 
 def connected(cluster: Loopback) -> Any:
-    """The decode engine's drafter, once it has a line."""
+    """The decode engine's drafter, once it has a channel."""
     drafter = cluster.workers["decode"].engine._parts.drafter._head
     deadline = time.monotonic() + PATIENCE_S
-    while not drafter._lines.has("draft"):
+    while not drafter._channels.mailbox("draft"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return drafter
@@ -134,7 +137,7 @@ def test_no_features_of_rounds_come_to_the_host(
         cluster.close()
     assert tokens(results) == tokens(expected)
     assert rounds_with_drafts(results)[1] > 0
-    assert drafter.sent[CUDA_IPC] > 4
+    assert drafter.sent[MAILBOX] > 4
     assert came and not any(one.decoded for one in came), "those of prompts do, and no others"
     assert [driver.mappings for driver in two_gpus] == [0, 0]
 

@@ -38,16 +38,16 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
+from eyas.engine.speculation.channels import DecodeChannels
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_runner import Proposed, chain_of
 from eyas.engine.speculation.drafter import Commit
-from eyas.engine.speculation.lines import OfferedLines
 from eyas.engine.speculation.remote import LATE_ROUNDS, RemoteDrafter
 
 WIDTH = 2
 PEER = 4
 SPEC = SpeculationConfig(steps=2, topk=1, draft_tokens=3)
-NO_LINES = OfferedLines(None, Path)  # has no state: everything goes by the front
+NO_CHANNELS = DecodeChannels(None, Path)  # has no state: everything goes by the front
 
 
 class CountingRunner:
@@ -320,7 +320,7 @@ def _sequences(drafter: RemoteDrafter, n: int, id: str = "a") -> list[Sequence]:
 
 
 def _drafter(*workers: str) -> RemoteDrafter:
-    drafter = RemoteDrafter(SPEC, VOCAB, NO_LINES)
+    drafter = RemoteDrafter(SPEC, VOCAB, NO_CHANNELS)
     for worker in workers or ("w",):
         drafter.deliver(DraftDown(worker=worker))
     return drafter

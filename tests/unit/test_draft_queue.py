@@ -1,4 +1,4 @@
-"""A draft worker that is behind costs batches, and never the offer of a direct line."""
+"""A draft worker that is behind costs batches, and never the offer of a channel."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from decode_svc.drafts import MAX_QUEUED, DraftStreams
-from eyas.engine.ipc.messages import DraftClose, DraftDown, DraftLine, DraftUp
+from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftDown, DraftUp
 
-LINE = DraftLine({"path": b"/dev/shm/x", "identity": b"host/1/2"}, 3, 512, 6, 4096, 60)
+OFFER = DraftChannel({"path": b"/dev/shm/x", "identity": b"host/1/2"}, 4096, 60, 512, 32)
 
 
 class Engine:
@@ -30,7 +30,7 @@ async def nowhere(address: str) -> AsyncIterator[None]:
     yield
 
 
-async def test_the_offer_of_a_line_goes_with_the_next_batch() -> None:
+async def test_the_offer_of_a_channel_goes_with_the_next_batch() -> None:
     engine = Engine()
     streams = DraftStreams(engine, nowhere)  # type: ignore[arg-type]
     streams.follow(["w"])
@@ -39,11 +39,11 @@ async def test_the_offer_of_a_line_goes_with_the_next_batch() -> None:
     batch = DraftUp(closes=(DraftClose(1, 1),), worker="w")
     for _ in range(MAX_QUEUED):
         engine.post(batch)
-    engine.post(DraftUp(line=LINE, worker="w"))
-    assert len(stream._queue) == MAX_QUEUED and not any(one.HasField("line") for one in stream._queue)
+    engine.post(DraftUp(channel=OFFER, worker="w"))
+    assert len(stream._queue) == MAX_QUEUED and not any(one.HasField("channel") for one in stream._queue)
     stream._queue.clear()
     engine.post(batch)
     engine.post(batch)
     first, second = stream._queue
-    assert first.line.epoch == LINE.epoch and not second.HasField("line")
+    assert first.channel.places == OFFER.places and not second.HasField("channel")
     await streams.close()

@@ -1,10 +1,9 @@
-"""A line's mailbox, and a decode engine's sequences that have a place there: who has one, what its host still
-sends and waits for, and what becomes of it at the end.
+"""A channel's mailboxes between two GPUs, and a decode engine's sequences that have one: who has, what its
+host still sends and waits for, and what becomes of it at the end.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,8 @@ import pytest
 import torch
 from engine_rig import handle
 from fake_gpu import FakeDriver
+from test_draft_channels import KEPT, PEER, PLACES, WORKER, Pair
 from test_draft_engine import SPEC, WIDTH, _sequences
-from test_draft_line import line as plain_line
-from test_draft_lines import PEER, WORKER
-from test_ring_places import PLACES, RingPair
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
@@ -27,18 +24,18 @@ from eyas.common.types import KvKind
 from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import RingPlace, Sequence, Work
 from eyas.engine.batch.tree import Drafts
-from eyas.engine.ipc import draft_line
-from eyas.engine.ipc.draft_line import Line, OfferedLine, answer
-from eyas.engine.ipc.mailbox import PAGE, Mailbox, MailLayout
-from eyas.engine.ipc.messages import DraftClosed, DraftCommit, DraftDown, DraftLine, Proposal
+from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
+from eyas.engine.ipc.mailbox import PAGE
+from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, Proposal
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.loop.patience import Patience
+from eyas.engine.speculation.channels import GRPC, MAILBOX, DecodeChannels, DraftChannels
 from eyas.engine.speculation.drafter import Commit
-from eyas.engine.speculation.lines import GRPC, MAILBOX, SHM
 from eyas.engine.speculation.mailing import mails
+from eyas.engine.speculation.remote import RemoteDrafter
 from kv_transfer.gpu.driver import DriverError
 
-SHAPE = DraftLine({}, 77, 5, 4, WIDTH, 6, gpu=b"gpu-a", dtype="float32", places=3, kept=32)
+SHAPE = DraftChannel({}, WIDTH, SPEC.draft_tokens, PLACES, KEPT, gpu=b"gpu-a", dtype="float32")
 
 
 # --- the memory -------------------------------------------------------------------------------------
@@ -51,66 +48,43 @@ class Deaf(FakeDriver):
         raise DriverError("cuMemHostRegister_v2: operation not supported (CUDA error 801)")
 
 
-def both_ends(folder: Path, ours: FakeDriver, shape: DraftLine = SHAPE) -> tuple[Line, Line]:
+def both_ends(folder: Path, ours: FakeDriver) -> tuple[MailChannel | None, MailChannel]:
     """The decode engine's end and the draft worker's."""
-    offered = OfferedLine(folder / "line", shape, Gpu(ours, "float32", lambda: None))
-    rows = RowMemory.new(shape, Gpu(FakeDriver(b"gpu-b"), "float32", lambda: None))
-    theirs = answer(msgspec.structs.replace(shape, export=offered.export), WIDTH, str(folder), rows)
-    here = offered.accept()
-    assert here is not None
-    return here, theirs
+    offered = OfferedChannel(folder / "mail", SHAPE, Gpu(ours, "float32", lambda: None))
+    rows = RowMemory.new(SHAPE, Gpu(FakeDriver(b"gpu-b"), "float32", lambda: None))
+    theirs = answer(msgspec.structs.replace(SHAPE, export=offered.export), WIDTH, str(folder), rows)
+    try:
+        return offered.accept(), theirs
+    except ConfigError:
+        offered.close()
+        theirs.close()
+        raise
 
 
 def test_both_ends_see_one_memory_that_the_gpu_may_use(tmp_path: Path) -> None:
     driver = FakeDriver()
     ours, theirs = both_ends(tmp_path, driver)
+    assert ours is not None
     ((address, size),) = driver.registered.items()
     place = ours.mailbox.place
-    assert (ours.mailbox.address(0), ours.mailbox.address(2)) == (address, address + 16 * place.words)
-    assert size == place.nbytes(3) and size % PAGE == 0 and not ours.mailbox.words.any()
-    assert theirs.mailbox.propose(2, Proposal(1, 7, 9, (5, 6), (-1, 0)))
-    assert np.array_equal(ours.mailbox.words, theirs.mailbox.words) and ours.mailbox.words[2].any()
-    assert not ours.mailbox.words[:2].any()
-    ours.post(DraftCommit(1, 2, 9, (3,), b"", 1, 1, 2, 0))
-    theirs.post(Proposal(1, 2, 9, (3,), (-1,)))
-    assert len(theirs.take()) == len(ours.take()) == 1, "the rings are beside it"
+    assert (ours.mailbox.address(0), ours.mailbox.address(1)) == (address, address + 8 * place.words)
+    assert size == place.nbytes(PLACES) and size % PAGE == 0 and not ours.mailbox.words.any()
+    assert place.width == 0, "features go from GPU to GPU"
+    assert theirs.mailbox.propose(1, Proposal(1, 7, 9, (5, 6), (-1, 0)))
+    assert np.array_equal(ours.mailbox.words, theirs.mailbox.words) and ours.mailbox.words[1].any()
+    assert not ours.mailbox.words[:1].any()
     ours.close()
     theirs.close()
     assert driver.registered == {} and driver.mappings == 0
     assert "memfd:eyas-drafts" not in Path("/proc/self/maps").read_text()
 
 
-def test_a_gpu_that_cannot_use_the_hosts_memory_has_its_ring_alone(tmp_path: Path) -> None:
-    ours, theirs = both_ends(tmp_path, Deaf())
-    assert ours.mailbox is None and ours.rows is not None
-    ours.close()
-    theirs.close()
-
-
-def test_a_line_without_a_ring_has_no_mailbox(tmp_path: Path) -> None:
-    with plain_line(tmp_path) as (ours, theirs):
-        assert ours.mailbox is None and theirs.mailbox is None
-
-
-def test_a_mailbox_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = OfferedLine(tmp_path / "line", SHAPE)
-    rings = draft_line._Parts.of(SHAPE, mailbox=False).nbytes
-    monkeypatch.setattr(draft_line, "MOST_BYTES", rings)
-    rows = RowMemory.new(SHAPE, Gpu(FakeDriver(b"gpu-b"), "float32", lambda: None))
-    offer = msgspec.structs.replace(SHAPE, export=offered.export)
-    with pytest.raises(ConfigError, match="GiB"):
-        answer(offer, WIDTH, str(tmp_path), rows)
-    rows.close()
-    offered.close()
-    assert os.listdir(tmp_path) == []
-
-
-def test_places_do_not_share_cache_lines() -> None:
-    for kept, nodes in ((8, 3), (32, 6), (128, 256)):
-        place = MailLayout(kept, nodes)
-        assert place.words % 16 == 0 and place.words >= kept + 1 + 2 * nodes
-    box = Mailbox(memoryview(bytearray(PAGE)), MailLayout(8, 3), 2)
-    assert box.words.shape == (2, 16)
+def test_a_gpu_that_cannot_use_the_hosts_memory_has_no_channel(tmp_path: Path) -> None:
+    driver = Deaf()
+    with pytest.raises(ConfigError, match="not supported"):
+        both_ends(tmp_path, driver)
+    assert driver.mappings == 0
+    assert "memfd:eyas-drafts" not in Path("/proc/self/maps").read_text()
 
 
 # --- who has a place --------------------------------------------------------------------------------
@@ -132,9 +106,36 @@ def test_who_needs_the_host_in_every_round_has_none() -> None:
 # --- the decode engine's host -----------------------------------------------------------------------
 
 
+class GpuPair(Pair):
+    """Both have a GPU. `spec`: of the decode engine."""
+
+    def __init__(self, folder: Path, spec: SpeculationConfig = SPEC) -> None:
+        super().__init__(folder, shape=SHAPE)
+        ours, theirs = (Gpu(FakeDriver(name), "float32", lambda: None) for name in (b"gpu-a", b"gpu-b"))
+        self.offered = DecodeChannels(SHAPE, lambda: folder / "eyas-mail", ours)
+        self.answered = DraftChannels(WIDTH, str(folder), theirs)
+        self.drafter = RemoteDrafter(spec, 1000, self.offered)
+        self.gpus = (ours.driver, theirs.driver)
+
+    def landed(self, seq: Sequence, base: int, ringed: int, *, late: bool = False) -> list[int]:
+        """The bases of what goes by the front of a round that was launched when `ringed` was the sequence's
+        generation.
+        """
+        rows = torch.full((1, WIDTH), float(base))
+        self.drafter.post([Commit(seq, base, [9], rows, SPEC, ringed, late)])
+        return self.by_front()
+
+    def begun(self) -> Sequence:
+        """A sequence whose first commit has been posted."""
+        (seq,) = _sequences(self.drafter, 1)
+        self.commit(seq, 4)
+        assert self.by_front() == [4]
+        return seq
+
+
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[RingPair]:
-    both = RingPair(tmp_path, mails=True)
+def pair(tmp_path: Path) -> Iterator[GpuPair]:
+    both = GpuPair(tmp_path)
     both.connect()
     yield both
     both.offered.end(WORKER)
@@ -142,34 +143,24 @@ def pair(tmp_path: Path) -> Iterator[RingPair]:
     assert [gpu.mappings for gpu in both.gpus] == [0, 0] and both.gpus[0].registered == {}
 
 
-def begun(pair: RingPair) -> tuple[Sequence, DraftCommit]:
-    """A sequence whose first commit has been posted, and what the line says of it then."""
-    (seq,) = _sequences(pair.drafter, 1)
-    pair.commit(seq, 4)
-    assert pair.by_front() == [4]
-    (told,) = (commit for up in pair.answered.take() for commit in up.commits)
-    return seq, told
+def test_the_open_says_where_the_rows_after_the_first_commit_are(pair: GpuPair) -> None:
+    seq = pair.begun()
+    assert seq.mailed and seq.ring is not None
+    assert pair.places[seq.uid] == seq.ring.number and pair.generation(seq) == seq.ring.generation
+    rows, box = pair.answered.rows(PEER), pair.answered.mailbox(PEER)
+    assert rows is not None and rows.ring.places == PLACES and box is not None and box.places == PLACES
 
 
-def test_after_the_first_commit_the_line_says_where_the_next_rows_are(pair: RingPair) -> None:
-    seq, told = begun(pair)
-    assert seq.ring is not None and seq.mailed
-    assert (told.base_len, told.tokens, told.features) == (5, (), b"")
-    assert (told.place, told.generation) == (seq.ring.number, seq.ring.generation)
-    assert (told.steps, told.topk, told.draft_tokens) == (SPEC.steps, SPEC.topk, SPEC.draft_tokens)
-    box = pair.answered.mailbox(PEER)
-    assert box is not None and box.places == PLACES
-
-
-def test_what_the_device_has_posted_the_host_does_not(pair: RingPair) -> None:
-    seq, _ = begun(pair)
+def test_what_the_device_has_posted_the_host_does_not(pair: GpuPair) -> None:
+    seq = pair.begun()
     assert pair.landed(seq, 5, seq.ring.generation) == []
-    pair.drafter.post([Commit(seq, 6, [9], torch.zeros(1, WIDTH), SPEC, seq.ring.generation, late=True)])
-    assert pair.by_front() == [] and pair.by_line() == []
+    assert pair.landed(seq, 6, seq.ring.generation, late=True) == []
     assert pair.drafter.sent == {GRPC: 1, MAILBOX: 2} and pair.drafter.late_rounds == 1
+    box = pair.answered.mailbox(PEER)
+    assert box is not None and not box.words.any()
 
 
-def test_drafts_in_a_mailbox_say_that_the_prompts_draft_kv_was_pulled(pair: RingPair) -> None:
+def test_drafts_in_a_mailbox_say_that_the_prompts_draft_kv_was_pulled(pair: GpuPair) -> None:
     """So nobody is told to let go of it when the sequence is dropped: that was done long ago."""
     for late, left in ((True, 1), (False, 0)):
         (seq,) = _sequences(pair.drafter, 1, id=str(late))
@@ -178,56 +169,71 @@ def test_drafts_in_a_mailbox_say_that_the_prompts_draft_kv_was_pulled(pair: Ring
         pair.commit(seq, 4)
         assert seq.ring is not None and seq.mailed
         ringed = seq.ring.generation
-        pair.drafter.post([Commit(seq, 5, [9], torch.zeros(1, WIDTH), SPEC, ringed, late=late)])
+        pair.landed(seq, 5, ringed, late=late)
         closed = DraftDown(closed=(DraftClosed(seq.uid, ringed, ""),), worker=WORKER)
         assert len(pair.drafter.deliver(closed)) == left
         pair.drafter._down_until.clear()
 
 
-def test_a_round_that_was_launched_before_goes_by_the_line_with_its_features(pair: RingPair) -> None:
-    seq, _ = begun(pair)
-    (commit,) = pair.landed(seq, 5, 0)
-    assert commit.place == -1 and len(commit.features) == 4 * WIDTH and commit.steps == SPEC.steps
-    assert pair.drafter.sent == {GRPC: 1, SHM: 1}
+@pytest.mark.parametrize("ringed", [0, -1])
+def test_a_round_that_was_launched_before_goes_by_the_front_with_its_features(
+    pair: GpuPair, ringed: int
+) -> None:
+    """It wrote nothing, or under another generation."""
+    seq = pair.begun()
+    assert pair.landed(seq, 5, ringed) == [5]
+    assert pair.drafter.sent == {GRPC: 2}
 
 
-def test_no_host_waits_for_its_drafts_nor_takes_them(pair: RingPair) -> None:
-    seq, _ = begun(pair)
+def test_no_host_waits_for_its_drafts_nor_takes_them(pair: GpuPair) -> None:
+    seq = pair.begun()
     pair.landed(seq, 5, 0)
     assert not pair.drafter.owed() and not pair.drafter.in_time()
     pair.propose(seq, 5)
+    pair.propose(seq, 6, by_front=True)
     assert pair.drafter.take() == []
 
 
-def test_beside_it_a_sequence_without_a_place_is_waited_for(pair: RingPair) -> None:
-    _, _, third = _sequences(pair.drafter, 3)
-    assert third.ring is None
+def test_beside_it_a_sequence_without_a_place_is_waited_for(pair: GpuPair) -> None:
+    first, second, third = _sequences(pair.drafter, 3)
+    assert first.ring is not None and second.ring is not None and third.ring is None
+    assert first.ring.number != second.ring.number
     pair.commit(third, 4)
     assert pair.drafter.owed() and pair.drafter.in_time()
-    assert pair.by_line() == []
 
 
-def test_a_sequence_that_is_dropped_has_no_address_any_more(pair: RingPair) -> None:
-    seq, _ = begun(pair)
+def test_what_wants_its_host_goes_by_the_front(tmp_path: Path) -> None:
+    pair = GpuPair(tmp_path, replace(SPEC, ngram=True))
+    pair.connect()
+    seq = pair.begun()
+    assert not seq.mailed and pair.places[seq.uid] == -1
+    assert pair.landed(seq, 5, 0) == [5]
+    pair.drafter.leave()
+    pair.answered.close()
+
+
+def test_a_place_is_free_again_when_its_sequence_is_followed_no_more(pair: GpuPair) -> None:
+    first, second, third = _sequences(pair.drafter, 3)
+    assert first.ring is not None and second.ring is not None
+    number = first.ring.number
+    pair.drafter.close(first)
+    assert first.ring is None
+    assert pair.drafter.open(third, 4, None) and third.ring is not None and third.ring.number == number
+    assert third.ring.generation > second.ring.generation
+
+
+def test_a_sequence_that_is_dropped_has_no_address_any_more(pair: GpuPair) -> None:
+    seq = pair.begun()
     pair.drafter.deliver(DraftDown(closed=(DraftClosed(seq.uid, seq.ring.generation, ""),), worker=WORKER))
     assert not seq.mailed and not seq.drafting
 
 
-def test_a_line_that_breaks_leaves_no_address(pair: RingPair) -> None:
-    seq, _ = begun(pair)
+def test_a_channel_that_breaks_leaves_no_address(pair: GpuPair) -> None:
+    first, second = _sequences(pair.drafter, 2)
     pair.answered.close()
     pair.hear()
-    assert not seq.mailed and pair.gpus[0].registered == {}
-
-
-def test_a_full_line_drops_a_sequence_that_it_cannot_tell_of(pair: RingPair) -> None:
-    (seq,) = _sequences(pair.drafter, 1)
-    while pair.offered.post(WORKER, DraftCommit(9, 9, 0, (), b"", 0, place=0)):
-        pass
-    pair.commit(seq, 4)
-    assert not seq.drafting and not seq.mailed and pair.drafter.sent["dropped"] == 1
-    (up,) = pair.drafter.outgoing()
-    assert [close.seq for close in up.closes] == [seq.uid]
+    assert first.ring is None and second.ring is None and not first.drafting
+    assert pair.gpus[0].mappings == 0 and pair.gpus[0].registered == {}
 
 
 # --- how long the device waits ----------------------------------------------------------------------

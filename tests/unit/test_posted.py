@@ -10,25 +10,27 @@ from fake_gpu import FakeDriver
 from test_draft_engine import PEER, WIDTH, CountingRunner, Drive, _commit, _open
 
 from eyas.engine.ipc.mailbox import NEWEST, Mailbox, MailLayout, tags
-from eyas.engine.ipc.messages import DraftClose, DraftClosed, DraftLine, Proposal
+from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftClosed, Proposal
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.speculation import posted
 from eyas.engine.speculation.draft_runner import KeptChain, Proposed
 
 PLACES, KEPT = 3, 8
-LINE = DraftLine({}, 1, 5, 4, WIDTH, 6, gpu=b"gpu-a", dtype="float32", places=PLACES, kept=KEPT)
+OFFER = DraftChannel({}, WIDTH, 6, PLACES, KEPT, gpu=b"gpu-a", dtype="float32")
 
 
 class MailDrive(Drive):
-    """Its peer has a ring and a mailbox. `seen`: the extensions that were drafted for."""
+    """Its peer has mailboxes, into which its device writes, or its host (`width` above 0). `seen`: the
+    extensions that were drafted for.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 0) -> None:
         super().__init__(pages=64)
-        self.memory = RowMemory.new(LINE, Gpu(FakeDriver(), "float32", lambda: None, shared=True))
-        place = MailLayout(KEPT, LINE.nodes)
+        self.memory = RowMemory.new(OFFER, Gpu(FakeDriver(), "float32", lambda: None, shared=True))
+        place = MailLayout(KEPT, OFFER.nodes, width)
         self.box = Mailbox(memoryview(bytearray(place.nbytes(PLACES))), place, PLACES)
-        self.engine._lines.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
+        self.engine._channels.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
         self.boxes = {PEER: self.box}
         self.engine._posted._mailbox = self.boxes.get
         self.seen: list = []
@@ -42,8 +44,7 @@ class MailDrive(Drive):
 
     def follow(self, seq: int = 1, place: int = 2, base: int = 3, **changes) -> None:
         """A sequence with one row, whose next ones are in a mailbox."""
-        told = _commit(base + 1, seq=seq, place=place, features=b"", **changes)
-        self.up(_open(seq, base=base), _commit(base, 10, seq=seq), told)
+        self.up(_open(seq, base=base, place=place), _commit(base, 10, seq=seq, **changes))
 
     def post(self, place: int, generation: int, first: int, *tokens: int, newest: bool = True) -> None:
         """A round's words; without the newest one's mark if it is not all there."""
@@ -154,7 +155,7 @@ def test_a_token_that_is_none_closes_the_sequence() -> None:
     assert len(drive.hear()) == 1 and drive.pool.used == 0
 
 
-def test_a_round_by_the_line_comes_before_those_of_the_mailbox() -> None:
+def test_a_round_by_the_front_comes_before_those_of_the_mailbox() -> None:
     """Its step had been launched before the sequence had a place."""
     drive = MailDrive()
     drive.follow()
@@ -172,6 +173,35 @@ def test_a_sequence_that_is_followed_no_more_is_not_looked_for() -> None:
     drive.up(DraftClose(1, 1))
     drive.post(2, 1, 4, 5)
     assert not drive.hear() and not drive.engine._posted.any and drive.pool.used == 0
+
+
+def test_rows_that_a_host_has_left_bring_their_features() -> None:
+    drive = MailDrive(WIDTH)
+    drive.follow()
+    features = np.arange(2 * WIDTH, dtype=np.float32).reshape(2, WIDTH)
+    drive.box.post(2, 1, 4, [11, 12], features)
+    assert not drive.hear()
+    new = drive.seen[-1]
+    assert new.tokens == [11, 12] and not new.ringed
+    assert np.array_equal(new.features.numpy(), features)
+    assert drive.left(2) == (tag(1, 6) & 0xFFFFFFFF, [12, 13])
+
+
+def test_features_that_are_being_overwritten_close_their_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = MailDrive(WIDTH)
+    drive.follow()
+    drive.box.post(2, 1, 4, [11], np.zeros((1, WIDTH), np.float32))
+    monkeypatch.setattr(drive.box, "features", lambda *_: None)
+    assert ["not in its mailbox" in one.reason for one in drive.hear()] == [True]
+    assert not drive.engine._sequences.followed and drive.pool.used == 0
+
+
+def test_what_hosts_leave_is_not_looked_for_again_and_again() -> None:
+    """They wake this worker."""
+    drive = MailDrive(WIDTH)
+    drive.follow()
+    drive.hear()
+    assert not drive.engine._posted.any and not drive.engine._posted.busy and drive.engine._nap() == 0.1
 
 
 def test_it_looks_often_while_rounds_come_and_seldom_later(monkeypatch: pytest.MonkeyPatch) -> None:

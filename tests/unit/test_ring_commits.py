@@ -6,12 +6,12 @@ import pytest
 from fake_gpu import FakeDriver
 from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 
-from eyas.engine.ipc.messages import DraftLine
+from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.speculation.draft_runner import Proposed
 
-LINE = DraftLine({}, 1, 5, 4, WIDTH, 6, gpu=b"gpu-a", dtype="float32", places=3, kept=8)
+OFFER = DraftChannel({}, WIDTH, 6, 3, 8, gpu=b"gpu-a", dtype="float32")
 
 
 class RingDrive(Drive):
@@ -19,8 +19,8 @@ class RingDrive(Drive):
 
     def __init__(self, *, whole: bool = True) -> None:
         super().__init__()
-        self.memory = RowMemory.new(LINE, Gpu(FakeDriver(), "float32", lambda: None, shared=True))
-        self.engine._lines.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
+        self.memory = RowMemory.new(OFFER, Gpu(FakeDriver(), "float32", lambda: None, shared=True))
+        self.engine._channels.rows = {PEER: self.memory}.get  # type: ignore[method-assign]
         self.seen: list = []
         draft = self.runner.draft
 

@@ -1,4 +1,4 @@
-"""A ring of rows beside a line: both ends map it, and where there can be none the line does without."""
+"""A ring of rows beside a channel: both ends map it, or hosts use the channel without one."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from shared_child import Child
 
 from eyas.common.errors import ConfigError
 from eyas.engine.ipc import row_memory
-from eyas.engine.ipc.draft_line import Line, OfferedLine, answer
-from eyas.engine.ipc.messages import DraftLine
+from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
+from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 
 WIDTH = 4
-SHAPE = DraftLine({}, 77, 5, 4, WIDTH, 6, gpu=b"gpu-a", dtype="bfloat16", places=3, kept=32)
+SHAPE = DraftChannel({}, WIDTH, 6, 3, 32, gpu=b"gpu-a", dtype="bfloat16")
 
 
 def gpu(name: bytes = b"gpu-a", dtype: str = "bfloat16", **changes: Any) -> Gpu:
     return Gpu(FakeDriver(name, **changes), dtype, lambda: None)
 
 
-def agreed(folder: Path, ours: Gpu | None, theirs: Gpu | None) -> tuple[Line, Line]:
+def agreed(folder: Path, ours: Gpu | None, theirs: Gpu | None) -> tuple[MailChannel, MailChannel]:
     """The decode engine's end and the draft worker's."""
-    offered = OfferedLine(folder / "line", SHAPE, ours)
+    offered = OfferedChannel(folder / "mail", SHAPE, ours)
     rows = RowMemory.new(SHAPE, theirs) if theirs is not None else None
     there = answer(msgspec.structs.replace(SHAPE, export=offered.export), WIDTH, str(folder), rows)
     here = offered.accept()
@@ -38,7 +38,7 @@ def agreed(folder: Path, ours: Gpu | None, theirs: Gpu | None) -> tuple[Line, Li
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> Iterator[tuple[Line, Line, Gpu, Gpu]]:
+def channels(tmp_path: Path) -> Iterator[tuple[MailChannel, MailChannel, Gpu, Gpu]]:
     ours, theirs = gpu(), gpu(b"gpu-b")
     here, there = agreed(tmp_path, ours, theirs)
     yield here, there, ours, theirs
@@ -47,8 +47,8 @@ def lines(tmp_path: Path) -> Iterator[tuple[Line, Line, Gpu, Gpu]]:
     assert isinstance(ours.driver, FakeDriver) and ours.driver.mappings == 0
 
 
-def test_both_ends_see_the_same_rows(lines: tuple[Line, Line, Gpu, Gpu]) -> None:
-    here, there, _, _ = lines
+def test_both_ends_see_the_same_rows(channels: tuple[MailChannel, MailChannel, Gpu, Gpu]) -> None:
+    here, there, _, _ = channels
     assert here.rows.ring == there.rows.ring and here.rows.ring.words == WIDTH // 2
     for place, position in ((0, 0), (2, 31), (1, 40)):
         ctypes.memmove(here.rows.address(place, position), b"eight by", 8)
@@ -56,10 +56,10 @@ def test_both_ends_see_the_same_rows(lines: tuple[Line, Line, Gpu, Gpu]) -> None
 
 
 def test_the_memory_outlives_the_draft_worker_for_its_decode_engine(
-    lines: tuple[Line, Line, Gpu, Gpu],
+    channels: tuple[MailChannel, MailChannel, Gpu, Gpu],
 ) -> None:
     """What is written there then is read by none, and writing faults nothing."""
-    here, there, _, theirs = lines
+    here, there, _, theirs = channels
     there.rows.close()
     there.rows = None
     assert theirs.driver.mappings == 0
@@ -84,15 +84,6 @@ def test_kernels_that_were_launched_end_before_the_memory_goes(tmp_path: Path) -
     there.close()
 
 
-def test_every_sequence_has_a_place_of_its_own_while_there_are_any() -> None:
-    memory = RowMemory.new(SHAPE, gpu(b"gpu-b"))
-    places = [memory.take_place() for _ in range(4)]
-    assert sorted(places) == [-1, 0, 1, 2]
-    memory.give_back(places[1])
-    assert memory.take_place() == places[1] and memory.take_place() == -1
-    memory.close()
-
-
 @pytest.mark.parametrize(
     ("changes", "theirs", "reason"),
     [
@@ -112,36 +103,32 @@ def test_where_there_can_be_no_ring_it_says_why(
         RowMemory.new(msgspec.structs.replace(SHAPE, **changes), theirs())
 
 
-@pytest.mark.parametrize("side", ["ours", "theirs"])
-def test_a_line_does_without_where_one_side_has_no_ring(tmp_path: Path, side: str) -> None:
-    both = {"ours": gpu(), "theirs": gpu(b"gpu-b")} | {side: None}
-    here, there = agreed(tmp_path, both["ours"], both["theirs"])
-    assert here.rows is None and not here.gone
+def test_without_a_gpu_of_the_draft_worker_hosts_share_their_memory(tmp_path: Path) -> None:
+    here, there = agreed(tmp_path, gpu(), None)
+    assert here.rows is None and here.mailbox.place.width == WIDTH and not here.gone
     here.close()
     there.close()
 
 
-def test_a_ring_that_cannot_be_mapped_leaves_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("ours", [gpu(), None], ids=["cannot be mapped", "not asked for"])
+def test_a_ring_that_cannot_be_used_is_no_answer(
+    tmp_path: Path, ours: Gpu | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = gpu(b"gpu-b")
     monkeypatch.setattr(RowMemory, "size", property(lambda rows: rows.ring.nbytes - 1))
-    here, there = agreed(tmp_path, gpu(), theirs)
-    assert here.rows is None and "not as large" in caplog.text
-    here.close()
-    there.close()
+    with pytest.raises(ConfigError, match="not as large|not asked for"):
+        agreed(tmp_path, ours, gpu(b"gpu-b"))
 
 
 CHILD = """
 import msgspec, time
 sys.path.insert(0, sys.argv[3])
 from fake_gpu import FakeDriver
-from eyas.engine.ipc.draft_line import answer
-from eyas.engine.ipc.messages import DraftLine
+from eyas.engine.ipc.draft_channel import answer
+from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
-line = msgspec.json.decode(sys.argv[1], type=DraftLine)
-rows = RowMemory.new(line, Gpu(FakeDriver(b"gpu-b"), "bfloat16", lambda: None))
-there = answer(line, 4, sys.argv[2], rows)
+offer = msgspec.json.decode(sys.argv[1], type=DraftChannel)
+rows = RowMemory.new(offer, Gpu(FakeDriver(b"gpu-b"), "bfloat16", lambda: None))
+there = answer(offer, 4, sys.argv[2], rows)
 print("up", flush=True)
 time.sleep(60)
 """
@@ -149,7 +136,7 @@ time.sleep(60)
 
 def test_a_draft_worker_that_is_killed_leaves_memory_to_write_to(tmp_path: Path) -> None:
     ours = gpu()
-    offered = OfferedLine(tmp_path / "line", SHAPE, ours)
+    offered = OfferedChannel(tmp_path / "mail", SHAPE, ours)
     offer = msgspec.json.encode(msgspec.structs.replace(SHAPE, export=offered.export)).decode()
     with Child(CHILD, offer, str(tmp_path), str(Path(__file__).parent)) as child:
         assert child.line() == "up"
@@ -157,6 +144,7 @@ def test_a_draft_worker_that_is_killed_leaves_memory_to_write_to(tmp_path: Path)
         assert here is not None and here.rows is not None
         child.kill()
     ctypes.memset(here.rows.address(0), 9, here.rows.ring.nbytes)
-    assert here.take() == [] and here.gone
+    here.listen()
+    assert here.gone
     here.close()
     assert isinstance(ours.driver, FakeDriver) and ours.driver.mappings == 0

@@ -1,32 +1,37 @@
-"""A mailbox per sequence, in memory that a decode engine's GPU and a draft worker's host share: rounds go one
-way, drafts the other, and the host of the decode engine is not asked.
+"""A mailbox per sequence, in memory that a decode engine and a draft worker of one host share: rounds go one
+way, drafts the other.
 
-It knows where words lie, how they are told from what lay there before, and which process sees the memory
-how. What the device makes of them is the business of `eyas.engine.kernels.mailbox`, what a draft worker does
-that of `eyas.engine.speculation.posted`.
+The decode engine's end is its host, or its GPU without the host (`eyas.engine.kernels.mailbox`); the draft
+worker's end is its host (`eyas.engine.speculation.posted`). Who writes never waits and asks for nothing.
 
 A place has a ring of rows, that of position p in word p mod `kept`: the token of position p + 1, and whether
 this was the newest row when it was written. Behind the ring lies one proposal: a header, the number of nodes;
 then each node's token, then each node's parent. Every word has 8 bytes, a tag of the sequence and the
 position (`eyas.engine.ipc.row_ring`) above 4 bytes of content; a proposal's position is that of its root. A
-word is stored as one: who finds a tag has the content too.
+word is stored as one: who finds a tag has the content too. Where hosts write rows, their features lie behind
+all places, that of position p in row p mod `kept`; a GPU writes them into the draft worker's GPU instead.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eyas.engine.ipc.messages import Proposal
-from eyas.engine.ipc.ring import BLOCK
 from eyas.engine.ipc.row_memory import Gpu
 from eyas.engine.ipc.row_ring import GOLDEN, WORD_BYTES, tag
 
 PAGE = 4096
 """Bytes: the memory begins and ends at a page, since drivers lock whole ones."""
+BLOCK = 128
+"""Bytes: what one processor writes here stands in no cache line of the other's."""
+STORES_IN_ORDER = platform.machine() == "x86_64"
+"""Does this processor show its stores to others in their order? The draft worker's rely on it."""
 LATE_ROUNDS = 8
 """Late rounds in a row after which a sequence's drafts are not waited for, until some come in time. A device
 waits once more after 8, 16, 32 of them: where it does not wait, hardly any can be in time.
@@ -40,10 +45,13 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class MailLayout:
-    """Where words lie in one place: `kept` rows, then a proposal of up to `nodes` nodes."""
+    """Where words lie in one place: `kept` rows, then a proposal of up to `nodes` nodes. `width`: float32
+    values of a row's feature; 0: features are elsewhere.
+    """
 
     kept: int
     nodes: int
+    width: int = 0
 
     @property
     def header(self) -> int:
@@ -55,9 +63,21 @@ class MailLayout:
         """Of a place; no cache line belongs to two."""
         return -(-(self.kept + 1 + 2 * self.nodes) * WORD_BYTES // BLOCK) * BLOCK // WORD_BYTES
 
-    def nbytes(self, places: int) -> int:
-        """Bytes of this number of places: whole pages."""
+    def features_at(self, places: int) -> int:
+        """The byte where the features of this number of places begin: the words have whole pages."""
         return -(-places * self.words * WORD_BYTES // PAGE) * PAGE
+
+    def nbytes(self, places: int) -> int:
+        """Bytes of this number of places."""
+        return self.features_at(places) + 4 * places * self.kept * self.width
+
+
+class Found(NamedTuple):
+    """A proposal as it lies in a place."""
+
+    base: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
 
 
 def tags(generations: Sequence[int] | NDArray[np.int64], positions: NDArray[np.int64]) -> Words:
@@ -68,26 +88,56 @@ def tags(generations: Sequence[int] | NDArray[np.int64], positions: NDArray[np.i
 
 
 class Mailbox:
-    """All places of a line, as this process sees them, until `close`.
+    """All places of a channel, as this process sees them, until `close`.
 
     `memory`: at least `place.nbytes(places)` bytes, zeros at first. `gpu`: whose kernels are to use it; None:
-    this process is the draft worker's. Raises DriverError if the driver does not let the GPU use it.
+    none. Raises DriverError if the driver does not let the GPU use it.
     """
 
     def __init__(self, memory: memoryview, place: MailLayout, places: int, gpu: Gpu | None = None) -> None:
         self.place = place
         self.places = places
-        size = place.nbytes(places)
-        self._stores = memory[:size].cast("Q")  # each is one
-        whole = np.frombuffer(memory[:size], np.uint64)
+        behind = place.features_at(places)
+        self._stores = memory[:behind].cast("Q")  # each is one
+        whole = np.frombuffer(memory[:behind], np.uint64)
         self._here = whole.ctypes.data
         self._gpu = gpu
-        self._address = 0 if gpu is None else gpu.driver.register(self._here, size)
+        self._address = 0 if gpu is None else gpu.driver.register(self._here, behind)
         self.words: Words = whole[: places * place.words].reshape(places, place.words)
+        features = np.frombuffer(memory[behind : place.nbytes(places)], np.float32)
+        self._features = features.reshape(places, place.kept, place.width)
 
     def address(self, number: int) -> int:
         """Of a place, for kernels."""
         return self._address + number * self.place.words * WORD_BYTES
+
+    # --- rows, from the decode engine's host to the draft worker's -------------------------------------
+
+    def post(
+        self, number: int, generation: int, base: int, tokens: Sequence[int], features: NDArray[np.float32]
+    ) -> None:
+        """Leaves certain rows, up to `kept`: row j of position base + j. Their features go before the words,
+        and what lay there before is no row meanwhile.
+        """
+        kept, first, stores = self.place.kept, number * self.place.words, self._stores
+        at = [first + position % kept for position in range(base, base + len(tokens))]
+        for word in at:
+            stores[word] = 0
+        self._features[number, np.arange(base, base + len(tokens)) % kept] = features
+        newest = len(tokens) - 1
+        for j, (word, token) in enumerate(zip(at, tokens, strict=True)):
+            above = (tag(generation, base + j) & HALF) << 32
+            stores[word] = above | token | (NEWEST if j == newest else 0)
+
+    def features(self, number: int, generation: int, base: int, count: int) -> bytes | None:
+        """Of rows whose words were there; None: they are not there any more."""
+        positions = np.arange(base, base + count)
+        at = positions % self.place.kept
+        copied = self._features[number, at].tobytes()
+        above = self.words[number, at] >> np.uint64(32)
+        return copied if np.array_equal(above, tags([generation], positions)) else None
+
+    # --- proposals, from the draft worker's host --------------------------------------------------------
 
     def propose(self, number: int, proposal: Proposal) -> bool:
         """Leaves a proposal at a place, for the round whose root is at its base. False: it has no room there.
@@ -107,6 +157,20 @@ class Mailbox:
         stores[header] = above | nodes
         return True
 
+    def proposal(self, number: int, generation: int, newest: int) -> Found | None:
+        """The proposal for a root at position `newest`, or up to `kept` before it; None: there is none."""
+        header = number * self.place.words + self.place.header
+        above, nodes = self._stores[header] >> 32, self._stores[header] & HALF
+        back = ((tag(generation, newest) & HALF) - above) & HALF
+        if not nodes or nodes > self.place.nodes or back >= self.place.kept:
+            return None
+        words = self._stores[header + 1 : header + 1 + self.place.nodes + nodes].tolist()
+        tokens, parents = words[:nodes], words[self.place.nodes :]
+        if any(word >> 32 != above for word in (*tokens, *parents)):
+            return None  # the next one is being written
+        signed = [(word & HALF) - ((word & NEWEST) << 1) for word in parents]
+        return Found(newest - back, tuple(word & HALF for word in tokens), tuple(signed))
+
     def close(self) -> None:
         """Lets go of the memory, once no kernel that was launched uses it."""
         if self._gpu is not None:
@@ -114,4 +178,5 @@ class Mailbox:
             self._gpu.driver.unregister(self._here)
         self._stores.release()
         self.words = np.zeros((0, self.place.words), np.uint64)
+        self._features = np.zeros((0, 0, 0), np.float32)
         self.places = 0

@@ -86,7 +86,8 @@ class Prefill(Message, frozen=True):
 class DraftOpen(Message, frozen=True):
     """A sequence starts drafting. Rows below `base_len` are pulled by `handle`, or do not exist.
 
-    `params` and `choice` key the sampling noise. Its tokens come with its commits.
+    `params` and `choice` key the sampling noise. Its tokens come with its commits. `place`: in the channel's
+    mailboxes, by which its rows after the first commit come and its proposals go; -1: all by the fronts.
     """
 
     seq: int
@@ -96,6 +97,7 @@ class DraftOpen(Message, frozen=True):
     choice: int
     handle: KvHandle | None = None
     attempt: int = 0
+    place: int = -1
 
 
 class DraftCommit(Message, frozen=True):
@@ -103,8 +105,7 @@ class DraftCommit(Message, frozen=True):
 
     Row j is (feature of position base_len + j, token base_len + j + 1). `features`: float32 little-endian,
     [len(tokens), head width]. `steps`, `topk`, `draft_tokens`: the shape of the proposal. `place`: where its
-    features are in the line's ring of rows, and `features` is empty; -1: they are here. No rows, but a
-    `place`: from now on the sequence's commits and proposals go through the line's mailbox.
+    features are in this worker's ring of rows, and `features` is empty; -1: they are here.
     """
 
     seq: int
@@ -143,24 +144,21 @@ class DraftClosed(Message, frozen=True):
     reason: str
 
 
-class DraftLine(msgspec.Struct, frozen=True):
-    """A way past the fronts that a decode engine offers: where it listens, and what one record has room for.
+class DraftChannel(msgspec.Struct, frozen=True):
+    """A way past the fronts that a decode engine offers: where it listens, and what is to be in the memory.
 
-    `epoch`: an incarnation, in every record. `rows` of a commit, each with a feature of `width` values;
-    `nodes` of a proposal; `records` each way. `gpu`: the one that would write features of `dtype` into a ring
-    of `kept` rows for each of `places` sequences; empty: none would.
+    That is a mailbox for each of `places` sequences, with `kept` rows, whose features have `width` values,
+    and a proposal of up to `nodes` nodes. `gpu`: the one that would write the features, of `dtype`, into the
+    draft worker's GPU instead; empty: none would.
     """
 
     export: Export
-    epoch: int
-    records: int
-    rows: int
     width: int
     nodes: int
+    places: int
+    kept: int
     gpu: bytes = b""
     dtype: str = ""
-    places: int = 0
-    kept: int = 0
 
 
 class DraftUp(Message, frozen=True):
@@ -169,7 +167,7 @@ class DraftUp(Message, frozen=True):
     opens: tuple[DraftOpen, ...] = ()
     commits: tuple[DraftCommit, ...] = ()
     closes: tuple[DraftClose, ...] = ()
-    line: DraftLine | None = None
+    channel: DraftChannel | None = None
     worker: str = ""  # on the decode side: the draft worker's address
     peer: int = 0  # on the draft side: the front's number for the decode engine's stream
 
@@ -177,12 +175,12 @@ class DraftUp(Message, frozen=True):
 class DraftDown(Message, frozen=True):
     """Draft engine to decode engine, one batch per step. An empty one says that the worker is connected.
 
-    `no_line`: why it does not take the line that was offered; empty: nothing is said of that.
+    `no_channel`: why it does not take the channel that was offered; empty: nothing is said of that.
     """
 
     proposals: tuple[Proposal, ...] = ()
     closed: tuple[DraftClosed, ...] = ()
-    no_line: str = ""
+    no_channel: str = ""
     worker: str = ""  # as in `DraftUp`
     peer: int = 0
 

@@ -1,7 +1,7 @@
 """The memory of a ring of rows: a draft worker's GPU has it, and its decode engine maps it there.
 
 A decode engine may write to it while it is mapped, even after the draft worker's death: none reads then. It
-knows the driver and the ends of both sides; what rows are, and when a line has a ring, is not its business.
+knows the driver and the ends of both sides; what rows are is not its business.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eyas.common.errors import ConfigError
-from eyas.engine.ipc.messages import DraftLine
+from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_ring import RowRing, tag
 from kv_transfer.gpu.driver import Driver, DriverError, Memory
 
@@ -37,24 +37,23 @@ class RowMemory:
         self.ring = ring
         self._gpu = gpu
         self._memory = memory
-        self._free = list(range(ring.places - 1, -1, -1))
 
     @classmethod
-    def new(cls, line: DraftLine, gpu: Gpu | None) -> RowMemory:
+    def new(cls, offer: DraftChannel, gpu: Gpu | None) -> RowMemory:
         """The draft worker's, in its GPU, with whatever is there. Raises ConfigError, saying why not."""
         if gpu is None:
             raise ConfigError("the draft worker has no GPU for them")
-        if line.dtype != gpu.dtype:
-            raise ConfigError(f"they are {line.dtype}, the draft worker's {gpu.dtype}")
+        if offer.dtype != gpu.dtype:
+            raise ConfigError(f"they are {offer.dtype}, the draft worker's {gpu.dtype}")
         if (
-            line.gpu == gpu.driver.uuid and not gpu.shared
+            offer.gpu == gpu.driver.uuid and not gpu.shared
         ):  # a step that waits would hold up the drafter there
             raise ConfigError("both workers are on the same GPU; --transfer cuda_ipc of this one allows that")
-        ring = _agreed(line)
+        ring = _agreed(offer)
         if min(ring.places, ring.kept, ring.words) < 1 or ring.nbytes > MOST_BYTES:
             most = MOST_BYTES / 2**30
-            raise ConfigError(f"{line.places} x {line.kept} rows are none, or take more than {most:g} GiB")
-        if reason := gpu.driver.obstacle(line.gpu):
+            raise ConfigError(f"{offer.places} x {offer.kept} rows are none, or take more than {most:g} GiB")
+        if reason := gpu.driver.obstacle(offer.gpu):
             raise ConfigError(reason)
         try:
             return cls(ring, gpu, gpu.driver.allocate(ring.nbytes))
@@ -62,9 +61,9 @@ class RowMemory:
             raise ConfigError(str(error)) from None
 
     @classmethod
-    def mapped(cls, line: DraftLine, gpu: Gpu, descriptor: int, size: int) -> RowMemory:
+    def mapped(cls, offer: DraftChannel, gpu: Gpu, descriptor: int, size: int) -> RowMemory:
         """The decode engine's, of what a draft worker has exported. Raises ConfigError, saying why not."""
-        ring = _agreed(line)
+        ring = _agreed(offer)
         if size < ring.nbytes:
             raise ConfigError("the draft worker's ring is not as large as was agreed")
         try:
@@ -90,20 +89,12 @@ class RowMemory:
         first, kept, size = self.address(place), self.ring.kept, self.ring.row_bytes
         return [(first + at % kept * size, tag(generation, at)) for at in positions]
 
-    def take_place(self) -> int:
-        """For a new sequence; -1: all are taken."""
-        return self._free.pop() if self._free else -1
-
-    def give_back(self, place: int) -> None:
-        """Its sequence is followed no more. What is still written there is read by none."""
-        self._free.append(place)
-
     def close(self) -> None:
         """Lets go of the memory, once no kernel that was launched uses it."""
         self._gpu.wait()
         self._gpu.driver.unmap(self._memory)
 
 
-def _agreed(line: DraftLine) -> RowRing:
+def _agreed(offer: DraftChannel) -> RowRing:
     """Of rows whose type has a size here."""
-    return RowRing(line.places, line.kept, line.width * VALUE_BYTES[line.dtype] // 4)
+    return RowRing(offer.places, offer.kept, offer.width * VALUE_BYTES[offer.dtype] // 4)

@@ -43,7 +43,7 @@ from eyas.engine.loading import follower
 from eyas.engine.loading.attention_ranks import attention_ranks
 from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.draft_build import draft_worker, plain_runner
-from eyas.engine.loading.draft_lines import gpu_of, offered_lines
+from eyas.engine.loading.draft_channels import decode_channels, gpu_of
 from eyas.engine.loading.host_cache import check_host_cache, host_loads
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
@@ -343,7 +343,7 @@ def _drafter(loaded: EngineSpec, draft_runner: DraftRunner | None) -> Drafter | 
     if draft_runner is not None:
         head = ColocatedDrafter(draft_runner)
     elif loaded.head is not None:  # draft workers may come at any time
-        head = RemoteDrafter(spec, loaded.target.vocab_size, offered_lines(loaded))
+        head = RemoteDrafter(spec, loaded.target.vocab_size, decode_channels(loaded))
     return LookupDrafter(spec, head) if loaded.config.speculates else None
 
 

@@ -35,7 +35,7 @@ from eyas.engine.kernels import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import Arithmetic, pdl_of, prompts_of
 from eyas.engine.loading.depth_times import measure_depths
-from eyas.engine.loading.draft_lines import from_gpu_to_gpu
+from eyas.engine.loading.draft_channels import from_gpu_to_gpu
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases, Start

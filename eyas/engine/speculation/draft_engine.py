@@ -1,7 +1,7 @@
 """The engine of a draft worker: it answers the commits of many decode engines with proposals, in batches.
 
-One loop, like the target engine's: receive, answer, send. Commits come by the front, by a direct line or by
-a mailbox, and so do their answers go. What was drafted ahead of a commit is sent before
+One loop, like the target engine's: receive, answer, send. Commits come by the front or by mailboxes, and so
+do their answers go. What was drafted ahead of a commit is sent before
 anything is computed; for the others it extends and proposes in batches. While it has nothing to answer it
 may draft ahead, in runs that it looks for between messages. Nothing here can change a token: whatever is
 missing, full or late leads to `DraftClosed` or to no answer.
@@ -41,6 +41,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.pulls import TOLD, Pulls
 from eyas.engine.speculation.ahead import AheadRunner
 from eyas.engine.speculation.ahead_drafter import AheadDrafter
+from eyas.engine.speculation.channels import DraftChannels
 from eyas.engine.speculation.draft_commits import DraftRefused
 from eyas.engine.speculation.draft_runner import Asked, KeptChain
 from eyas.engine.speculation.draft_sequences import (
@@ -49,8 +50,6 @@ from eyas.engine.speculation.draft_sequences import (
     DraftSequences,
     Key,
 )
-from eyas.engine.speculation.early import EarlyCommits
-from eyas.engine.speculation.lines import AnsweredLines
 from eyas.engine.speculation.posted import PostedCommits
 from kv_transfer.copier import Copier
 
@@ -96,11 +95,11 @@ class DraftEngine:
         self._link = link
         self._pulse = pulse or Pulse(link)
         self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
-        self._early = EarlyCommits(self._sequences)
-        self._lines = AnsweredLines(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
-        self._posted = PostedCommits(self._sequences, self._lines.mailbox)
-        self._ahead = AheadDrafter(parts.ahead, self._sequences, self._lines.rows)
-        self._proposals: dict[int, list[Proposal]] = defaultdict(list)  # not sent yet, by peer
+        self._channels = DraftChannels(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
+        self._posted = PostedCommits(self._sequences, self._channels.mailbox)
+        self._ahead = AheadDrafter(parts.ahead, self._sequences, self._channels.rows)
+        self._proposals: dict[int, list[Proposal]] = defaultdict(list)  # for the fronts, by peer
+        self._mailed: set[int] = set()  # peers with new proposals in their mailboxes
         self._stopping = False
         self._progress = 0
         self._heard = 0  # commands carried out
@@ -128,13 +127,11 @@ class DraftEngine:
                 self._pulse.loop()
                 if self._posted.pass_on(patient=not self._ahead.busy):
                     self._step()  # devices wait for these: nothing else goes before them
-                for command in self._link.recv(self._nap(), self._lines.descriptors):
+                for command in self._link.recv(self._nap(), self._channels.descriptors):
                     self._handlers[type(command)](command)
                     self._heard += 1
                     self._pulse()
-                for up in self._lines.take():
-                    self._early.add(up)
-                self._early.pass_on()
+                self._channels.listen()
                 self._step()
                 self._parts.pulls.poll(time.monotonic())
                 self._tell()
@@ -152,14 +149,13 @@ class DraftEngine:
         return COPYING_S if self._parts.pulls.active else IDLE_S
 
     def _up(self, up: DraftUp) -> None:
-        """By the front: the line that it may offer comes first."""
-        if up.line is not None and (reason := self._lines.answer(up.peer, up.line)):
-            self._link.send([DraftDown(no_line=reason, peer=up.peer)])
+        """By the front: the channel that it may offer comes first."""
+        if up.channel is not None and (reason := self._channels.answer(up.peer, up.channel)):
+            self._link.send([DraftDown(no_channel=reason, peer=up.peer)])
         self._sequences.up(up)
 
     def _peer_gone(self, gone: DraftPeerGone) -> None:
-        self._lines.end(gone.peer)
-        self._early.forget(gone.peer)
+        self._channels.end(gone.peer)
         self._sequences.forget(gone.peer)
 
     @torch.inference_mode()
@@ -233,7 +229,7 @@ class DraftEngine:
         asked = {}
         for key, followed in group:
             try:
-                new = followed.unwritten(self._lines.rows(key[0]))
+                new = followed.unwritten(self._channels.rows(key[0]))
             except DraftRefused as error:
                 self._sequences.close(key, str(error))
                 continue
@@ -244,7 +240,9 @@ class DraftEngine:
         peer, seq = key
         base = followed.first + followed.end
         proposal = Proposal(seq, followed.open.generation, base, tuple(tree.tokens), tuple(tree.parents))
-        if not self._posted.answer(key, followed, proposal):
+        if self._posted.answer(key, followed, proposal):
+            self._mailed.add(peer)
+        else:
             self._proposals[peer].append(proposal)
 
     def _shut_down(self, _: Drain | Shutdown) -> None:
@@ -265,7 +263,9 @@ class DraftEngine:
         closed: dict[int, list[DraftClosed]] = defaultdict(list)
         for peer, one in self._sequences.take_closed():
             closed[peer].append(one)
-        proposals, self._proposals = self._lines.post(self._proposals), defaultdict(list)
+        self._channels.wake(self._mailed)
+        self._mailed.clear()
+        proposals, self._proposals = self._proposals, defaultdict(list)
         peers = proposals.keys() | closed.keys()
         downs = [DraftDown(tuple(proposals[p]), tuple(closed[p]), peer=p) for p in peers]
         self._link.send([*self._parts.outbox.take(), *downs])
@@ -290,6 +290,6 @@ class DraftEngine:
 
     def _close(self) -> None:
         self._ahead.end()
-        self._lines.close()
+        self._channels.close()
         if self._parts.copier.close(time.monotonic() + STOP_S):
             self._parts.runner.pool.close()

@@ -52,8 +52,8 @@ class DraftedSequence:
 
     `rows`: written, and made of true features; counted from `first`, like every row here. `commits`: rows to
     be written and answered. `repairs`: those before them, answered already by what had been drafted ahead.
-    `spare`: pages behind `pages`, for as long as `ahead` lasts. `posted`: the commit of no rows which said
-    that those after it are in a mailbox, and drafts are to go there.
+    `spare`: pages behind `pages`, for as long as `ahead` lasts. `begins`: its first commit; those after it
+    are in its mailbox, if it has one, and ask for the same.
     """
 
     open: DraftOpen
@@ -66,7 +66,12 @@ class DraftedSequence:
     newest: DraftCommit | None = None  # of those answered
     ahead: AheadRound | None = None
     spare: list[int] = field(default_factory=list)
-    posted: DraftCommit | None = None
+    begins: DraftCommit | None = None
+
+    @property
+    def mailed(self) -> bool:
+        """Does it have a mailbox?"""
+        return self.open.place >= 0
 
     @property
     def lowest(self) -> int:
@@ -167,7 +172,6 @@ class DraftSequences:
 
     def __init__(self, ready: Ready, pool: PagePool, pulls: Pulls, runner: BatchRunner) -> None:
         self.followed: dict[Key, DraftedSequence] = {}
-        self.opened: dict[int, int] = {}  # by peer: the newest generation, of whatever sequence
         self.changes = 0  # of what is in mailboxes: which sequences, and which of their rows come next
         self._closed: list[tuple[int, DraftClosed]] = []
         self._prompts: dict[Hashable, Prompt] = {}  # by `_name`
@@ -193,7 +197,6 @@ class DraftSequences:
 
     def forget(self, peer: int) -> None:
         """The peer is gone: so are its sequences, and none is told."""
-        self.opened.pop(peer, None)
         for key in [key for key in self.followed if key[0] == peer]:
             self._drop(key)
         self._closed = [(to, closed) for to, closed in self._closed if to != peer]
@@ -205,7 +208,6 @@ class DraftSequences:
 
     def _open(self, key: Key, message: DraftOpen) -> None:
         self._drop(key)
-        self.opened[key[0]] = message.generation
         handle = message.handle
         refusal = self._refusal(message)
         if refusal is not None:
@@ -260,17 +262,15 @@ class DraftSequences:
             self.close(key, "features came by the host after some that did not")
         elif not self._makes_sense(commit):
             self.close(key, "a commit must have known ids, a feature for each, and sane options")
-        elif commit.tokens:
-            followed.commits.append(commit)
-            self.changes += followed.posted is not None
         else:
-            followed.posted = commit
-            self.changes += 1
+            followed.begins = followed.begins or commit
+            followed.commits.append(commit)
+            self.changes += followed.mailed
 
     def _makes_sense(self, commit: DraftCommit) -> bool:
         ready, near = self._ready, len(commit.tokens) if commit.place < 0 else 0
         return (
-            (len(commit.tokens) > 0 or commit.place >= 0)
+            len(commit.tokens) > 0
             and len(commit.features) == 4 * ready.draft_width * near
             and all(0 <= token < ready.vocab_size for token in commit.tokens)
             and commit.base_len + len(commit.tokens) < ready.context_length
@@ -389,7 +389,7 @@ class DraftSequences:
         followed = self.followed.pop(key, None)
         if followed is None:
             return
-        self.changes += followed.posted is not None
+        self.changes += followed.mailed
         self.end_ahead(followed)
         self._pool.drop(followed.pages)
         handle = followed.open.handle

@@ -68,7 +68,7 @@ class Drafter(ABC):
 
     @property
     def sent(self) -> Mapping[str, int]:
-        """Running totals of the commits that went to drafters far away, by path; "dropped": by none."""
+        """Running totals of the commits that went to drafters far away, by path."""
         return {}
 
     @property

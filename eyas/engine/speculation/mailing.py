@@ -1,7 +1,8 @@
-"""Which sequences have a mailbox at their draft worker, and how large a place there is.
+"""Which sequences have a mailbox in the channel to their draft worker, and how large a place there is.
 
-What needs the decode engine's host in every round keeps the way by the host. That is a grammar, which cuts
-drafts; what is looked up, which competes with them; and an adaptive depth, which is chosen when a step lands.
+An adaptive depth is chosen when a step lands, and told with each commit: by the fronts. Where a device
+writes its rounds and takes its drafts, so goes all that needs the host in every round: a grammar, which cuts
+drafts, and what is looked up, which competes with them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ def mail_place(spec: SpeculationConfig) -> MailLayout:
 
 
 def may_mail(spec: SpeculationConfig) -> bool:
-    """May any sequence have a place?"""
+    """May a device mail rounds of any sequence?"""
     return not (spec.adaptive or spec.ngram)
 
 
 def mails(seq: Sequence, spec: SpeculationConfig) -> bool:
-    """May this one?"""
+    """May it those of this one?"""
     request = seq.generation.request
     return may_mail(spec) and request.params.grammar is None and not request.predicted

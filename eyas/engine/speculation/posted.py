@@ -1,8 +1,8 @@
-"""Rounds that the devices of decode engines have posted into their mailboxes, and drafts that are left there.
+"""Rounds that decode engines have posted into their mailboxes, and drafts that are left there.
 
-No bell rings for a mailbox: it is looked into, at all of a peer's sequences at once. It knows where each
-one's next row will be, and makes of words the commits that a host would have sent. Whether a commit makes
-sense for its sequence is checked where all commits are.
+Mailboxes are looked into, at all of a peer's sequences at once: for what a device posts nothing wakes this
+worker. Words become the commits that would have come by the fronts. Whether a commit makes sense for its
+sequence is checked where all commits are.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import msgspec
 import numpy as np
 
 from eyas.engine.ipc.mailbox import HALF, NEWEST, Mailbox, tags
-from eyas.engine.ipc.messages import DraftCommit, Proposal
+from eyas.engine.ipc.messages import DraftOpen, Proposal
 from eyas.engine.speculation.draft_sequences import DraftedSequence, DraftSequences, Key
 
 BUSY_S = 0.05
 """For so long after the last word the next one is looked for without a pause: rounds take less."""
 SPIN_S = 0.0002
-"""So long at once; then the fronts and the lines have their turn."""
+"""So long at once; then the fronts have their turn."""
 LAPS = 1 << 20
 """Positions by which a word can be ahead of the one that was looked for. Tags of other sequences are further
 away, but by chance.
 """
+
+LOST = "its rounds were not in its mailbox any more"
 
 _TAG, _HALF, _LAPS = np.uint64(32), np.uint64(HALF), np.uint64(LAPS)
 
@@ -33,12 +35,12 @@ _TAG, _HALF, _LAPS = np.uint64(32), np.uint64(HALF), np.uint64(LAPS)
 class Awaited:
     """What is looked for in one mailbox, an entry per sequence: its row of a position, and those after it.
 
-    `whose`: of each sequence the commit that said where its rows are, and the position of the next.
+    `whose`: of each sequence how it was opened, and the position of its next row.
     """
 
-    def __init__(self, mailbox: Mailbox, whose: list[tuple[DraftCommit, int]]) -> None:
+    def __init__(self, mailbox: Mailbox, whose: list[tuple[DraftOpen, int]]) -> None:
         self.mailbox = mailbox
-        parts = [(posted.place, posted.generation, position) for posted, position in whose]
+        parts = [(opened.place, opened.generation, position) for opened, position in whose]
         places, generations, self.positions = np.array(parts, np.int64).reshape(-1, 3).T.copy()
         self._words = mailbox.words.reshape(-1)  # the same memory
         self._rows = [mailbox.words[place, : mailbox.place.kept] for place in places]
@@ -98,8 +100,8 @@ class PostedCommits:
 
     @property
     def any(self) -> bool:
-        """Is there anything to look for?"""
-        return bool(self._awaited) or self._is_stale
+        """Is there anything to look for that nothing wakes this worker for?"""
+        return self._is_stale or any(not one.mailbox.place.width for one in self._awaited.values())
 
     @property
     def busy(self) -> bool:
@@ -125,10 +127,10 @@ class PostedCommits:
 
     def answer(self, key: Key, followed: DraftedSequence, proposal: Proposal) -> bool:
         """Leaves a proposal in the sequence's mailbox. False: it has none."""
-        mailbox = None if followed.posted is None else self._mailbox(key[0])
-        if mailbox is None or followed.posted is None:
+        mailbox = self._mailbox(key[0]) if followed.mailed else None
+        if mailbox is None:
             return False
-        mailbox.propose(followed.posted.place, proposal)  # one that has no room there is dropped
+        mailbox.propose(followed.open.place, proposal)  # one that has no room there is dropped
         return True
 
     @property
@@ -154,7 +156,7 @@ class PostedCommits:
         here, lost = awaited.look()
         keys, came = self._keys[peer], 0
         for i in lost:
-            self._sequences.close(keys[i], "its rounds were not in its mailbox any more")
+            self._sequences.close(keys[i], LOST)
         if not here:
             return 0
         firsts = awaited.positions[here].tolist()
@@ -167,9 +169,18 @@ class PostedCommits:
     def _pass_on(self, key: Key, first: int, tokens: tuple[int, ...]) -> None:
         """One commit; if it is taken, what is looked for next is known already."""
         sequences = self._sequences
-        followed = sequences.followed[key]
-        assert followed.posted is not None
-        commit = msgspec.structs.replace(followed.posted, base_len=first, tokens=tokens)
+        followed, mailbox = sequences.followed[key], self._awaited[key[0]].mailbox
+        place, features = followed.open.place, b""
+        if mailbox.place.width:  # they were left beside the words
+            copied = mailbox.features(place, followed.open.generation, first, len(tokens))
+            if copied is None:
+                sequences.close(key, LOST)
+                return
+            place, features = -1, copied
+        assert followed.begins is not None
+        commit = msgspec.structs.replace(
+            followed.begins, base_len=first, tokens=tokens, features=features, place=place
+        )
         known = self._changes == sequences.changes
         sequences.commit(key, commit)
         if known and followed.commits and followed.commits[-1] is commit:
@@ -177,18 +188,18 @@ class PostedCommits:
 
     def _gather(self) -> None:
         """All that is to be looked for, since something has changed."""
-        found: dict[int, list[tuple[Key, DraftCommit, int]]] = defaultdict(list)
+        found: dict[int, list[tuple[Key, DraftOpen, int]]] = defaultdict(list)
         for key, followed in list(self._sequences.followed.items()):
-            if (posted := followed.posted) is None:
+            if not followed.mailed or followed.begins is None:
                 continue
             mailbox = self._mailbox(key[0])
-            if mailbox is None or posted.place >= mailbox.places:
+            if mailbox is None or followed.open.place >= mailbox.places:
                 self._sequences.close(key, "it has no place in a mailbox that is known here")
             else:
-                found[key[0]].append((key, posted, followed.first + followed.end))
+                found[key[0]].append((key, followed.open, followed.first + followed.end))
         self._keys = {peer: [key for key, _, _ in some] for peer, some in found.items()}
         self._awaited = {
-            peer: Awaited(mailbox, [(posted, position) for _, posted, position in some])
+            peer: Awaited(mailbox, [(opened, position) for _, opened, position in some])
             for peer, some in found.items()
             if (mailbox := self._mailbox(peer)) is not None
         }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.types import KvHandle
@@ -23,17 +24,17 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import KeptRows
 from eyas.engine.ipc.mailbox import LATE_ROUNDS
 from eyas.engine.ipc.messages import (
+    DraftChannel,
     DraftClose,
     DraftClosed,
     DraftCommit,
     DraftDown,
-    DraftLine,
     DraftOpen,
     DraftUp,
     Proposal,
 )
+from eyas.engine.speculation.channels import GRPC, MAILBOX, SHM, DecodeChannels
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
-from eyas.engine.speculation.lines import CUDA_IPC, GRPC, MAILBOX, SHM, OfferedLines
 from eyas.engine.speculation.mailing import mails
 
 BACKOFF_S = 0.5  # a worker that dropped a sequence gets no new one during this time
@@ -47,16 +48,16 @@ class _Followed:
     worker: str
     generation: int
     handle: KvHandle | None  # of its prompt's draft KV, until the worker has certainly pulled that
+    place: RingPlace | None = None  # its mailbox
     asked: int = -1  # base of the newest commit
     answered: int = -1  # base of the newest proposal
-    place: RingPlace | None = None  # of its features, if they go from GPU to GPU
     late: int = 0  # late rounds in a row
     begun: bool = False  # its first commit has been posted, which goes with its open: by the front
 
     @property
     def mailed(self) -> bool:
-        """Does the device wait for its drafts, and no host?"""
-        return self.place is not None and self.place.mailbox != 0
+        """Does the device post its rounds and wait for its drafts, and no host?"""
+        return self.place is not None and self.place.address != 0
 
 
 @dataclass
@@ -66,18 +67,18 @@ class _Outbox:
     opens: list[DraftOpen] = field(default_factory=list)
     commits: list[DraftCommit] = field(default_factory=list)
     closes: list[DraftClose] = field(default_factory=list)
-    line: DraftLine | None = None
+    channel: DraftChannel | None = None
 
 
 class RemoteDrafter(Drafter):
-    """Commits go by a direct line to the draft worker, or wait for `outgoing`, so for the front.
+    """Commits go into mailboxes that the draft worker shares, or wait for `outgoing`, so for the front.
 
     `deliver` takes what draft workers send back, whichever way it came.
     """
 
-    def __init__(self, spec: SpeculationConfig, vocab_size: int, lines: OfferedLines) -> None:
+    def __init__(self, spec: SpeculationConfig, vocab_size: int, channels: DecodeChannels) -> None:
         self._vocab_size = vocab_size
-        self._lines = lines
+        self._channels = channels
         self._sent: Counter[str] = Counter()
         self._workers: list[str] = []  # addresses of the connected draft workers
         self._spec = spec
@@ -102,7 +103,7 @@ class RemoteDrafter(Drafter):
 
     @property
     def bells(self) -> SequenceOf[int]:
-        return self._lines.descriptors
+        return self._channels.descriptors
 
     def open(self, seq: Sequence, base: int, handle: KvHandle | None) -> bool:
         now = time.monotonic()
@@ -114,9 +115,11 @@ class RemoteDrafter(Drafter):
         # The choices of a request share one pull of its handle, so they share a worker.
         worker = min(up, key=lambda w: (w not in siblings, load[w]))
         self._generations += 1
-        mailed = mails(seq, self._spec)
-        seq.ring = self._lines.take_place(worker, self._generations, mailed=mailed)
-        self._followed[seq.uid] = _Followed(seq, worker, self._generations, handle, place=seq.ring)
+        by_device = mails(seq, self._spec)
+        place = self._channels.take_place(worker, self._generations, by_device=by_device)
+        followed = _Followed(seq, worker, self._generations, handle, place)
+        self._followed[seq.uid] = followed
+        seq.ring = place if followed.mailed else None
         params = seq.generation.request.params
         message = DraftOpen(
             seq=seq.uid,
@@ -126,12 +129,13 @@ class RemoteDrafter(Drafter):
             choice=seq.choice,
             handle=handle,
             attempt=seq.generation.attempt,
+            place=-1 if place is None else place.number,
         )
         self._outbox[worker].opens.append(message)
         return True
 
     def post(self, commits: SequenceOf[Commit]) -> None:
-        rung: set[str] = set()
+        woken: set[str] = set()
         for commit in commits:
             followed = self._followed.get(commit.seq.uid)
             if followed is None:
@@ -146,63 +150,30 @@ class RemoteDrafter(Drafter):
                 followed.late += 1
                 self._late_rounds += 1
             followed.asked = commit.base + len(commit.tokens) if commit.want else followed.answered
-            direct = followed.begun and self._lines.has(followed.worker)
-            message = self._message(commit, followed, direct)
-            if not direct:
-                self._outbox[followed.worker].commits.append(message)
-                self._sent[GRPC] += 1
-                if followed.mailed and not followed.begun and self._announce(followed, message):
-                    rung.add(followed.worker)
-                followed.begun = True
-            elif self._lines.post(followed.worker, message):
-                rung.add(followed.worker)
-                self._sent[SHM if message.place < 0 else CUDA_IPC] += 1
+            if followed.begun and followed.place is not None and not followed.mailed:
+                self._mail(commit, followed, followed.place.number)
+                woken.add(followed.worker)
             else:
-                self._give_up(followed)
-        self._lines.ring(rung)
+                self._outbox[followed.worker].commits.append(_message(commit, followed.generation))
+                self._sent[GRPC] += 1
+                followed.begun = True
+        self._channels.wake(woken)
 
-    def _announce(self, followed: _Followed, first: DraftCommit) -> bool:
-        """Says by the line where the rows after the `first` commit come from: a commit of none at all."""
-        assert followed.place is not None
-        base, place = first.base_len + len(first.tokens), followed.place.number
-        told = msgspec.structs.replace(first, base_len=base, tokens=(), features=b"", place=place)
-        if not self._lines.post(followed.worker, told):
-            self._give_up(followed)
-            return False
-        return True
-
-    def _give_up(self, followed: _Followed) -> None:
-        """The line is full: the worker is behind. The sequence is opened anew when it may have caught up."""
-        self.close(followed.seq)
-        followed.seq.drafting = False
-        self._down_until[followed.worker] = time.monotonic() + BACKOFF_S
-        self._sent["dropped"] += 1
-
-    @staticmethod
-    def _message(commit: Commit, followed: _Followed, direct: bool) -> DraftCommit:
-        """`direct`: it goes by a line; then its features may be in the draft worker's GPU already."""
-        want, place = commit.want, followed.place
-        there = direct and place is not None and commit.ringed == followed.generation
-        return DraftCommit(
-            seq=commit.seq.uid,
-            generation=followed.generation,
-            base_len=commit.base,
-            tokens=tuple(commit.tokens),
-            features=b"" if there else _bytes(commit.features),
-            steps=want.steps if want else 0,
-            topk=want.topk if want else 1,
-            draft_tokens=want.draft_tokens if want else 1,
-            place=place.number if there and place is not None else -1,
-        )
+    def _mail(self, commit: Commit, followed: _Followed, place: int) -> None:
+        """By this host."""
+        mailbox = self._channels.mailbox(followed.worker)
+        assert mailbox is not None, "a channel that ends takes its sequences along"
+        features = _floats(commit.features)
+        mailbox.post(place, followed.generation, commit.base, commit.tokens, features)
+        self._sent[SHM] += 1
 
     def deliver(self, down: DraftDown) -> list[tuple[KvHandle, int]]:
         """Proposals, and sequences that the worker dropped.
 
         An empty message says that the worker is connected; a dropped sequence 0 says that it is gone.
         """
-        if down.no_line:
-            self._leave_rings(down.worker)
-            self._lines.refused(down.worker, down.no_line)
+        if down.no_channel:
+            self._channels.refused(down.worker, down.no_channel)
         elif not down.proposals and not down.closed and down.worker not in self._workers:
             self._connected(down.worker)
         for p in down.proposals:
@@ -220,16 +191,26 @@ class RemoteDrafter(Drafter):
         return list(unpulled.values())
 
     def leave(self) -> None:
-        self._lines.close()
+        self._channels.close()
 
     def arrived(self) -> list[DraftDown]:
-        return self._lines.take()
+        gone = DraftClosed(0, 0, "its channel broke")
+        downs = [DraftDown(closed=(gone,), worker=worker) for worker in self._channels.listen()]
+        found: dict[str, list[Proposal]] = defaultdict(list)
+        for uid, followed in self._followed.items():
+            mailbox = self._channels.mailbox(followed.worker)
+            place = None if followed.mailed or followed.asked <= followed.answered else followed.place
+            if mailbox is None or place is None:
+                continue
+            one = mailbox.proposal(place.number, followed.generation, followed.asked)
+            if one is not None and one.base > followed.answered:
+                found[followed.worker].append(Proposal(uid, followed.generation, *one))
+        return [DraftDown(tuple(some), worker=worker) for worker, some in found.items()] + downs
 
     def _connected(self, worker: str) -> None:
         self._workers.append(worker)
-        line = self._lines.offer(worker)
-        if line is not None:
-            self._outbox[worker].line = line
+        if (offer := self._channels.offer(worker)) is not None:
+            self._outbox[worker].channel = offer
 
     def _tree(self, proposal: Proposal) -> DraftTree | None:
         """A proposal as a tree; None if it is no tree, is larger than asked, or has unknown ids."""
@@ -253,11 +234,11 @@ class RemoteDrafter(Drafter):
         dropped = [self._followed.pop(uid) for uid in uids]
         for followed in dropped:
             followed.seq.drafting = False
-            self._leave_ring(followed)
+            self._leave_place(followed)
         if all_of_them:
             self._workers = [w for w in self._workers if w != worker]
             self._down_until.pop(worker, None)
-            self._lines.end(worker)
+            self._channels.end(worker)
         elif dropped:
             self._down_until[worker] = time.monotonic() + BACKOFF_S
         return dropped
@@ -277,30 +258,39 @@ class RemoteDrafter(Drafter):
         followed = self._followed.pop(seq.uid, None)
         if followed is not None:
             self._outbox[followed.worker].closes.append(DraftClose(seq.uid, followed.generation))
-            self._leave_ring(followed)
+            self._leave_place(followed)
 
-    def _leave_rings(self, worker: str) -> None:
-        """Before its line goes: the next step may write there."""
-        for followed in self._followed.values():
-            if followed.worker == worker:
-                self._leave_ring(followed)
-                followed.place = None
-
-    def _leave_ring(self, followed: _Followed) -> None:
+    def _leave_place(self, followed: _Followed) -> None:
         followed.seq.ring = None
         if followed.place is not None:
-            self._lines.give_back(followed.worker, followed.place)
+            self._channels.give_back(followed.worker, followed.place)
 
     def outgoing(self) -> list[DraftUp]:
         box, self._outbox = self._outbox, defaultdict(_Outbox)
         return [
-            DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), o.line, worker=w)
+            DraftUp(tuple(o.opens), tuple(o.commits), tuple(o.closes), o.channel, worker=w)
             for w, o in box.items()
         ]
 
 
-def _bytes(features: torch.Tensor | KeptRows) -> bytes:
-    """As a `DraftCommit` has them."""
-    # Kept ones are wanted here if the sequence was opened anew while its step was in flight.
+def _message(commit: Commit, generation: int) -> DraftCommit:
+    """For the front."""
+    want = commit.want
+    return DraftCommit(
+        seq=commit.seq.uid,
+        generation=generation,
+        base_len=commit.base,
+        tokens=tuple(commit.tokens),
+        features=_floats(commit.features).tobytes(),
+        steps=want.steps if want else 0,
+        topk=want.topk if want else 1,
+        draft_tokens=want.draft_tokens if want else 1,
+    )
+
+
+def _floats(features: torch.Tensor | KeptRows) -> NDArray[np.float32]:
+    """[rows, width], on the host."""
+    # Those on a device are needed here if the sequence was opened anew while its step was in flight.
     rows: torch.Tensor = features.read() if isinstance(features, KeptRows) else features
-    return rows.float().cpu().contiguous().numpy().astype(np.float32, copy=False).tobytes()
+    floats: NDArray[np.float32] = rows.float().cpu().contiguous().numpy()
+    return floats

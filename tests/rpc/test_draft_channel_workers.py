@@ -1,4 +1,4 @@
-"""Real workers whose drafts go by a line: the stream agrees on it, a page shows it, a kill costs no token."""
+"""Real workers whose drafts go by shared memory: the stream agrees on it, a kill costs no token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.loop.patience import Patience
-from eyas.engine.speculation.lines import GRPC, SHM
+from eyas.engine.speculation.channels import GRPC, SHM
 
 ROOT = Path(__file__).parents[2]
 ASKED = GenerationRequest("r", tuple(range(3, 40)), SamplingParams(max_tokens=60, seed=5, ignore_eos=True))
@@ -76,10 +76,10 @@ async def drafter(config: EngineConfig, pools: Path) -> AsyncIterator[Drafter]:
         process.stderr.close()
 
 
-async def until_connected(decode: RealWorker, *, line: bool) -> None:
+async def until_connected(decode: RealWorker, *, direct: bool) -> None:
     head = decode.engine._drafting.drafter._head
     async with asyncio.timeout(10):
-        while not head._workers or (line and not head._lines._lines):
+        while not head._workers or (direct and not head._channels._channels):
             await asyncio.sleep(0.02)
 
 
@@ -89,7 +89,7 @@ def page(worker: RealWorker) -> str:
 
 
 @pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.slow), True])
-async def test_a_line_is_agreed_on_and_shown_and_its_end_costs_no_token(
+async def test_a_channel_is_agreed_on_and_shown_and_its_end_costs_no_token(
     tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, pools = tiny_config(tmp_path / "models"), tmp_path / "p"  # short: it holds a socket
@@ -99,7 +99,7 @@ async def test_a_line_is_agreed_on_and_shown_and_its_end_costs_no_token(
         registry = f"static:{draft.address}"
         start = real_worker(config, Role.DECODE, registry=registry, pool_dir=str(pools))
         async with start as decode, decoding(decode) as session:
-            await until_connected(decode, line=True)
+            await until_connected(decode, direct=True)
             session.session.submit(ASKED, attempt=1, attach=False)
             if killed:
                 async with asyncio.timeout(20):
@@ -115,7 +115,7 @@ async def test_a_line_is_agreed_on_and_shown_and_its_end_costs_no_token(
             decode.front._show()
             labels = '{model_name="target",path="shm"}'
             assert f"eyas_draft_commits_total{labels} {float(sent[SHM])}" in page(decode)
-            assert killed == (not decode.engine._drafting.drafter._head._lines._lines)
+            assert killed == (not decode.engine._drafting.drafter._head._channels._channels)
 
 
 @pytest.mark.slow
@@ -129,10 +129,10 @@ async def test_workers_of_two_hosts_draft_by_grpc(tmp_path: Path) -> None:
         registry = f"static:{draft.address}"
         away = real_worker(config, Role.DECODE, registry=registry, pool_dir=str(tmp_path / "b"))
         decode = await start(away)
-        await until_connected(decode, line=False)
+        await until_connected(decode, direct=False)
         session = await start(decoding(decode))
         session.session.submit(ASKED, attempt=1, attach=False)
         async with asyncio.timeout(20):
             assert (await session.tokens())[0] == expected
         assert set(decode.engine._drafting.sent) == {GRPC}
-        assert not [path for path in (tmp_path / "b").iterdir() if "line" in path.name]
+        assert not [path for path in (tmp_path / "b").iterdir() if "mail" in path.name]

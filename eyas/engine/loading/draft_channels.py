@@ -1,4 +1,4 @@
-"""The direct lines between a decode engine and its draft workers, as far as the configuration wants any."""
+"""The direct channels between a decode engine and its draft workers, as the configuration wants them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from pathlib import Path
 import torch
 
 from eyas.common.gpus import number_of
-from eyas.engine.ipc.messages import DraftLine
+from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_memory import Gpu
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.speculation.lines import OfferedLines
-from eyas.engine.speculation.mailing import mail_place
+from eyas.engine.speculation.channels import DecodeChannels
+from eyas.engine.speculation.mailing import mail_place, may_mail
 from kv_transfer.backends.table import AUTO
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.own_files import new_path
-
-ROUNDS_IN_LINE, LEAST_IN_LINE = 4, 64
-"""Rounds of all sequences, and commits at least: how far a draft worker may be behind on its line before
-sequences are dropped.
-"""
 
 BY_MEMORY = (AUTO, "shm", "cuda_ipc")
 """What `transfer` may be where drafts may go by memory that two processes share."""
@@ -29,26 +24,25 @@ BY_GPU = "cuda_ipc"
 """With this, drafts go past the host even between two engines on one GPU; `auto` needs two GPUs."""
 
 
-def offered_lines(loaded: EngineSpec) -> OfferedLines:
-    """To draft workers of this host, unless pages and drafts are to go another way."""
+def decode_channels(loaded: EngineSpec) -> DecodeChannels:
+    """To draft workers of this host, unless pages and drafts are to go another way, or each commit is to say
+    how deep its drafts may be.
+    """
     config, spec = loaded.config, loaded.config.speculation
     assert loaded.head is not None
     gpu, place = gpu_of(loaded), mail_place(spec)
-    shape = DraftLine(
+    shape = DraftChannel(
         export={},
-        epoch=0,
-        records=max(ROUNDS_IN_LINE * config.max_running, LEAST_IN_LINE),
-        rows=spec.deepest + 1,
         width=loaded.head.decoder.hidden_size,
         nodes=place.nodes,
-        gpu=gpu.driver.uuid if gpu is not None else b"",
-        dtype=gpu.dtype if gpu is not None else "",
         places=config.max_running,
         kept=place.kept,
+        gpu=gpu.driver.uuid if gpu is not None and may_mail(spec) else b"",
+        dtype=gpu.dtype if gpu is not None else "",
     )
-    wanted = config.transfer in BY_MEMORY
-    path = partial(new_path, "line", Path(config.pool_dir))
-    return OfferedLines(shape if wanted else None, path, gpu)
+    wanted = config.transfer in BY_MEMORY and not spec.adaptive
+    path = partial(new_path, "mail", Path(config.pool_dir))
+    return DecodeChannels(shape if wanted else None, path, gpu)
 
 
 def from_gpu_to_gpu(loaded: EngineSpec) -> bool:

@@ -1,20 +1,24 @@
-"""Whole engines whose drafts go by a line: no token is another, and a drafter's death is not waited for."""
+"""Whole engines whose drafts go by shared memory: no token is another, and no dead drafter is waited for."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from loopback import Loopback, Worker, split_configs
-from test_draft_line import mapped
+from test_draft_channel import mapped
 from test_eagle_engine import CHAIN, TREE, base
 from test_engine import _assert_nothing_held, _plain, _requests, _run
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import Role
-from eyas.engine.ipc.messages import DraftDown, DraftUp, Event, Proposal
-from eyas.engine.speculation.lines import GRPC, SHM, AnsweredLines
+from eyas.engine.ipc.messages import DraftDown, DraftUp, Event
+from eyas.engine.speculation.channels import GRPC, SHM, DraftChannels
+from eyas.engine.speculation.posted import PostedCommits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 __all__ = ["base"]  # a fixture
@@ -34,6 +38,11 @@ class Pair(Loopback):
         super().__init__(*split_configs(config)[1:])
         waits = SimpleNamespace(draft_wait_s=PATIENCE_S, stepped=lambda landed, seconds: None)
         self.decode.engine._drafting.patience = waits
+        channels = self.decode.engine._drafting.drafter._head._channels
+        deadline = time.monotonic() + PATIENCE_S
+        while config.transfer != GRPC and channels.mailbox("draft") is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     @property
     def decode(self) -> Worker:
@@ -72,21 +81,24 @@ def test_no_token_is_another_by_either_path(
 def test_a_drafter_that_dies_is_not_waited_for(
     base: EngineConfig, expected: Answers, answers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its line ends as it does with its process, before or after it has said some of what it had to say."""
+    """Its channel ends as it does with its process, before or after it has left some of its proposals."""
     cluster = Pair(replace(base, speculation=CHAIN))
-    left, post = [answers], AnsweredLines.post
+    left, answer = [answers], PostedCommits.answer
+    woken = DraftChannels.wake
 
-    def last_words(lines: AnsweredLines, proposals: dict[int, list[Proposal]]) -> dict[int, list[Proposal]]:
-        left[0] -= any(proposals.values())
+    def last_words(posted: PostedCommits, *rest: Any) -> bool:
+        left[0] -= 1
+        return left[0] >= 0 and answer(posted, *rest)
+
+    def dies(channels: DraftChannels, peers: Iterable[int]) -> None:
         if left[0] > 0:
-            return post(lines, proposals)
-        if left[0] == 0:
-            post(lines, {peer: some[:1] for peer, some in proposals.items()})
-        cluster.dead = True
-        lines.close()
-        return {}
+            woken(channels, peers)
+        elif not cluster.dead:
+            cluster.dead = True
+            channels.close()
 
-    monkeypatch.setattr(AnsweredLines, "post", last_words)
+    monkeypatch.setattr(PostedCommits, "answer", last_words)
+    monkeypatch.setattr(DraftChannels, "wake", dies)
     assert _run(cluster, ASKED) == expected, "or it took too long: a dead drafter was waited for"
     drafting = cluster.decode.engine._drafting
     assert cluster.dead and not drafting.awaits() and not drafting.owed() and drafting.late_rounds == 0
