@@ -101,9 +101,9 @@ REFERENCE = Variant("plain, alone: the reference", InProcess((PLAIN,), 1), specu
 VARIANTS = [
     Variant("plain, together", InProcess((PLAIN,), TOGETHER), speculates=False),
     Variant("unified chain, alone", InProcess((CHAIN,), 1), quick=False),
-    Variant("unified chain, together", InProcess((CHAIN,), TOGETHER)),
-    Variant("unified tree, together", InProcess((TREE,), TOGETHER)),
-    Variant("split chain, together", InProcess(split_configs(CHAIN), TOGETHER)),
+    Variant("unified chain, together", InProcess((CHAIN,), TOGETHER), quick=False),
+    Variant("unified tree, together", InProcess((TREE,), TOGETHER), quick=False),
+    Variant("split chain, together", InProcess(split_configs(CHAIN), TOGETHER), quick=False),
     Variant("split tree, together", InProcess(split_configs(SHORT_TREE), TOGETHER), quick=False),
     Variant(
         "random drafts",
@@ -111,7 +111,11 @@ VARIANTS = [
         speculates=False,  # whether nonsense is ever accepted is luck
         quick=False,
     ),
-    Variant("drafts around the answer", InProcess((ADVISED,), TOGETHER, lambda e: RandomDrafter(VOCAB, e))),
+    Variant(
+        "drafts around the answer",
+        InProcess((ADVISED,), TOGETHER, lambda e: RandomDrafter(VOCAB, e)),
+        quick=False,
+    ),
     Variant(
         "unified tree, features a row late",
         InProcess((TREE,), TOGETHER),
@@ -119,17 +123,19 @@ VARIANTS = [
         fault=faults.stale_features,
         harmless=True,
     ),
-    Variant("EAGLE-2 chain, together", InProcess((replace(CHAIN, draft=str(NANO_EAGLE)),), TOGETHER)),
+    Variant(
+        "EAGLE-2 chain, together", InProcess((replace(CHAIN, draft=str(NANO_EAGLE)),), TOGETHER), quick=False
+    ),
     Variant("MTP tree, split", InProcess(split_configs(replace(SHORT_TREE, draft=str(NANO_MTP))), TOGETHER)),
-    Variant("looked up, together", InProcess((NGRAM,), TOGETHER)),
+    Variant("looked up, together", InProcess((NGRAM,), TOGETHER), quick=False),
     Variant("looked up, split", InProcess(split_configs(NGRAM)[:2], TOGETHER), quick=False),
     Variant("looked up beside a tree", InProcess((BOTH,), TOGETHER), quick=False),
-    Variant("foretold, chain", InProcess((CHAIN,), TOGETHER, foretold=True)),
+    Variant("foretold, chain", InProcess((CHAIN,), TOGETHER, foretold=True), quick=False),
     Variant("foretold, looked up", InProcess((NGRAM,), TOGETHER, foretold=True), quick=False),
     Variant("foretold, split tree", InProcess(split_configs(BOTH), TOGETHER, foretold=True), quick=False),
     Variant("few pages, looked up", InProcess((few_pages(NGRAM),), TOGETHER), preempts=True, quick=False),
     Variant("services, split, looked up", Services(ServeConfig(engine=NGRAM), TOGETHER), quick=False),
-    Variant("few pages, chain", InProcess((few_pages(CHAIN),), TOGETHER), preempts=True),
+    Variant("few pages, chain", InProcess((few_pages(CHAIN),), TOGETHER), preempts=True, quick=False),
     Variant("few pages, tree", InProcess((few_pages(TREE),), TOGETHER), preempts=True, quick=False),
     Variant(
         "few pages, split chain",
@@ -150,16 +156,18 @@ BROKEN = [
     Variant(
         "accepts what was looked up wrongly",
         InProcess((NGRAM,), TOGETHER, foretold=True),
+        quick=False,
         fault=faults.accepts_a_wrong_child,
     ),
     Variant("accepts a wrong child", InProcess((CHAIN,), TOGETHER), fault=faults.accepts_a_wrong_child),
-    Variant("noise by row", InProcess((CHAIN,), TOGETHER), fault=faults.noise_by_row),
+    Variant("noise by row", InProcess((CHAIN,), TOGETHER), quick=False, fault=faults.noise_by_row),
     Variant(  # a head seldom drafts what penalties forbid; an answer that is foretold is all drafts
         "penalties without ancestors",
         InProcess((CHAIN,), TOGETHER, foretold=True),
+        quick=False,
         fault=faults.penalties_without_ancestors,
     ),
-    Variant("rows stay", InProcess((TREE,), TOGETHER), fault=faults.rows_stay),
+    Variant("rows stay", InProcess((TREE,), TOGETHER), quick=False, fault=faults.rows_stay),
 ]
 
 

@@ -27,6 +27,7 @@ def questions() -> Questions:
     return made
 
 
+@pytest.mark.slow
 def test_every_answer_is_valid_or_cut(questions: Questions) -> None:
     verdicts = questions.verdicts(questions.expected)
     assert set(verdicts.values()) <= {"", "cut"}, verdicts
@@ -34,7 +35,8 @@ def test_every_answer_is_valid_or_cut(questions: Questions) -> None:
     assert len(turns) > len(verdicts) // 2 and {"first", "second"} <= set(turns)
 
 
-@pytest.mark.parametrize("variant", [TREE, pytest.param(CHAIN, marks=pytest.mark.slow)], ids=lambda v: v.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [TREE, CHAIN], ids=lambda v: v.name)
 def test_no_token_differs(questions: Questions, variant: Variant) -> None:
     assert questions.run(variant).problem == ""
 

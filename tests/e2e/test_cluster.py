@@ -130,19 +130,12 @@ def test_a_killed_worker_comes_back(split: Served) -> None:
 # --- what is left behind -------------------------------------------------------------------------------
 
 
-def test_ctrl_c_leaves_nothing(folders: Folders) -> None:
-    with serving(folders, "--layout", "unified") as served:
-        family, pools = served.descendants(), served.pools()
-        assert any(path.is_file() for path in pools.rglob("*"))
-        assert served.interrupt() == 0
-        assert gone(family)
-        assert not pools.exists()
-
-
-def test_ctrl_c_gives_open_streams_their_time_then_an_end(folders: Folders) -> None:
+def test_ctrl_c_gives_open_streams_their_time_then_leaves_nothing(folders: Folders) -> None:
     body = {"model": "tiny", "prompt": "x", "n": 8, "max_tokens": 1000, "ignore_eos": True, "stream": True}
     lasts: list[list[str]] = []
     with serving(folders, "--layout", "unified", "--drain-s", "1") as served:
+        family, pools = served.descendants(), served.pools()
+        assert any(path.is_file() for path in pools.rglob("*"))
 
         def read() -> None:
             with httpx.stream(
@@ -159,6 +152,7 @@ def test_ctrl_c_gives_open_streams_their_time_then_an_end(folders: Folders) -> N
         for _ in readers:
             assert begun.acquire(timeout=30)
         assert served.interrupt() == 0
+        assert gone(family) and not pools.exists()
         for reader in readers:
             reader.join(10)
         wait_until(lambda: not served.reader.is_alive(), 5)

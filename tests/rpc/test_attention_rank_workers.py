@@ -69,6 +69,7 @@ def _request(name: str, prompt: int) -> GenerationRequest:
     return GenerationRequest(name, tuple(range(prompt)), params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "within_s"), [("killed", 5), pytest.param("stopped", 12, marks=pytest.mark.slow)]
 )

@@ -136,6 +136,7 @@ async def test_answers_do_not_depend_on_where_prompts_are_computed(
         assert all(one.under_way.queued == 0 for one in pair_.cluster.candidates())
 
 
+@pytest.mark.slow
 async def test_a_change_of_preferences_under_load_fails_no_request(
     config: EngineConfig, tmp_path: Path, expected: list[list[int]]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -68,13 +69,13 @@ async def test_two_gateways_agree_on_what_is_cached(
 
 
 async def test_what_is_evicted_is_heard_of(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path)
+    config = dataclasses.replace(tiny_config(tmp_path), num_pages=32)
     async with real_cluster(config, tmp_path, (BOTH,)) as cluster, another_gateway(cluster) as other:
         first = [5 + i % 40 for i in range(100)]
         await say(cluster, first)
         await until(lambda: max(cached(other, first).values()) == 96, 5.0)
-        for number in range(8):  # 128 pages; each prompt takes 20
-            await say(cluster, [(7 * number + i * (number + 3)) % 50 for i in range(320)])
+        for number in range(4):  # of 32 pages each prompt takes 13
+            await say(cluster, [(7 * number + i * (number + 3)) % 50 for i in range(200)])
         await until(lambda: max(cached(other, first).values()) == 0, 5.0)
 
 

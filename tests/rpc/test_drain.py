@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,15 @@ async def test_a_signal_drains(number: signal.Signals, to: str, tmp_path: Path) 
         assert code == 0 and "Traceback" not in said
 
 
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """What a test starts gets SIGHUP, also where the tests run under nohup, which would be inherited."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("words", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGHUP]])
 async def test_a_second_signal_does_not_wait(words: list[signal.Signals], tmp_path: Path) -> None:
     async with process("decode", tmp_path) as p, rpc.channel((await p.ready()).address) as channel:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from openai import AsyncOpenAI
 from real_cluster import real_cluster
 
@@ -32,6 +33,7 @@ NOW: Any = {"type": "function", "function": {"name": "now", "description": "The 
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
+@pytest.mark.slow
 async def test_a_forced_call_of_the_embedded_model_is_valid(tmp_path: Path) -> None:
     asked: Any = {
         "model": "eyas-nano",

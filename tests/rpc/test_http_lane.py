@@ -102,8 +102,14 @@ async def events(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> 
     return sorted(found) if several or len(body.get("prompt", body.get("input_ids", ()))) == 2 else found
 
 
-@pytest.mark.parametrize(("path", "body"), BY_LANE)
-@pytest.mark.parametrize("roles", [(UNIFIED,), (PREFILL, DECODE)])
+@pytest.mark.parametrize(
+    ("roles", "path", "body"),
+    [
+        pytest.param(roles, *asked, marks=() if roles[0] is UNIFIED or number == 0 else pytest.mark.slow)
+        for roles in ((UNIFIED,), (PREFILL, DECODE))
+        for number, asked in enumerate(BY_LANE)
+    ],
+)
 async def test_the_same_events_come_by_the_lane(
     path: str, body: dict[str, Any], roles: Any, taken: list[bool]
 ) -> None:
@@ -114,8 +120,15 @@ async def test_the_same_events_come_by_the_lane(
         assert taken.count(True) > len(taken) / 2
 
 
-@pytest.mark.parametrize("body", [TEXT | {"max_tokens": 400}, TEXT | {"max_tokens": 200, "n": 2}])
-@pytest.mark.parametrize("roles", [(UNIFIED, UNIFIED), (PREFILL, DECODE, DECODE)])
+@pytest.mark.parametrize(
+    ("roles", "body"),
+    [
+        ((UNIFIED, UNIFIED), TEXT | {"max_tokens": 200, "n": 2}),
+        ((PREFILL, DECODE, DECODE), TEXT | {"max_tokens": 400}),
+        pytest.param((UNIFIED, UNIFIED), TEXT | {"max_tokens": 400}, marks=pytest.mark.slow),
+        pytest.param((PREFILL, DECODE, DECODE), TEXT | {"max_tokens": 200, "n": 2}, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_worker_that_is_lost_on_the_way_changes_no_byte(
     roles: Any, body: dict[str, Any], taken: list[bool]
 ) -> None:

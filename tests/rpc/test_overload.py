@@ -103,8 +103,8 @@ async def test_a_stream_that_has_begun_goes_on_where_the_queue_is_full(config: E
         leaving = RealWorker(dataclasses.replace(config, roles=(Role.DECODE,)), f"static:{prefill.address}")
         await leaving.start()
         async with gateway(prefill, leaving, full) as client:
-            alone = (await complete(client, 40, 300)).json()["choices"][0]["text"]
-            asking = asyncio.create_task(complete(client, 40, 300))
+            alone = (await complete(client, 40, 150)).json()["choices"][0]["text"]
+            asking = asyncio.create_task(complete(client, 40, 150))
             async with asyncio.timeout(10):
                 while not leaving.load.running:
                     await asyncio.sleep(0.005)

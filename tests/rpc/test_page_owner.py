@@ -97,6 +97,7 @@ async def pulling() -> AsyncIterator[Puller]:
             os.unlink(path)
 
 
+@pytest.mark.slow
 async def test_sixty_four_mebibytes_beside_a_plain_copy(capsys: pytest.CaptureFixture[str]) -> None:
     """The ratios are printed, not judged: they depend on the machine's other work."""
     async with pulling() as puller:

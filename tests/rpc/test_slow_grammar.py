@@ -44,7 +44,7 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
             await cluster.aclose()
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True])
 async def test_it_fails_alone(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:

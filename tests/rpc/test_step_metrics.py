@@ -14,7 +14,7 @@ from eyas.common import clients
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 
-TOKENS = 150
+TOKENS = 60
 
 
 async def scraped(worker: RealWorker) -> dict[str, float]:

@@ -110,8 +110,15 @@ class Bench:
         return Ahead(Verified(Asked(0, here, params, 1), chain), fan_out(STEPS, 0.5, OUTCOMES))
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("offset", [0, 40])
+@pytest.mark.parametrize(
+    ("params", "offset"),
+    [
+        pytest.param(GREEDY, 0, id="greedy"),
+        pytest.param(SEEDED, 40, id="seeded, windowed"),
+        pytest.param(GREEDY, 40, id="greedy, windowed", marks=pytest.mark.slow),
+        pytest.param(SEEDED, 0, id="seeded", marks=pytest.mark.slow),
+    ],
+)
 def test_an_outcome_is_answered_as_if_its_features_were_the_predicted_ones(
     folders: tuple[Path, Path], params: SamplingParams, offset: int
 ) -> None:
@@ -256,7 +263,10 @@ class Story:
         return [self._draws.randrange(self.vocab) for _ in range(count)]
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "params",
+    [pytest.param(GREEDY, id="greedy", marks=pytest.mark.slow), pytest.param(SEEDED, id="seeded")],
+)
 def test_true_features_leave_nothing_of_what_was_drafted_ahead(
     folders: tuple[Path, Path], params: SamplingParams
 ) -> None:

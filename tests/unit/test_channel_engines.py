@@ -62,7 +62,12 @@ def expected(base: EngineConfig) -> Answers:
 
 
 @pytest.mark.parametrize(
-    ("spec", "path"), [(CHAIN, SHM), (TREE, SHM), (CHAIN, GRPC)], ids=["chain", "tree", "by the front"]
+    ("spec", "path"),
+    [
+        pytest.param(CHAIN, SHM, id="chain"),
+        pytest.param(TREE, SHM, id="tree", marks=pytest.mark.slow),
+        pytest.param(CHAIN, GRPC, id="by the front"),
+    ],
 )
 def test_no_token_is_another_by_either_path(
     base: EngineConfig, expected: Answers, spec: SpeculationConfig, path: str
@@ -77,7 +82,7 @@ def test_no_token_is_another_by_either_path(
     assert mapped() == 0
 
 
-@pytest.mark.parametrize("answers", [1, 2, 3, 7])
+@pytest.mark.parametrize("answers", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 7))])
 def test_a_drafter_that_dies_is_not_waited_for(
     base: EngineConfig, expected: Answers, answers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

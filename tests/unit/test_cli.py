@@ -139,10 +139,12 @@ NOWHERE = ("--url", "http://127.0.0.1:1")
 @pytest.mark.parametrize(
     "command", [("chat",), ("bench", "serve"), ("eval", "nano"), ("doctor",), ("doctor", "determinism")]
 )
-def test_a_command_that_finds_no_server_says_how_to_start_one(command: tuple[str, ...]) -> None:
-    done = eyas(*command, *NOWHERE)
-    assert done.returncode == 1
-    said = done.stdout + done.stderr
+def test_a_command_that_finds_no_server_says_how_to_start_one(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    done = told(capsys, *command, *NOWHERE)
+    assert done.code == 1
+    said = done.out + done.err
     assert "nothing listens at http://127.0.0.1:1: start `eyas serve` first" in said
     assert "Traceback" not in said
 

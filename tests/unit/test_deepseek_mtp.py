@@ -101,7 +101,7 @@ def expected(case: Case, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
 @pytest.mark.parametrize(
     ("spec", "split"),
     [
-        pytest.param(CHAIN, True, id="chain, split"),
+        pytest.param(CHAIN, True, id="chain, split", marks=pytest.mark.slow),
         pytest.param(TREE, False, id="tree, unified"),
         pytest.param(CHAIN, False, id="chain, unified", marks=pytest.mark.slow),
         pytest.param(TREE, True, id="tree, split", marks=pytest.mark.slow),

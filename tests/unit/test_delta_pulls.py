@@ -19,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAGE = 16
 PAGE_BYTES = 8 * 2 * PAGE * 2 * 16 * 4  # layers, K and V, rows, heads, dims, float32
-CHATS, TURNS, ANSWER = 3, 4, 24
+CHAIN, TREE = SpeculationConfig(), SpeculationConfig(4, 3, 12)
+CHATS, TURNS, ANSWER = 2, 4, 20
 
 
 @pytest.fixture
@@ -71,8 +72,15 @@ def test_chats_of_several_turns_move_only_new_pages(
         print(f"\n{CHATS} chats of {TURNS} turns: {1 - moved / needed:.0%} of {needed} pages were not moved")
 
 
-@pytest.mark.parametrize("pages", [256, 12])
-@pytest.mark.parametrize("spec", [SpeculationConfig(), SpeculationConfig(4, 3, 12)], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("spec", "pages"),
+    [
+        pytest.param(CHAIN, 12, id="chain-12"),
+        pytest.param(TREE, 256, id="tree-256"),
+        pytest.param(CHAIN, 256, id="chain-256", marks=pytest.mark.slow),
+        pytest.param(TREE, 12, id="tree-12", marks=pytest.mark.slow),
+    ],
+)
 def test_drafts_of_a_pulled_prompt_have_pages_wherever_it_ends(
     config: EngineConfig, spec: SpeculationConfig, pages: int
 ) -> None:

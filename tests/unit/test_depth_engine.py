@@ -84,8 +84,15 @@ def expected(base: EngineConfig) -> list[dict[int, list[int]]]:
     return [result.tokens for result in answers(replace(base, draft=None))]
 
 
-@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
+@pytest.mark.parametrize(
+    ("spec", "split"),
+    [
+        pytest.param(CHAIN, False, id="unified chain"),
+        pytest.param(TREE, True, id="split tree"),
+        pytest.param(TREE, False, id="unified tree", marks=pytest.mark.slow),
+        pytest.param(CHAIN, True, id="split chain", marks=pytest.mark.slow),
+    ],
+)
 def test_whatever_the_depth_the_tokens_are_plain_decodings(
     base: EngineConfig,
     expected: list[dict[int, list[int]]],
@@ -104,7 +111,10 @@ def test_whatever_the_depth_the_tokens_are_plain_decodings(
     assert not any(entry.offered for entry in found[-1].entries)
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
+@pytest.mark.parametrize(
+    "split",
+    [pytest.param(False, id="unified"), pytest.param(True, id="split", marks=pytest.mark.slow)],
+)
 def test_a_request_says_how_far_its_own_drafts_reach(
     base: EngineConfig, expected: list[dict[int, list[int]]], split: bool
 ) -> None:
@@ -122,9 +132,18 @@ def test_a_request_says_how_far_its_own_drafts_reach(
 @pytest.mark.parametrize("field", ["steps", "topk", "draft_tokens"])
 def test_limits_beyond_the_servers_are_refused_by_name(base: EngineConfig, field: str) -> None:
     most = getattr(CHAIN, field)
-    request = msgspec.structs.replace(requests()[0], draft_limits=DraftLimits(**{field: most + 1}))
     with pytest.raises(AssertionError, match=rf"speculative\.{field} is {most + 1}, and .* is {most}"):
-        answers(replace(base, speculation=CHAIN), wanted=[request])
+        answers(replace(base, speculation=CHAIN), wanted=[_deeper(field)])
+
+
+def _deeper(field: str) -> GenerationRequest:
+    """A request for one more than the server drafts."""
+    limits = DraftLimits(**{field: getattr(CHAIN, field) + 1})
+    return msgspec.structs.replace(requests()[0], draft_limits=limits)
+
+
+def test_where_nothing_is_drafted_no_limit_is_refused(base: EngineConfig) -> None:
+    request = _deeper("steps")
     undrafted = msgspec.structs.replace(request, speculative=False)
     assert answers(replace(base, speculation=CHAIN), wanted=[undrafted])
     assert answers(replace(base, draft=None), wanted=[request])

@@ -117,13 +117,22 @@ def pages() -> list[list[int]]:
     return [random.Random(seed).sample(range(64), 64) for seed in (1, 2)]
 
 
-def test_chains_are_the_plain_runners(runners: list[BatchRunner]) -> None:
+@pytest.mark.parametrize(
+    "batches",
+    [
+        ("a17", "a2 b6 c1", "b1 c3"),
+        pytest.param(("a70", "a2 b30 c1", "b1 c9", "a4 c3 b2", "b16 a5 c1"), marks=pytest.mark.slow),
+    ],
+    ids=["short", "long"],
+)
+def test_chains_are_the_plain_runners(runners: list[BatchRunner], batches: tuple[str, ...]) -> None:
     """Short and long runs side by side, windows within a page, a page that is full, more rows than a tile."""
     free = pages()
     seeded = SamplingParams(temperature=0.9, seed=2**63 + 5)
-    a, b, c = Follower("prompt", 0), Follower("window", 37), Follower("seeded", 20, seeded)
+    named = {"a": Follower("prompt", 0), "b": Follower("window", 37), "c": Follower("seeded", 20, seeded)}
     different = set()
-    for batch in ({a: 70}, {a: 2, b: 30, c: 1}, {b: 1, c: 9}, {a: 4, c: 3, b: 2}, {b: 16, a: 5, c: 1}):
+    for rows in batches:  # how many of whom
+        batch = {named[one[0]]: int(one[1:]) for one in rows.split()}
         ours, theirs = told(runners, free, batch, CHAIN)
         assert theirs == ours
         different |= {tuple(tokens) for tokens, _ in ours}

@@ -231,7 +231,13 @@ def test_every_row_has_its_page_without_drafts(agree: Agree) -> None:
     fill_the_context(World(PLAIN))
 
 
-@pytest.mark.parametrize("spec", TREES.values(), ids=TREES)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(TREES["tree"], id="tree", marks=pytest.mark.slow),
+        pytest.param(TREES["narrow"], id="narrow"),
+    ],
+)
 def test_every_row_of_a_tree_has_its_page(spec: SpeculationConfig, agree: Agree) -> None:
     """One sequence at the end of its context, whose last prompt row is a round of its own."""
     agree(always)
@@ -251,7 +257,10 @@ def test_every_row_of_many_trees_has_its_page(spec: SpeculationConfig, agreement
 
 @pytest.mark.parametrize(
     ("spec", "pages"),
-    [pytest.param(PLAIN, 28, marks=pytest.mark.slow, id="plain"), pytest.param(CHAIN, 48, id="chain")],
+    [
+        pytest.param(PLAIN, 28, marks=pytest.mark.slow, id="plain"),
+        pytest.param(CHAIN, 48, marks=pytest.mark.slow, id="chain"),
+    ],
 )
 def test_after_preemptions_forks_and_cancels(
     spec: SpeculationConfig | None, pages: int, agree: Agree

@@ -62,8 +62,9 @@ def rendered(name: str, *messages: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
-@pytest.mark.parametrize("arguments", [{"city": "Köln"}, '{"city": "Köln"}'])
-@pytest.mark.parametrize("content", [{}, {"content": None}])
+@pytest.mark.parametrize(
+    ("arguments", "content"), [({"city": "Köln"}, {}), ('{"city": "Köln"}', {"content": None})]
+)
 def test_calls_in_the_history_mean_what_they_say(name: str, arguments: Any, content: dict[str, Any]) -> None:
     text = rendered(name, ASKED, called(arguments, **content), result())
     expected = rendered(name, ASKED, called({"city": "Köln"}), result())

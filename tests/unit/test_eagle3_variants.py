@@ -104,9 +104,9 @@ def test_speculators_tells_a_rope_in_either_place(folders: Folders, inside: bool
 @pytest.mark.parametrize(
     ("config", "asked", "taps"),
     [
-        ({}, (), USUAL),
+        pytest.param({}, (), USUAL, marks=pytest.mark.slow),
         ({"eagle_config": {IDS: [0, 3, 7]}}, (), (1, 4, 8)),
-        ({IDS: [0, 3, 7]}, (), (0, 3, 7)),
+        pytest.param({IDS: [0, 3, 7]}, (), (0, 3, 7), marks=pytest.mark.slow),
         ({IDS: [1, 3, 9]}, (2, 4, 8), (2, 4, 8)),
     ],
     ids=["paper", "outputs", "inputs", "flag"],
@@ -131,7 +131,7 @@ def test_the_last_hidden_state_as_a_feature(folders: Folders) -> None:
     assert worst_difference(folders, wrong, (LAYERS,)) > NOTICED
 
 
-@pytest.mark.parametrize("told", [1, 2, 40])
+@pytest.mark.parametrize("told", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 40))])
 def test_layers_are_counted_by_their_tensors(tmp_path: Path, folders: Folders, told: int) -> None:
     """The second is a Llama's; config.json may state one, both or the target's depth."""
     target, head = folders

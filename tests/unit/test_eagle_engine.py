@@ -54,8 +54,15 @@ def patient(config: EngineConfig) -> Loopback:
     return cluster
 
 
-@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
+@pytest.mark.parametrize(
+    ("spec", "split"),
+    [
+        pytest.param(TREE, False, id="unified tree"),
+        pytest.param(CHAIN, True, id="split chain"),
+        pytest.param(CHAIN, False, id="unified chain", marks=pytest.mark.slow),
+        pytest.param(TREE, True, id="split tree", marks=pytest.mark.slow),
+    ],
+)
 def test_a_head_changes_no_token(
     base: EngineConfig, expected: list[dict[int, list[int]]], spec: SpeculationConfig, split: bool
 ) -> None:

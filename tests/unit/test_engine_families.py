@@ -59,8 +59,18 @@ def served(cluster: Loopback, *, split: bool = False) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["mistral", "qwen2_windows", "gemma2", "gemma3", "deepseek_v3"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek_v2_lite", "mixtral", "qwen3_moe")],
+    ["gemma2", "deepseek_v3"]
+    + [
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "mistral",
+            "qwen2_windows",
+            "gemma3",
+            "deepseek_v2_lite",
+            "mixtral",
+            "qwen3_moe",
+        )
+    ],
 )
 def test_a_family_is_served_as_transformers_generates(tmp_path: Path, name: str) -> None:
     model = write_family(tmp_path / "model", name)
@@ -71,7 +81,11 @@ def test_a_family_is_served_as_transformers_generates(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize(
-    "spec", [SpeculationConfig(steps=3), SpeculationConfig(3, 4, 12)], ids=["chain", "tree"]
+    "spec",
+    [
+        pytest.param(SpeculationConfig(steps=3), id="chain", marks=pytest.mark.slow),
+        pytest.param(SpeculationConfig(3, 4, 12), id="tree"),
+    ],
 )
 def test_drafts_change_no_token_of_a_windowed_model(tmp_path: Path, spec: SpeculationConfig) -> None:
     model = write_family(tmp_path / "model", "gemma3_linear")

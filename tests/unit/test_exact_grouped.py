@@ -25,6 +25,7 @@ from eyas.engine.loading.tile_check import Asked, check_tiles
 from tests.bits.compare import Composition, differences
 from tests.bits.grouped import DenseRows, ExpertRows, Table, Where, compositions
 from tests.unit import tensor_core
+from tests.unit.crossed import crossed
 
 HALF = Where("cpu", torch.float16)
 FORTH, BACK = (0, 1, 2, 3), (3, 2, 1, 0)
@@ -110,7 +111,9 @@ ROUNDINGS = (
 )
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
+@pytest.mark.parametrize(
+    "rounding", crossed(ROUNDINGS, quick=lambda rounding: rounding.rows != "block" or rounding.powers)
+)
 def test_a_weight_in_fp8(rounding: Rounding) -> None:
     """Its k cut in two by the weight, by two programs for one row and by one for others; unrounded."""
     dense = DenseRows(64, 1024, Where("cpu", torch.float32, rounding))

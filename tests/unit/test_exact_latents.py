@@ -54,7 +54,7 @@ def test_rows_chains_and_chunks(latents: Latents) -> None:
     assert said(runs) == []
 
 
-@pytest.mark.parametrize("length", [61, 126])
+@pytest.mark.parametrize("length", [pytest.param(61, marks=pytest.mark.slow), 126])
 def test_a_trees_nodes_stand_in_the_columns_of_their_paths(latents: Latents, length: int) -> None:
     tree = branching(PATH[:length], PATH[length : length + 4], range(400, 404))
     runs = plain(latents, length + 1, length + 4)

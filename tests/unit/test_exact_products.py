@@ -53,7 +53,10 @@ def test_a_product_with_residual_and_sums_too() -> None:
 WIDE = [Product("linear", 128, 64), GATED, QKV, HEADS, TALL_HEADS]
 
 
-@pytest.mark.parametrize("product", WIDE, ids=lambda p: f"{p.kind}-{p.n}")
+@pytest.mark.parametrize(
+    "product",
+    [pytest.param(p, id=f"{p.kind}-{p.n}", marks=pytest.mark.slow if p.n == 4096 else ()) for p in WIDE],
+)
 def test_a_row_has_the_same_bits_on_the_wide_way(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where cuBLAS folds k in order: here the model of the matrix unit stands for it."""
     launch = skinny.Launch.on("cpu", pdl=False, exact=True)

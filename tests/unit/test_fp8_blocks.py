@@ -77,7 +77,12 @@ def logits(folder: Path, config: ModelConfig | None = None) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "scales_as", [None, torch.float32, torch.float8_e8m0fnu], ids=["float32", "powers of two", "ue8m0"]
+    "scales_as",
+    [
+        pytest.param(None, id="float32"),
+        pytest.param(torch.float32, id="powers of two", marks=pytest.mark.slow),
+        pytest.param(torch.float8_e8m0fnu, id="ue8m0"),
+    ],
 )
 def test_a_model_in_blocks_is_the_model_they_stand_for(
     tmp_path: Path, plain: Path, scales_as: torch.dtype | None

@@ -20,6 +20,7 @@ from eyas.engine.checkpoint.weights import FolderWeights, Placement
 from eyas.engine.layers.linear import Linear
 from eyas.engine.layers.mlp import GatedRoundings
 from eyas.engine.models.table import read_model
+from tests.unit.crossed import crossed
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import (
     FORMATS,
@@ -56,7 +57,7 @@ def differ(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((found - expected).square().mean(1).sqrt() / expected.std()).median())
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=crossed(FAMILIES, quick=lambda name: name == FAMILIES[0]))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A folder and transformers' model; Llama's output head is its embedding."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -47,8 +47,8 @@ def test_a_pool_keeps_the_nearest_numbers_and_moves_them() -> None:
 
 
 def asked() -> list[GenerationRequest]:
-    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    seeded = SamplingParams(temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
+    greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    seeded = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
     prompts = [tuple(range(100 + i, 140 + 7 * i)) for i in range(3)]
     return [GenerationRequest(f"r{i}", p, (greedy, seeded)[i % 2]) for i, p in enumerate(prompts)]
 
@@ -67,7 +67,7 @@ def answers(*configs: EngineConfig, one_by_one: bool = False) -> list[list[int]]
 def test_an_answer_follows_its_request_alone(config: EngineConfig) -> None:
     """Plain, with drafts in chains and trees, in company, in chunks, and with pages from elsewhere."""
     alone = answers(replace(config, draft=None), one_by_one=True)
-    assert all(len(tokens) == 12 for tokens in alone)
+    assert all(len(tokens) == 8 for tokens in alone)
     for other in (config, replace(config, chunk_tokens=16)):
         assert answers(other) == alone
     tree = SpeculationConfig(steps=3, topk=2, draft_tokens=8)

@@ -58,7 +58,7 @@ def attention(config: ModelConfig) -> LatentSpec:
     ("sizes", "way"),
     [
         pytest.param(DENSE, "narrow", id="two factors, narrow"),
-        pytest.param(LITE, "narrow", id="one factor, narrow"),
+        pytest.param(LITE, "narrow", id="one factor, narrow", marks=pytest.mark.slow),
         pytest.param(DENSE, "wide", id="two factors, wide", marks=pytest.mark.slow),
         pytest.param(LITE, "wide", id="one factor, wide", marks=pytest.mark.slow),
     ],

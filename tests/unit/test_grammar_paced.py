@@ -21,6 +21,7 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar import paced
 from eyas.engine.grammar.paced import ALLOWED_S, PER_TOKEN_S, SLOW_S, PacedState
 from eyas.engine.grammar.state import GrammarState
+from tests.unit.crossed import crossed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -130,7 +131,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     return EngineConfig(num_pages=200, pool_dir=str(tmp_path_factory.mktemp("pools")), worker="unified")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", crossed(WAYS, quick=lambda way: way == "tree"))
 def test_others_go_on_while_a_mask_is_filled_aside(
     base: EngineConfig, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +162,7 @@ def test_others_go_on_while_a_mask_is_filled_aside(
     assert late.tokens == alone.tokens and "slow-grammars_0" in taken
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", crossed(WAYS, quick=lambda way: way == "plain"))
 def test_what_is_too_slow_fails_alone(base: EngineConfig, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paced, "ALLOWED_S", 0.1)
     monkeypatch.setattr(paced, "PER_TOKEN_S", 0.0)

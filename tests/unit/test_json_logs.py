@@ -54,6 +54,7 @@ def test_warnings_and_what_nobody_caught_are_records_without_a_caller_s_words() 
     assert "the words of a request" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_gateway_of_two_processes_writes_json_alone() -> None:
     ports = free_ports()
     port, flags = (

@@ -14,6 +14,7 @@ from eyas.engine.kernels.attend_tiles import Tiling, tiling_of
 from eyas.engine.kernels.paged import PagedKv
 from eyas.engine.kernels.prefill import ChunkTiling, attend_chunks, tile_rows
 from eyas.engine.kernels.scores import Scores
+from tests.unit.crossed import crossed
 
 PAGE = 16
 LAYER = 1
@@ -113,10 +114,10 @@ def positions(ends: list[int], order: list[int], width: int) -> tuple[torch.Tens
     [
         (8, 2, 64, 1, 4),
         (4, 1, 128, 1, 1),
-        (7, 1, 32, 1, 8),
         (2, 2, 32, 4, 2),
-        (6, 2, 32, 8, 4),
-        (8, 1, 32, 3, 16),
+        pytest.param(7, 1, 32, 1, 8, marks=pytest.mark.slow),
+        pytest.param(6, 2, 32, 8, 4, marks=pytest.mark.slow),
+        pytest.param(8, 1, 32, 3, 16, marks=pytest.mark.slow),
     ],
 )
 def test_plain_rows_and_chains(heads: int, kv_heads: int, dim: int, width: int, parts: int) -> None:
@@ -128,7 +129,15 @@ def test_plain_rows_and_chains(heads: int, kv_heads: int, dim: int, width: int, 
     assert (got - decode_expected(scene, q, queries)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("width", "rows", "parts"), [(5, 16, 4), (33, 32, 2), (64, 64, 4), (150, 64, 4)])
+@pytest.mark.parametrize(
+    ("width", "rows", "parts"),
+    [
+        (5, 16, 4),
+        (33, 32, 2),
+        *(pytest.param(n, 64, 4, marks=pytest.mark.slow) for n in (64, 150)),
+        (66, 64, 2),
+    ],
+)
 def test_trees(width: int, rows: int, parts: int) -> None:
     """Masks of random bits: more than trees ask for. Bits of rows that do not exist count for nothing."""
     ends = [width, 90 + width, 31 + width]
@@ -178,13 +187,22 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 @pytest.mark.parametrize(
-    ("width", "parts", "firsts"), [(1, 4, None), (4, 2, None), (3, 3, [0, 61, 5, 97, 1])]
+    ("name", "width", "parts", "firsts"),
+    [
+        pytest.param(name, *shape, marks=() if name == quick else pytest.mark.slow)
+        for shape, quick in (
+            ((1, 4, None), "scale"),
+            ((4, 2, None), "window"),
+            ((3, 3, [0, 61, 5, 97, 1]), "window and cap"),
+        )
+        for name in RULES
+    ],
 )
 def test_rows_and_chains_by_a_layers_rule(
-    rule: Scores, width: int, parts: int, firsts: list[int] | None
+    name: str, width: int, parts: int, firsts: list[int] | None
 ) -> None:
+    rule = RULES[name]
     ends = [width, 100, 16 + width, 257, 64]
     scene = Scene(4, 2, 32, ends)
     queries = Queries(*positions(ends, [3, 0, 4, 2, 1], width), width)
@@ -204,7 +222,7 @@ def parents_mask(parents: list[int]) -> list[int]:
     return masks
 
 
-@pytest.mark.parametrize("window", [8, 41])
+@pytest.mark.parametrize("window", [8, pytest.param(41, marks=pytest.mark.slow)])
 def test_a_window_is_counted_along_a_trees_paths(window: int) -> None:
     """Not by row: the last node of a wide tree is no deeper than its first leaf."""
     ends = [107, 37, 8]
@@ -325,10 +343,17 @@ def test_chunks(heads: int, kv_heads: int, dim: int, rows: int, keys: int) -> No
     assert torch.equal(attend_chunks(q, scene.kv, tiles.flip(0), tiling), got)
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-@pytest.mark.parametrize("firsts", [None, [0, 33, 40, 150]], ids=["all rows", "from a row on"])
-def test_chunks_by_a_layers_rule(rule: Scores, firsts: list[int] | None) -> None:
-    """Chunks longer and shorter than the window, with a prefix that it does not reach."""
+@pytest.mark.parametrize(
+    ("name", "later"),
+    crossed(
+        RULES, [False, True], quick=lambda name, later: name == ("window and cap" if later else "window")
+    ),
+)
+def test_chunks_by_a_layers_rule(name: str, later: bool) -> None:
+    """Chunks longer and shorter than the window, with a prefix that it does not reach; all rows, and `later`
+    ones.
+    """
+    rule, firsts = RULES[name], [0, 33, 40, 150] if later else None
     chunks = [(1, 0, 50), (0, 70, 33), (3, 150, 60), (2, 31, 17)]
     if firsts is not None:
         chunks[0], chunks[3] = (1, 33, 17), (2, 40, 8)

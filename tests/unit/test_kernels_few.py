@@ -29,7 +29,9 @@ def plainly(x: torch.Tensor, weight: Fp8Weight) -> torch.Tensor:
         [2, 5, 8],
         SHAPES,
         ["blocks", "powers"],
-        quick=lambda rows, shape, kind: rows == (8 if kind == "powers" else 5),
+        quick=lambda rows, shape, kind: (
+            rows == (8 if kind == "powers" else 5) and (shape[0] < 2112 or kind == "blocks")
+        ),
     ),
 )
 def test_it_is_the_product(

@@ -116,7 +116,14 @@ def parents_mask(parents: list[int]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("heads", "width", "rows", "parts"),
-    [(4, 1, 16, 4), (16, 1, 16, 1), (16, 3, 64, 8), (40, 2, 64, 4), (8, 8, 32, 2)],
+    [
+        (4, 1, 16, 4),
+        (16, 3, 64, 8),
+        *(
+            pytest.param(*shape, marks=pytest.mark.slow)
+            for shape in ((16, 1, 16, 1), (40, 2, 64, 4), (8, 8, 32, 2))
+        ),
+    ],
 )
 def test_plain_rows_and_chains(heads: int, width: int, rows: int, parts: int) -> None:
     """Also where a sequence's rows take more than one program, and the last of them is partly empty."""

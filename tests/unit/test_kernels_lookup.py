@@ -19,6 +19,7 @@ from eyas.engine.kernels import lookup as kernels
 from eyas.engine.speculation.device_lookup import DeviceLookup, words_predicted
 from eyas.engine.speculation.drafter import Draft
 from eyas.engine.speculation.lookup_drafter import LookupDrafter
+from tests.unit.crossed import crossed
 from tests.unit.lookup_rig import ScriptedHead, sequence
 from tests.unit.lookup_rig import sequences as some
 from tests.unit.rounds_rig import DEVICE, put_tree, random_tree, visible, words_of
@@ -179,8 +180,14 @@ def a_tree(rng: random.Random, spec: SpeculationConfig) -> DraftTree:
     return DraftTree([rng.randrange(3) for _ in range(spec.steps)], range(-1, spec.steps - 1))
 
 
-@pytest.mark.parametrize("history", [True, False])
-@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 2, 8), (5, 16, 70)])
+@pytest.mark.parametrize(
+    ("shape", "history"),
+    crossed(
+        [(3, 1, 4), (3, 2, 8), (5, 16, 70)],
+        [True, False],
+        quick=lambda shape, history: history == (shape[1] != 2),
+    ),
+)
 def test_one_of_two_proposals(shape: tuple[int, int, int], history: bool) -> None:
     spec = SpeculationConfig(*shape, ngram=history)
     looked_up, heads = map(sum, zip(*rounds(spec, seed=7), strict=True))

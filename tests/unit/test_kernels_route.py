@@ -10,6 +10,7 @@ from eyas.engine.checkpoint.weights import CPU, Part, Shape, Weights
 from eyas.engine.kernels import route
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.layers.experts import Router
+from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -129,13 +130,15 @@ def test_forced_routing_is_uniform_and_takes_no_expert_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "experts", "per_row"),
-    [(1, 8, 2), (5, 128, 8), (16, 9, 8), (17, 257, 9), (75, 8, 8), (83, 300, 8), (1100, 20, 5)],
+    ("shape", "block"),
+    crossed(
+        [(1, 8, 2), (5, 128, 8), (16, 9, 8), (17, 257, 9), (75, 8, 8), (83, 300, 8), (1100, 20, 5)],
+        [16, 64],
+        quick=lambda shape, block: block == (16 if shape[1] > 100 else 64),
+    ),
 )
-@pytest.mark.parametrize("block", [16, 64])
-def test_choices_are_sorted_by_expert_and_cut_into_blocks(
-    rows: int, experts: int, per_row: int, block: int
-) -> None:
+def test_choices_are_sorted_by_expert_and_cut_into_blocks(shape: tuple[int, int, int], block: int) -> None:
+    rows, experts, per_row = shape
     chosen = logits_of(rows, experts).topk(per_row).indices.int()
     chosen[rows // 2, 0] = -1  # one that is left out
     found = group(chosen.to(DEVICE), experts, block)

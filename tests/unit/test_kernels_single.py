@@ -33,7 +33,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, most: float = 2e-6) -> No
     crossed(
         [(272, 384), (48, 1536), (2112, 192)],
         KINDS,
-        quick=lambda shape, kind: shape[0] == 48 or kind == "blocks",
+        quick=lambda shape, kind: shape[0] == 48 or kind == "blocks" and shape[0] == 272,
     ),
 )
 def test_a_dense_product(shape: tuple[int, int], kind: str) -> None:
@@ -59,7 +59,9 @@ def test_few_rows_meet_a_weight_one_after_the_other(rows: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize(
     ("kind", "gelu"),
-    crossed(KINDS, [False, True], quick=lambda kind, gelu: kind == "blocks" or kind == "float32" and gelu),
+    crossed(
+        KINDS, [False, True], quick=lambda kind, gelu: (kind, gelu) in (("blocks", False), ("float32", True))
+    ),
 )
 def test_a_gated_product(kind: str, gelu: bool) -> None:
     x, weight = random(1, HIDDEN), in_kind(random(2 * WIDTH, HIDDEN, seed=1) / HIDDEN**0.5, kind)
@@ -89,7 +91,7 @@ def back_of(inner: torch.Tensor, weight: Weight, shares: torch.Tensor) -> torch.
     return torch.stack(made).sum(0, keepdim=True)
 
 
-@pytest.mark.parametrize("kind", crossed(KINDS, quick=lambda kind: kind in ("blocks", "tensor")))
+@pytest.mark.parametrize("kind", crossed(KINDS, quick=lambda kind: kind == "blocks"))
 def test_a_row_meets_its_experts(kind: str) -> None:
     x, weight, _, chosen = layer(kind)
     expected = inner_of(x, weight)
@@ -100,8 +102,14 @@ def test_a_row_meets_its_experts(kind: str) -> None:
         close(found.cpu()[taken].roll(1, 0), expected[taken])
 
 
-@pytest.mark.parametrize("kind", ["float32", "blocks", "powers"])
-@pytest.mark.parametrize("fault", ["", "shares", "experts", "weight"])
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    crossed(
+        ["", "shares", "experts", "weight"],
+        ["float32", "blocks", "powers"],
+        quick=lambda fault, kind: kind == "blocks" or not fault,
+    ),
+)
 def test_the_way_back_adds_experts_up(kind: str, fault: str) -> None:
     _, _, weight, chosen = layer(kind)
     assert single.can_round(weight)

@@ -215,7 +215,13 @@ def test_noise_used_twice_fails_the_law(noise: torch.Tensor) -> None:
     assert _joint_z(_emit(some[:, [0, 1, 0, 1, 0, 1, 0]], ADVICE)[0]) > Z_LIMIT
 
 
-@pytest.mark.parametrize("other", ["swapped siblings", "equal siblings only", "a chain"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        "swapped siblings",
+        *(pytest.param(o, marks=pytest.mark.slow) for o in ("equal siblings only", "a chain")),
+    ],
+)
 def test_other_advice_changes_no_token(noise: torch.Tensor, other: str) -> None:
     swapped = DraftTree([5, 3, 1, 4, 0, 2, 1], [-1, -1, -1, 0, 1, 2, 2])
     equal = DraftTree([1, 1, 1, 3, 3, 2], [-1, -1, -1, 0, 0, 1])

@@ -56,7 +56,7 @@ def test_logits_are_those_of_a_qwen2(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("load_format", ["auto", pytest.param("dummy", marks=pytest.mark.slow)])
 def test_it_is_served_with_its_own_head_and_without(folder: Path, load_format: str) -> None:
     """Stored, it says what transformers generates."""
     plain = config_of(folder.parent, model=str(folder), load_format=load_format)

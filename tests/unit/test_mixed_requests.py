@@ -23,7 +23,7 @@ from eyas.common.types import Choice, GenerationRequest
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LONGEST = 60  # tokens of a prompt
-COUNT = 24
+COUNT = 16
 VOCAB = 256
 
 

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from eyas.engine.batch.spans import Span
+from tests.unit.crossed import crossed
 from tests.unit.families import SAMPLES, write_family
 from tests.unit.model_rig import Rig
 from tests.unit.tiny import write_tiny_llama
@@ -66,7 +67,9 @@ def test_a_position_off_by_one_is_detected(tmp_path: Path) -> None:
     assert (rig.logits([late], tokens[-1:])[0] - right).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("length", [1, 2, 17, 64, 65, 300, 1000])
+@pytest.mark.parametrize(
+    "length", [1, 17, 65, 300, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 64, 1000))]
+)
 def test_greedy_continuations_equal_transformers(tmp_path: Path, length: int) -> None:
     folder = write_tiny_llama(tmp_path, layers=3)
     tokens, new = prompt(length, 256, seed=length), 12
@@ -102,8 +105,11 @@ LENGTH = 203
 
 @pytest.fixture(
     scope="module",
-    params=["gqa_tied", "odd_head_dim", "wide_group", "gemma2", "gemma3", "deepseek_v3"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen3", "qwen3_moe")],
+    params=["odd_head_dim", "wide_group", "gemma2", "deepseek_v3"]
+    + [
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("gqa_tied", "gemma3", "mistral", "qwen3", "qwen3_moe")
+    ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
@@ -135,7 +141,7 @@ def test_bits_of_a_whole_prompt(rig: Rig, tokens: list[int], alone: torch.Tensor
     assert torch.equal(rig.logits([Span(rig.table(LENGTH), 0, LENGTH)], tokens), alone)
 
 
-@pytest.mark.parametrize("chunk", [5, 64, 71])
+@pytest.mark.parametrize("chunk", [5, pytest.param(64, marks=pytest.mark.slow), 71])
 def test_bits_of_chunks(rig: Rig, tokens: list[int], alone: torch.Tensor, chunk: int) -> None:
     table = rig.table(LENGTH)
     parts = [
@@ -165,8 +171,14 @@ def test_bits_in_company(rig: Rig, tokens: list[int], alone: torch.Tensor) -> No
     assert torch.equal(logits[-100:], alone[70:170])
 
 
-@pytest.mark.parametrize("start", [1, 62, 64, 190])
-@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5, 6), (0, 4, 1, 5, 2, 6, 3)])
+@pytest.mark.parametrize(
+    ("order", "start"),
+    crossed(
+        [(0, 1, 2, 3, 4, 5, 6), (0, 4, 1, 5, 2, 6, 3)],
+        [1, 62, 64, 190],
+        quick=lambda order, start: start == (64 if order[1] == 1 else 62),
+    ),
+)
 def test_bits_of_a_tree(
     rig: Rig, tokens: list[int], alone: torch.Tensor, start: int, order: tuple[int, ...]
 ) -> None:

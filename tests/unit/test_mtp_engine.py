@@ -16,7 +16,7 @@ from tests.unit.tiny_mtp import write_tiny_mimo, write_tiny_nextn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ASKED = _requests(8)
+ASKED = _requests(6)
 CHAIN, TREE = SpeculationConfig(steps=3, draft_tokens=4), SpeculationConfig(steps=3, topk=4, draft_tokens=12)
 
 
@@ -50,8 +50,15 @@ def expected(base: EngineConfig) -> list[dict[int, list[int]]]:
     return _plain(base, ASKED)
 
 
-@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("split", [False, True], ids=["unified", "split"])
+@pytest.mark.parametrize(
+    ("spec", "split"),
+    [
+        pytest.param(TREE, False, id="unified tree"),
+        pytest.param(CHAIN, True, id="split chain"),
+        pytest.param(CHAIN, False, id="unified chain", marks=pytest.mark.slow),
+        pytest.param(TREE, True, id="split tree", marks=pytest.mark.slow),
+    ],
+)
 def test_an_mtp_head_changes_no_token(
     base: EngineConfig, expected: list[dict[int, list[int]]], spec: SpeculationConfig, split: bool
 ) -> None:

@@ -168,9 +168,12 @@ TRAPS = {
     "one KV for all": (Rule(shared=True), 1),
     "another layer for what is deeper": (Rule(deeper=0), 3),
 }
+QUICK = ("one KV for all", "another layer for what is deeper")
 
 
-@pytest.mark.parametrize("trap", TRAPS)
+@pytest.mark.parametrize(
+    "trap", [pytest.param(trap, marks=() if trap in QUICK else pytest.mark.slow) for trap in TRAPS]
+)
 def test_the_comparison_notices_other_rules(case: Case, run: Run, trap: str) -> None:
     """Power check: from the depth on that they are about."""
     rule, first = TRAPS[trap]
@@ -185,7 +188,9 @@ def test_it_notices_the_other_half_first(case: Case, run: Run) -> None:
         assert not any(compared)
 
 
-@pytest.mark.parametrize("wrong", ["unseen", "newest", "numbers"])
+@pytest.mark.parametrize(
+    "wrong", ["unseen", *(pytest.param(name, marks=pytest.mark.slow) for name in ("newest", "numbers"))]
+)
 def test_wrong_heads_are_noticed(case: Case, run: Run, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are none, seen; a piece that begins as if nothing were before it; layers by their names."""
     if wrong == "unseen":

@@ -24,12 +24,12 @@ from eyas.engine.device.step import StepShape
 from eyas.engine.loop import commit
 from eyas.engine.scheduling.limits import Limits
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
+from tests.unit.crossed import crossed
 
 TIGHT = 14  # pages: the largest request needs 13
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize(("width", "seed"), crossed([1, 2, 4], range(3), quick=lambda width, seed: seed == 1))
 def test_tokens_are_the_plain_rules(width: int, seed: int) -> None:
     world = World(seed, Setting(width))
     world.run(some_requests(seed, 30), cancels=0.1)
@@ -37,15 +37,14 @@ def test_tokens_are_the_plain_rules(width: int, seed: int) -> None:
     assert width == 1 or world.device.accepted > 20
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(("width", "seed"), crossed([1, 3], range(3), quick=lambda width, seed: seed == 1))
 def test_preemption_changes_no_token(width: int, seed: int) -> None:
     world = World(seed, Setting(width, pages=TIGHT))
     world.run(some_requests(seed, 30), cancels=0.05)
     assert world.rig.scheduler.preemptions > 0, "the pool was large enough"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", crossed(range(3), quick=lambda seed: seed == 1))
 def test_giving_way_to_another_call_changes_no_token(seed: int) -> None:
     """There are pages for all, so only who has more than a fair share of the slots is preempted."""
     world = World(seed, Setting(pages=300))
@@ -53,8 +52,10 @@ def test_giving_way_to_another_call_changes_no_token(seed: int) -> None:
     assert world.rig.scheduler.preemptions > 0, "no sequence had to give way"
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("pages", [TIGHT + 4, 60])
+@pytest.mark.parametrize(
+    ("pages", "seed"),
+    crossed([TIGHT + 4, 60], range(2), quick=lambda pages, seed: (pages == 60) == (seed == 0)),
+)
 def test_changing_depths_change_no_token_and_leave_no_gap_in_draft_kv(pages: int, seed: int) -> None:
     """Of each proposal all rows before it have been there for the head, also of pages from the cache."""
     world = World(seed, Setting(width=6, pages=pages, adaptive=True))
@@ -100,7 +101,7 @@ def test_one_step_at_a_time_gives_the_same() -> None:
     assert world.runner.ahead == 0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", crossed(range(2), quick=lambda seed: seed == 1))
 def test_special_requests_get_the_same(seed: int) -> None:
     world = World(seed, Setting())
     world.run(some_requests(seed, 20, special=1.0, many=0.5), cancels=0.1)
@@ -108,7 +109,7 @@ def test_special_requests_get_the_same(seed: int) -> None:
 
 
 @pytest.mark.parametrize("setting", [Setting(), Setting(width=6, pages=TIGHT, adaptive=True)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", crossed(range(3), quick=lambda seed: seed == 0))
 def test_what_is_held_to_a_grammar_gets_the_same(setting: Setting, seed: int) -> None:
     """Each row has its own mask, whatever is drafted, preempted or given up."""
     world = World(seed, setting)
@@ -116,7 +117,7 @@ def test_what_is_held_to_a_grammar_gets_the_same(setting: Setting, seed: int) ->
     assert world.device.accepted > 0 and world.device.masked_below > 0, "no mask below a root"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", crossed(range(3), quick=lambda seed: seed == 1))
 def test_without_drafts_a_grammar_does_not_stop_the_overlap(seed: int) -> None:
     """A step begins before the tokens are known that its masks follow from."""
     world = World(seed, Setting(width=1, pages=TIGHT))

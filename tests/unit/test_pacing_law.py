@@ -85,7 +85,9 @@ def in_moments(batches: tuple[int, ...], seed: int, held_up: float = 2.0) -> dic
     return found
 
 
-@pytest.mark.parametrize(("rule", "without"), [("LAST", 1), ("OWN_ROUNDS", 1e9)])
+@pytest.mark.parametrize(
+    ("rule", "without"), [("LAST", 1), pytest.param("OWN_ROUNDS", 1e9, marks=pytest.mark.slow)]
+)
 def test_rounds_that_newcomers_hold_up_are_not_believed(
     rule: str, without: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +108,7 @@ def test_moments_of_all_batches(seed: int) -> None:
     assert min(found.values()) >= 0.96, found
 
 
-@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 64])
 def test_acceptance_that_goes_and_returns(batch: int) -> None:
     engine = Engine(started(), seed=3)
     engine.batch(batch)

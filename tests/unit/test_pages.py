@@ -104,14 +104,16 @@ class Steps(RuleBasedStateMachine):
             assert self.pool.settled == self.pool.free, "nothing is in flight, and pages are kept back"
 
 
-def play() -> None:
+def play(examples: int = 500) -> None:
     run_state_machine_as_test(
-        Steps, settings=settings(max_examples=500, stateful_step_count=25, derandomize=True, deadline=None)
+        Steps,
+        settings=settings(max_examples=examples, stateful_step_count=25, derandomize=True, deadline=None),
     )
 
 
-def test_a_copy_writes_where_no_step_does() -> None:
-    play()
+@pytest.mark.parametrize("examples", [150, pytest.param(500, marks=pytest.mark.slow)])
+def test_a_copy_writes_where_no_step_does(examples: int) -> None:
+    play(examples)
 
 
 @pytest.mark.slow

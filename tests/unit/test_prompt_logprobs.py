@@ -79,6 +79,7 @@ def generated(base: EngineConfig) -> tuple[tuple[int, ...], list[TokenLogprob]]:
     return (*PROMPT, *result.tokens[0]), logprobs
 
 
+QUICK = ("plainly", "for another worker")
 WAYS = {
     "plainly": {"draft": None},
     "with a drafter": {},
@@ -87,7 +88,13 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, way in WAYS.items()
+    ],
+)
 def test_a_generated_text_is_scored_as_it_was_generated(
     base: EngineConfig, generated: tuple[tuple[int, ...], list[TokenLogprob]], way: dict[str, object]
 ) -> None:
@@ -122,7 +129,7 @@ def test_prompts_of_one_token_have_nothing_to_tell(unified: Loopback) -> None:
     assert told(result) == [] and len(result.tokens[0]) == 2
 
 
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("split", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_several_choices_are_told_once(base: EngineConfig, split: bool) -> None:
     cluster = Loopback(*(split_configs(base) if split else (base,)))
     first, second = run(

@@ -17,6 +17,7 @@ from eyas.engine.kernels.grouped_tiles import Tile, key_of
 from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
 from eyas.engine.kernels.skinny import KvRows, Launch, Rotation
 from eyas.engine.layers.rotary import tables
+from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-5
@@ -88,9 +89,15 @@ def test_the_inner_row_of_latent_queries_is_rounded(queries: int, rounding: Roun
     assert same(rounded, quantise(plain, rounding)) and not same(rounded, quantise(plain * 2, rounding))
 
 
-@pytest.mark.parametrize("rounding", [BLOCK, POWERS], ids=str)
-@pytest.mark.parametrize("width", [128, 192])
-@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize(
+    ("split", "width", "rounding"),
+    crossed(
+        [1, 2],
+        [128, 192],
+        [BLOCK, POWERS],
+        quick=lambda split, width, rounding: (split == 2) == (width == 192) == rounding.powers,
+    ),
+)
 def test_what_a_gate_passes_is_rounded_by_its_tile(
     split: int, width: int, rounding: Rounding, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traff
 from gateway.capacity import Mix, steady
 from gateway.demand import DemandMeter
 from gateway.placement import Rates, Targets
+from tests.unit.crossed import crossed
 
 CONSTANT = replace(
     example(),
@@ -44,7 +44,7 @@ def run(
 # --- queueing theory -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("busy", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("busy", crossed([0.1, 0.5, 0.8], quick=lambda busy: busy == 0.5))
 def test_prompts_wait_as_in_an_m_d_1_queue(busy: float) -> None:
     arrivals = poisson(Traffic(100, 1), busy / 0.01, 10_000, seed=3)
     played = play(ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS), arrivals)
@@ -63,7 +63,10 @@ def test_a_saturated_worker_serves_at_its_rate_and_refuses_the_rest() -> None:
     assert longest <= 0.01 * (CONSTANT.max_waiting + 2)
 
 
-@pytest.mark.parametrize(("prefill", "burst"), list(itertools.product((0, 1), (1, 4, 16))))
+@pytest.mark.parametrize(
+    ("prefill", "burst"),
+    crossed((0, 1), (1, 4, 16), quick=lambda prefill, burst: burst == (4 if prefill else 1)),
+)
 def test_one_request_in_ten_is_slower_than_the_closed_form_says(prefill: int, burst: int) -> None:
     """Whether requests come one by one or in bunches, and whether two workers do both or one each."""
     layout = ClusterLayout.SPLIT if prefill else ClusterLayout.UNIFIED
@@ -106,7 +109,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("load", "small"), list(itertools.product(LOADS, (False, True))))
+@pytest.mark.parametrize(("load", "small"), crossed(LOADS, (False, True), quick=lambda load, small: small))
 def test_every_request_ends_once_and_nothing_is_left(load: str, small: bool) -> None:
     for layout, workers, prefill in SHAPES:
         hardware = SMALL if small else example()
@@ -256,7 +259,7 @@ COMPARED = {
 
 @pytest.mark.parametrize(
     "case",
-    [case if "8k" in case else pytest.param(case, marks=pytest.mark.slow) for case in COMPARED],
+    [case if "tight 8k" in case else pytest.param(case, marks=pytest.mark.slow) for case in COMPARED],
 )
 def test_auto_does_not_lose_to_the_better_static_layout(case: str) -> None:
     traffic, targets = COMPARED[case]

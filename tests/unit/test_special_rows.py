@@ -19,6 +19,7 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.special import SpecialRows, SpecialSampler, Told, occupy_special
 from eyas.engine.kernels import sample as sample_kernels
 from eyas.engine.sampling.sampler import Row, sample
+from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB, CONTEXT, EOS = 40, 64, (39,)
@@ -112,8 +113,7 @@ def same(ours: TokenLogprob | None, theirs: TokenLogprob | None) -> bool:
     )
 
 
-@pytest.mark.parametrize("width", [1, 6])
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize(("asked", "width"), crossed(ASKED, [1, 6], quick=lambda asked, width: width == 6))
 def test_tokens_and_logprobs_are_the_specifications(asked: str, width: int) -> None:
     """At the root, at every node below it, at a prompt's end; nodes without a draft change no other row."""
     step = Step(width, width, [ASKED[asked]] * 6)

@@ -57,7 +57,9 @@ def run_of(kind: str, teacher: Teacher, folder: Path, steps: int = 16) -> HeadRu
     return HeadRun(settings, teacher, Texts(texts(60, 1), texts(12, 2)), checkpoint)
 
 
-@pytest.mark.parametrize(("kind", "least"), [("eagle3", 1.8), ("eagle", 3.0), ("mtp", 4.0)])
+@pytest.mark.parametrize(
+    ("kind", "least"), [("eagle3", 1.8), pytest.param("eagle", 3.0, marks=pytest.mark.slow), ("mtp", 4.0)]
+)
 def test_training_makes_drafts_right(kind: str, least: float, teacher: Teacher, tmp_path: Path) -> None:
     """On texts that were held out; of the 48 successors only 40 are in the EAGLE-3 head's vocabulary."""
     run, lines = run_of(kind, teacher, tmp_path), []
@@ -73,7 +75,7 @@ class Killed(Exception):
     """Stands for the end of the process."""
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle"])
+@pytest.mark.parametrize("kind", [pytest.param("eagle3", marks=pytest.mark.slow), "eagle"])
 def test_a_killed_run_ends_as_if_it_had_not_been(kind: str, teacher: Teacher, tmp_path: Path) -> None:
     """Bit for bit; the eagle head also has noise. The kill comes two steps after the last checkpoint."""
     whole = run_of(kind, teacher, tmp_path / "whole", steps=6)

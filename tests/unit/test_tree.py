@@ -56,7 +56,7 @@ def test_trim() -> None:
 
 
 @given(tree=trees(), committed=st.lists(st.integers(0, 3), max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_trim_keeps_what_was_said_below(tree: DraftTree, committed: list[int]) -> None:
     """Without equal siblings a trimmed tree says exactly what the whole one said after `committed`."""
     assume(len(set(words(tree))) == len(tree))

@@ -61,7 +61,9 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert error.max() < 4e-3, error.max()  # bfloat16
 
 
-@pytest.mark.parametrize("kind", ["blocks", "powers", "token", "tensor"])
+@pytest.mark.parametrize(
+    "kind", crossed(["blocks", "powers", "token", "tensor"], quick=lambda kind: kind in ("blocks", "token"))
+)
 def test_wide_products_are_cublas(kind: str, plain: list[str]) -> None:
     x, weight = random(ROWS, K).bfloat16(), in_kind(random(N, K, seed=1), kind)
     products = Products(Launch.on("cpu", pdl=False), vendor=True)
@@ -72,7 +74,9 @@ def test_wide_products_are_cublas(kind: str, plain: list[str]) -> None:
 @pytest.mark.parametrize(
     ("kind", "gelu"),
     crossed(
-        ["blocks", "powers", "token"], [False, True], quick=lambda kind, gelu: gelu == (kind == "blocks")
+        ["blocks", "powers", "token"],
+        [False, True],
+        quick=lambda kind, gelu: (kind, gelu) in (("blocks", True), ("token", False)),
     ),
 )
 def test_a_gate_behind_cublas(kind: str, gelu: bool, plain: list[str]) -> None:

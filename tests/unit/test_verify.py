@@ -137,9 +137,10 @@ def outputs(found: list[Stream]) -> list[tuple[list[int], Finish | None]]:
     return [(stream.output, stream.finish) for stream in found]
 
 
-def test_speculation_equals_plain_decoding_token_for_token() -> None:
-    """2,100 seeds, seven kinds of parameters, a fresh random tree every round."""
-    asked = streams(2100)
+@pytest.mark.parametrize("seeds", [700, pytest.param(2100, marks=pytest.mark.slow)])
+def test_speculation_equals_plain_decoding_token_for_token(seeds: int) -> None:
+    """Seven kinds of parameters, a fresh random tree every round."""
+    asked = streams(seeds)
     plain, spec = run(asked), run(asked, random_tree)
     assert outputs(spec) == outputs(plain)
     assert sum(s.rounds for s in spec) < 0.75 * sum(s.rounds for s in plain)  # drafts were really accepted
@@ -177,7 +178,7 @@ def _prompt_forgotten(stream: Stream, tree: DraftTree | None) -> list[Row]:
     "mutation", [_root_ancestors, _root_position, _node_position, _root_bans, _prompt_forgotten]
 )
 def test_a_wrong_context_is_seen(mutation: Rows) -> None:
-    asked = streams(420)
+    asked = streams(140)
     assert outputs(run(asked, random_tree, rows=mutation)) != outputs(run(asked))
 
 
@@ -206,7 +207,7 @@ def _no_bonus_replacement(tree: DraftTree | None, chosen: list[int]) -> Verdict:
 
 @pytest.mark.parametrize("mutation", [_bonus_of_the_parent, _leaf_below_wrong_parent, _no_bonus_replacement])
 def test_a_wrong_verdict_is_seen(mutation: Callable[[DraftTree | None, list[int]], Verdict]) -> None:
-    asked = streams(420)
+    asked = streams(140)
     assert outputs(run(asked, random_tree, verdict=mutation)) != outputs(run(asked))
 
 
@@ -244,7 +245,7 @@ def test_harmless_changes_are_harmless() -> None:
     def stale(stream: Stream, rng: random.Random) -> DraftTree | None:
         return random_tree(dataclasses.replace(stream, output=stream.output[:-1]), rng)
 
-    asked = streams(420)
+    asked = streams(210)
     plain = outputs(run(asked))
     for drafting in (mirrored, doubled, stale):
         assert outputs(run(asked, drafting)) == plain
@@ -294,7 +295,7 @@ def test_trimmed_late_proposals_are_as_good_as_fresh_ones() -> None:
     assert sum(s.rounds for s in spec) < sum(s.rounds for s in plain)
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
+@pytest.mark.parametrize("max_tokens", [2, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_trees_deeper_than_the_budget(max_tokens: int) -> None:
     """A perfect chain of eight, and one in a tree: cut by the limit or before it, the same output."""
 
