@@ -212,7 +212,12 @@ def test_demo_streams_an_answer_and_shows_figures(tmp_path: Path) -> None:
     mark = plant(here)
     path = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(command), "demo"], cwd=here, env=path, capture_output=True, text=True, timeout=90
+        [sys.executable, str(command), "demo", "--layout", "unified"],
+        cwd=here,
+        env=path,
+        capture_output=True,
+        text=True,
+        timeout=90,
     )
     assert done.returncode == 0, done.stderr
     assert not mark.exists()

@@ -22,7 +22,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize("watched", [pytest.param(True, marks=pytest.mark.slow), False])
 async def test_the_lease_of_draft_pages_ends_with_the_worker_that_was_to_pull_them(
     tmp_path: Path, watched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,7 +41,7 @@ async def test_the_lease_of_draft_pages_ends_with_the_worker_that_was_to_pull_th
         b = await start(real_worker(config, Role.DECODE, registry=known, pool_dir=str(tmp_path / "b")))
         decode = await start(decoding(b))
         await until(lambda: bool(b.engine._drafting.drafter._head._workers))
-        asked = GenerationRequest("r", PROMPT, SamplingParams(max_tokens=600, ignore_eos=True))
+        asked = GenerationRequest("r", PROMPT, SamplingParams(max_tokens=1500, ignore_eos=True))
         decode.attach(asked, await prefill(a, asked, draft=True))
         await until(lambda: b.load.running == 1 and (watched or a.load.leases == 1))
         await drafting.aclose()

@@ -102,6 +102,7 @@ def test_a_batch_that_the_pages_do_not_hold_is_told(monkeypatch: pytest.MonkeyPa
     assert "--num-pages" in line["error"]
 
 
+@pytest.mark.slow
 def test_a_profile_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.bench.static_batch.RUNS", 1)
     trace = tmp_path / "trace.json"

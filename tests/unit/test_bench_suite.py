@@ -170,9 +170,9 @@ def test_the_command_is_told_again_without_its_secrets() -> None:
     ("flags", "count"),
     [
         ("--tp 2", 2),
-        ("--workers 2", 2),
+        pytest.param("--workers 2", 2, marks=pytest.mark.slow),
         ("--layout split --decode 2", 3),
-        ("--layout split --gpus 1,1", 1),
+        pytest.param("--layout split --gpus 1,1", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_shape_is_measured_on_the_gpus_that_were_named(flags: str, count: int, tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_one_more_message_per_token_is_seen(
     assert baseline.RENEW in said and "say why" in said
 
 
+@pytest.mark.slow
 def test_one_more_message_per_step_of_an_engine_is_seen(
     record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,7 +309,7 @@ def test_refusals_are_clear(base: EngineConfig) -> None:
 
 def test_the_load_tells_of_a_queue_behind_many_choices(base: EngineConfig) -> None:
     cluster = Loopback(replace(base, draft=None, max_running=3))
-    params = SamplingParams(temperature=1.0, max_tokens=100, ignore_eos=True)
+    params = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
     many = cluster.submit(
         GenerationRequest("many", (1, 2), params, tuple(map(Choice, range(3)))), split=False
     )

@@ -34,7 +34,7 @@ def config_of(model: Path, pool_dir: Path) -> EngineConfig:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(write_tiny_mimo, id="mimo"),
+        pytest.param(write_tiny_mimo, id="mimo", marks=pytest.mark.slow),
         pytest.param(partial(write_tiny_nextn, stages=3), id="three"),
         pytest.param(write_tiny_nextn, id="nextn", marks=pytest.mark.slow),
     ],

@@ -76,7 +76,7 @@ def test_wide_products_are_cublas(kind: str, plain: list[str]) -> None:
     crossed(
         ["blocks", "powers", "token"],
         [False, True],
-        quick=lambda kind, gelu: (kind, gelu) in (("blocks", True), ("token", False)),
+        quick=lambda kind, gelu: (kind, gelu) == ("blocks", True),
     ),
 )
 def test_a_gate_behind_cublas(kind: str, gelu: bool, plain: list[str]) -> None:
