@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -22,7 +23,8 @@ EVERY_ROLE = (
     Fault(Kind.DRAIN, Role.DECODE, Phase.DECODING, Part.WHOLE, index=0, pause_s=0.5),
 )
 ONE_KILL = (Fault(Kind.KILL, EVERYTHING, Phase.DECODING, Part.WHOLE, index=0, pause_s=0.0),)
-TWO_WORKERS = Site(ServeConfig(GatewayConfig(), ENGINE, "unified", workers=2))
+UNDRAFTED = dataclasses.replace(ENGINE, draft=None)
+TWO_WORKERS = Site(ServeConfig(GatewayConfig(), UNDRAFTED, "unified", workers=2))
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_a_killed_worker_comes_back(split: Served) -> None:
         reply = httpx.post(f"{split.url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
         return reply.status_code == 200
 
-    wait_until(answers, 30)
+    wait_until(answers, 90)
     assert split.says("starting it again")
     assert split.worker("decode").pid != killed.pid
 
