@@ -110,7 +110,7 @@ def test_without_its_grammar_an_answer_is_another(base: EngineConfig) -> None:
 
 
 def test_elsewhere_and_short_of_pages_it_is_the_same(base: EngineConfig) -> None:
-    requests = [one for one, _ in mixed(2)][:3]
+    requests = [one for one, _ in mixed(2)][:7]
     requests += [
         request(f"long{i}", Grammar.regex("[a-z ]{100}"), PROMPTS[i], max_tokens=40) for i in range(4)
     ]
