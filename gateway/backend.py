@@ -131,6 +131,13 @@ class GenerationBackend(Protocol):
         """Whether a request sent now would succeed, as far as is known already: it never waits."""
         ...
 
+    async def flush(self, wait_s: float) -> dict[str, int]:
+        """Empties the prefix cache of each worker on which nothing runs; the pages that each had.
+
+        Raises Busy if something still runs on one after `wait_s`, and what else keeps one from it.
+        """
+        ...
+
 
 class PassingBackend(GenerationBackend):
     """Passes everything to the backend behind it: what stands before a backend says only what it changes."""
@@ -149,3 +156,6 @@ class PassingBackend(GenerationBackend):
 
     def health(self) -> BackendHealth:
         return self._backend.health()
+
+    async def flush(self, wait_s: float) -> dict[str, int]:
+        return await self._backend.flush(wait_s)

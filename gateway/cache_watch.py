@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Collection
 
 from eyas.common import rpc
@@ -52,6 +53,6 @@ class CacheWatch:
         try:
             async with contextlib.aclosing(client.cached()) as stream:
                 async for news in stream:
-                    self._holdings.hear(worker, news)
+                    self._holdings.hear(worker, news, time.monotonic())
         except Exception as error:
             rpc.as_eyas(error, f"following the cache of {worker}")  # a defect is logged

@@ -14,9 +14,9 @@ from functools import partial
 import msgspec
 
 from eyas.common import rpc
-from eyas.common.clients import DecodeSessionClient, PrefillClient
+from eyas.common.clients import DecodeSessionClient, InfoClient, PrefillClient
 from eyas.common.discovery import Registry
-from eyas.common.errors import EyasError, TransferFailed, Unavailable
+from eyas.common.errors import Busy, EyasError, TransferFailed, Unavailable
 from eyas.common.page_names import PageShape
 from eyas.common.types import KvHandle, Role, WorkerInfo
 from eyas.common.watch import TransferClient
@@ -151,7 +151,7 @@ class Cluster:
         """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""
         holding = self._holdings.of(info.worker, info.epoch)
         shape = PageShape() if holding is None else holding.shape
-        since = 0.0 if holding is None else time.monotonic() - SENT_S
+        since = 0.0 if holding is None else max(time.monotonic() - SENT_S, holding.emptied)
         sent = self._sent.matched((info.worker, info.epoch), prefix.blocks, since)
         sent -= sent % shape.size
         return sent if holding is None else max(sent, holding.matched(prefix))
@@ -178,6 +178,30 @@ class Cluster:
             await TransferClient(self._channels.get(worker), worker).release(handle, attempt)
         except EyasError as error:
             _log.info("worker %s keeps pages until their lease ends: %s", worker, error)
+
+    async def flush(self, wait_s: float) -> dict[str, int]:
+        """Empties the prefix cache of each worker on which nothing runs; the pages that each had.
+
+        Raises Busy if something still runs on one after `wait_s`, or what else keeps one from it.
+        """
+        workers = [info.worker for info in self.workers() if info.runs_target and not info.starting]
+        if not workers:
+            raise Unavailable("no worker is known whose cache could be flushed")
+        flushed: dict[str, int] = {}
+        refused: dict[str, EyasError] = {}
+
+        async def one(worker: str) -> None:
+            try:
+                flushed[worker] = await InfoClient(self._channels.get(worker)).flush_cache(wait_s)
+            except EyasError as error:
+                refused[worker] = error
+
+        await asyncio.gather(*map(one, workers))
+        if refused:
+            kind = next((type(why) for why in refused.values() if not isinstance(why, Busy)), Busy)
+            said = "; ".join(f"{worker}: {why.message}" for worker, why in refused.items())
+            raise kind(f"{len(flushed)} of {len(workers)} workers flushed their caches, but not {said}")
+        return flushed
 
     def occupy(self, worker: str, part: UnderWay) -> Stake:
         """Counts a leg that starts on `worker`, at once, so that the next request is routed with it in mind.

@@ -19,7 +19,13 @@ from functools import partial
 
 import msgspec
 
-from eyas.common.errors import DeadlineExceeded, EyasError, Unavailable
+from eyas.common.errors import (
+    DeadlineExceeded,
+    EyasError,
+    InvalidRequest,
+    LogitsNotFinite,
+    Unavailable,
+)
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
 from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings, WorkerInfo
 from gateway import router
@@ -66,6 +72,9 @@ class ClusterBackend(GenerationBackend):
         if router.route(self.links()) is not None:
             return BackendHealth(degraded=SYNTHETIC if is_synthetic(self._cluster.workers()) else "")
         return BackendHealth(f"no worker can serve a request: {router.missing(self.links())}")
+
+    async def flush(self, wait_s: float) -> dict[str, int]:
+        return await self._cluster.flush(wait_s)
 
 
 class ClusterGeneration(GenerationStream, LegOwner):
@@ -186,6 +195,8 @@ class ClusterGeneration(GenerationStream, LegOwner):
                 self._deliver_first(choices, leg.named(timings))
             case Ended(error) if leg.handles is None:
                 self._replace_prefill(leg, error)
+            case Ended(InvalidRequest() | LogitsNotFinite() as error):
+                raise error  # no other worker would do better
         # Once prefill has started, only decode decides whether its pages arrive.
 
     async def _hear_decode(self, leg: DecodeLeg, event: LegEvent | None) -> None:

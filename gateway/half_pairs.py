@@ -1,4 +1,5 @@
-"""Where a JSON body holds half of a surrogate pair: an escape like \\ud800 alone, which stands for no text.
+"""Where a JSON body holds half of a surrogate pair, which is no text: an escape like \\ud800 alone, or three
+bytes.
 
 It knows JSON, and refuses to know what the fields mean. It is asked about bodies that could not be read.
 """
@@ -14,7 +15,7 @@ _HALF = re.compile(r"[\ud800-\udfff]")
 
 def half_pair(body: bytes) -> str | None:
     """The first field with one, as messages[0].content; None where there is none, or the body is no JSON."""
-    if b"\\u" not in body:
+    if b"\\u" not in body and b"\xed" not in body:
         return None
     try:
         return _place(json.loads(body), "")

@@ -43,16 +43,20 @@ class Holding:
     def __init__(self, news: CacheNews) -> None:
         self.epoch = news.epoch
         self.shape = news.shape
+        self.emptied = 0.0  # when it was last without any page, as far as is known
         self._names: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def hear(self, news: CacheNews) -> None:
+    def hear(self, news: CacheNews, now: float) -> None:
         """Takes what the worker says, in order."""
+        lost = bool(news.dropped or (news.whole and self._names))
         if news.whole:
             self._names.clear()
         self._names.difference_update(split(news.dropped))
+        if lost and not self._names and not (news.whole and news.added):
+            self.emptied = now
         self._names.update(split(news.added))
 
     def matched(self, prefix: Prefix) -> int:
@@ -74,14 +78,14 @@ class Holdings:
     def __init__(self) -> None:
         self._workers: dict[str, Holding] = {}
 
-    def hear(self, worker: str, news: CacheNews) -> None:
-        """Takes news of a worker. What a pool held that is gone is forgotten with it."""
+    def hear(self, worker: str, news: CacheNews, now: float) -> None:
+        """Takes news of a worker, at `now`. What a pool held that is gone is forgotten with it."""
         known = self._workers.get(worker)
         if known is None or known.epoch != news.epoch:
             if not news.whole:
                 return  # the rest of an older stream
             known = self._workers[worker] = Holding(news)
-        known.hear(news)
+        known.hear(news, now)
 
     def of(self, worker: str, epoch: int) -> Holding | None:
         """What it holds in this pool; None: it has not said."""

@@ -56,6 +56,7 @@ from gateway.sglang_request import GenerateBody, generate_call
 from gateway.text import TextDelta
 from gateway.tokenizer import Tokenizer
 from gateway.tracing import failed
+from gateway.upkeep import Upkeep
 from gateway.wire import (
     EXPOSED,
     Arriving,
@@ -105,7 +106,11 @@ def create_app(
         vllm=config.vllm_metrics,
     )
     front = HttpFront(config, backend, tokenizer, metrics, quotas or Quotas())
-    pages = [*Pages(config, backend, metrics).endpoints(), *Console(metrics).endpoints()]
+    pages = [
+        *Pages(config, backend, metrics).endpoints(),
+        *Upkeep(backend).endpoints(),
+        *Console(metrics).endpoints(),
+    ]
     endpoints = described([*front.endpoints(), *pages], keys=front.keyed, root=config.root_path)
     app = Starlette(routes=front.routes(endpoints))
     app.router.redirect_slashes = False  # an address made of the Host that anyone may send
@@ -142,7 +147,7 @@ class HttpFront:
         self._chats = ChatModel.of(config, tokenizer)
         self._metrics = metrics
         self._arriving = Arriving()
-        self._running = RunningCalls()
+        self._running = RunningCalls(metrics.siblings)
 
     def endpoints(self) -> list[Endpoint]:
         """The rows of the route table that this class answers."""
@@ -295,10 +300,12 @@ class HttpFront:
                     await reply.whole(body)
 
     async def abort(self, request: Request) -> Response:
-        """Ends the caller's requests that are known by an id, or all of them, as SGLang's /abort_request."""
+        """Ends the caller's requests that are known by an id, or all of them, as SGLang's /abort_request, in
+        whichever process of the gateway they run.
+        """
         body = await self._body(AbortBody, request)
         id = None if body.abort_all else body.rid
-        return json_response({"aborted": self._running.abort(request.state.caller.name, id)})
+        return json_response({"aborted": await self._running.abort(request.state.caller.name, id)})
 
     async def _body(self, kind: type[B], request: Request) -> B:
         """The request's body as `kind`; the response's headers will name its ignored fields."""

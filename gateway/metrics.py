@@ -17,7 +17,7 @@ from eyas.common.errors import EyasError
 from eyas.common.metrics import PlainHistogram
 from eyas.common.types import Finish
 from gateway.recent import Recent
-from gateway.siblings import Siblings
+from gateway.siblings import METRICS, Siblings
 from gateway.text import RequestTrace, TextDelta, UsageCounts
 from gateway.timeline import Timeline
 from gateway.timings import pulls
@@ -139,7 +139,8 @@ class TurnMetrics:
 class GatewayMetrics:
     """The metrics of one gateway process. Canary requests count in `canary_runs` alone.
 
-    A context manager around the time in which its `siblings`, if it has any, may ask for them.
+    A context manager around the time in which its `siblings`, the gateway's other processes if it has any,
+    may ask for them.
     """
 
     tracer: Tracer | None = None  # takes the spans of calls; its owner sets it
@@ -147,7 +148,7 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry, siblings: Siblings | None = None) -> None:
         self.registry = self.exported = registry
-        self._siblings = siblings
+        self.siblings = siblings
         self.serving = Gauge("eyas_serving", "1 while /health answers 200", registry=registry)
         self.synthetic = Gauge("eyas_synthetic_acceptance", _SYNTHETIC, registry=registry)
         self.canary_runs = Counter(
@@ -207,21 +208,22 @@ class GatewayMetrics:
         self._sampling: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> GatewayMetrics:
-        if self._siblings is not None:
-            await self._siblings.start(lambda: generate_latest(self.exported))
+        if self.siblings is not None:
+            self.siblings.on(METRICS, lambda _: generate_latest(self.exported))
+            await self.siblings.start()
         else:  # a sample of one process among several would draw a part of what the page's plots show
             self._sampling = asyncio.create_task(self.timeline.run(), name="timeline")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._siblings is not None:
-            await self._siblings.aclose()
+        if self.siblings is not None:
+            await self.siblings.aclose()
         if self._sampling is not None:
             self._sampling.cancel()
 
     async def page(self) -> bytes:
         """Its figures in Prometheus' text; beside siblings, those of all of them."""
-        return generate_latest(self.exported) if self._siblings is None else await self._siblings.page()
+        return generate_latest(self.exported) if self.siblings is None else await self.siblings.page()
 
     def meter(self) -> Meter:
         """A meter for one call."""

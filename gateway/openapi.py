@@ -32,7 +32,7 @@ _OF_BODIES = (400, 404, 408, 413)
 @dataclass(frozen=True)
 class Endpoint:
     """One route. `keyed`: it asks for an API key, if any is configured. `gives`: media types of answers;
-    none: it refuses whatever is asked.
+    none: it refuses whatever is asked. `query`: the numbers that its query may have.
     """
 
     method: str
@@ -42,6 +42,7 @@ class Endpoint:
     body: type[Body] | None = None
     keyed: bool = True
     gives: tuple[str, ...] = (JSON,)
+    query: tuple[str, ...] = ()
 
     @property
     def generates(self) -> bool:
@@ -110,15 +111,23 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     }
     if endpoint.keyed:
         operation["security"] = [{"key": []}]
-    if "{" in endpoint.path:
-        name = endpoint.path.partition("{")[2].partition("}")[0].partition(":")[0]
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        ]
+    if parameters := _parameters(endpoint):
+        operation["parameters"] = parameters
     if endpoint.body is not None:
         content = {JSON: {"schema": _ref(endpoint.body.__name__)}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": name, "in": "query", "required": False, "schema": {"type": "number"}}
+        for name in endpoint.query
+    ]
+    if "{" in endpoint.path:
+        name = endpoint.path.partition("{")[2].partition("}")[0].partition(":")[0]
+        found.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+    return found
 
 
 def _responses(endpoint: Endpoint) -> dict[str, Any]:
@@ -126,7 +135,7 @@ def _responses(endpoint: Endpoint) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if endpoint.gives:
         found["200"] = {"description": "The answer", "content": {kind: {} for kind in endpoint.gives}}
-    statuses = [*_OF_BODIES] if endpoint.body or not endpoint.gives else []
+    statuses = [*_OF_BODIES] if endpoint.body or not endpoint.gives else [400] if endpoint.query else []
     statuses += [401] if endpoint.keyed else []
     statuses += [429] if endpoint.generates else []
     failed = {"content": {JSON: {"schema": _ref("ErrorBody")}}}

@@ -1,6 +1,7 @@
 """The calls that run on this gateway, by the ids that they are known by, so that a caller can end one.
 
-It knows ids, callers and deadlines. It refuses to know what a call does.
+Of a gateway of several processes each has its own calls, and each asks the others to end theirs. It knows
+ids, callers and deadlines. It refuses to know what a call does.
 """
 
 from __future__ import annotations
@@ -9,7 +10,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 
+import msgspec
+
 from eyas.common.errors import Cancelled, DeadlineExceeded
+from gateway.siblings import Siblings
+
+ABORT = "abort"
 
 
 class Lifetime:
@@ -45,10 +51,13 @@ class Lifetime:
 
 
 class RunningCalls:
-    """All of them. A caller reaches its own calls alone."""
+    """All of them. A caller reaches its own calls alone. `siblings`: the gateway's other processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, siblings: Siblings | None = None) -> None:
         self._calls: set[Lifetime] = set()
+        self._siblings = siblings
+        if siblings is not None:
+            siblings.on(ABORT, self._asked)
 
     @contextlib.contextmanager
     def one(self, call: Lifetime) -> Iterator[None]:
@@ -59,8 +68,21 @@ class RunningCalls:
         finally:
             self._calls.discard(call)
 
-    def abort(self, caller: str, id: str | None) -> int:
-        """Aborts the caller's calls that are known by `id` (None: all of its calls); returns how many."""
+    async def abort(self, caller: str, id: str | None) -> int:
+        """Aborts the caller's calls that are known by `id` (None: all of its calls) in every process of this
+        gateway; returns how many, without those of a process that does not answer in time.
+        """
+        count = self._abort(caller, id)
+        if self._siblings is not None:
+            told = await self._siblings.ask(ABORT, msgspec.json.encode((caller, id)))
+            count += sum(int(ended) for ended in told.values() if ended)
+        return count
+
+    def _asked(self, about: bytes) -> bytes:
+        """By another process."""
+        return str(self._abort(*msgspec.json.decode(about, type=tuple[str, str | None]))).encode()
+
+    def _abort(self, caller: str, id: str | None) -> int:
         found = [call for call in self._calls if call.caller == caller and (id is None or id in call.ids)]
         for call in found:
             call.abort()

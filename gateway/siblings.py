@@ -1,8 +1,9 @@
-"""The metrics of gateway processes that share their ports: each tells its own at a socket, any shows all.
+"""Gateway processes that share their ports ask each other: each answers questions at a socket of its own.
 
-A scrape reaches one of the processes, by chance. The page that it gets has every series of each, with the
-label `process`. They are not summed: when one process dies a sum would fall, and Prometheus would count all
-that is left of it again. It knows sockets and Prometheus' text. It refuses to know what is counted.
+A caller's request reaches one of the processes, by chance. So a page of metrics has the series of all, with
+the label `process`, and what ends a request ends it wherever it runs. The series are not summed: when one
+process dies a sum would fall, and Prometheus would count all that is left of it again. It knows sockets,
+names of questions and Prometheus' text. It refuses to know what is counted, and what answers mean.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-ANSWER_S = 1.0  # a process that takes longer is left out of a page
+ANSWER_S = 1.0  # a process that takes longer is not waited for
 SUFFIX = ".sock"
+METRICS = "metrics"
 
 
 class Siblings:
@@ -27,37 +29,52 @@ class Siblings:
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._server: asyncio.Server | None = None
+        self._answers: dict[str, Callable[[bytes], bytes]] = {}
 
-    async def start(self, tell: Callable[[], bytes]) -> None:
-        """From now on the others are told what `tell` gives. Replaces what an earlier process left."""
+    def on(self, question: str, answer: Callable[[bytes], bytes]) -> None:
+        """From now on this process answers a question of that name; `answer` is given what it is about."""
+        self._answers[question] = answer
 
-        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError), contextlib.closing(writer):
-                writer.write(tell())
-                await writer.drain()
-
+    async def start(self) -> None:
+        """From now on the others hear answers. Replaces what an earlier process left."""
         self._socket.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(answer, self._socket)
+        self._server = await asyncio.start_unix_server(self._hear, self._socket)
+
+    async def ask(self, question: str, about: bytes = b"") -> dict[str, bytes]:
+        """By process: what the others answer; nothing for one that is silent or does not know."""
+        sockets = sorted({*self._socket.parent.glob(f"*{SUFFIX}")} - {self._socket})
+        answers = await asyncio.gather(*(_ask(socket, question, about) for socket in sockets))
+        return {socket.stem: answer for socket, answer in zip(sockets, answers, strict=True)}
 
     async def page(self) -> bytes:
         """The figures of all that answer."""
-        sockets = sorted(self._socket.parent.glob(f"*{SUFFIX}"))
-        pages = await asyncio.gather(*map(_ask, sockets))
-        return labelled({socket.stem: page for socket, page in zip(sockets, pages, strict=True)})
+        own = {self._socket.stem: self._answers[METRICS](b"")}
+        return labelled(dict(sorted((own | await self.ask(METRICS)).items())))
 
     async def aclose(self) -> None:
-        """Tells nothing more."""
+        """Answers nothing more."""
         if self._server is not None:
             self._server.close()
             self._socket.unlink(missing_ok=True)
 
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError), contextlib.closing(writer):
+            async with asyncio.timeout(ANSWER_S):
+                question, _, about = (await reader.read()).partition(b"\n")
+            answer = self._answers.get(question.decode())
+            if answer is not None:
+                writer.write(answer(about))
+                await writer.drain()
 
-async def _ask(socket: Path) -> bytes:
-    """What a process tells; nothing if it does not answer."""
+
+async def _ask(socket: Path, question: str, about: bytes) -> bytes:
+    """What a process answers; nothing if it does not."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_unix_connection(socket)
             with contextlib.closing(writer):
+                writer.write(question.encode() + b"\n" + about)
+                writer.write_eof()
                 return await reader.read()
     return b""
 

@@ -114,11 +114,11 @@ class Owner:
             lease.first_tokens, lease.last_feature = first_tokens, last_feature
             self._tell(lease)
 
-    def withdraw(self, handle_id: int, now: float) -> None:
-        """The request was cancelled on this side."""
+    def withdraw(self, handle_id: int, now: float, error: EyasError | None = None) -> None:
+        """The request failed on this side with `error`; None: it was cancelled."""
         lease = self._alive(handle_id, now)
         if lease is not None:
-            self._end(lease, Cancelled("The request was cancelled where its prompt ran."))
+            self._end(lease, error or Cancelled("The request was cancelled where its prompt ran."))
 
     # --- the puller's side: who reads them ------------------------------------------------------------
 

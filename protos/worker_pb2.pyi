@@ -174,3 +174,15 @@ class PassedOver(_message.Message):
     path: str
     reason: str
     def __init__(self, path: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class FlushCacheRequest(_message.Message):
+    __slots__ = ("wait_s",)
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    wait_s: float
+    def __init__(self, wait_s: _Optional[float] = ...) -> None: ...
+
+class FlushCacheResponse(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    def __init__(self, pages: _Optional[int] = ...) -> None: ...

@@ -50,6 +50,11 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker__pb2.ProbeLinksRequest.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.ProbeLinksResponse.FromString,
                 _registered_method=True)
+        self.FlushCache = channel.unary_unary(
+                '/eyas.internal.v1.WorkerService/FlushCache',
+                request_serializer=protos_dot_worker__pb2.FlushCacheRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.FlushCacheResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -79,6 +84,14 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FlushCache(self, request, context):
+        """Empties its prefix cache, on the device and on the host, once it has no request, pull or lease.
+        FAILED_PRECONDITION if it still has some after `wait_s`: then nothing has changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +109,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ProbeLinks,
                     request_deserializer=protos_dot_worker__pb2.ProbeLinksRequest.FromString,
                     response_serializer=protos_dot_worker__pb2.ProbeLinksResponse.SerializeToString,
+            ),
+            'FlushCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushCache,
+                    request_deserializer=protos_dot_worker__pb2.FlushCacheRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.FlushCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +198,33 @@ class WorkerService:
             '/eyas.internal.v1.WorkerService/ProbeLinks',
             protos_dot_worker__pb2.ProbeLinksRequest.SerializeToString,
             protos_dot_worker__pb2.ProbeLinksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eyas.internal.v1.WorkerService/FlushCache',
+            protos_dot_worker__pb2.FlushCacheRequest.SerializeToString,
+            protos_dot_worker__pb2.FlushCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -97,8 +97,11 @@ async def serve(port: int, step_s: float) -> None:
     async def probe(owner: str) -> list[Link]:
         return []
 
+    async def flush(wait_s: float) -> int:
+        return 0
+
     server = rpc.server()
-    for servicer in (info.InfoServicer(describe, probe), DecodeServicer(engine.client, describe)):
+    for servicer in (info.InfoServicer(describe, probe, flush), DecodeServicer(engine.client, describe)):
         servicer.register(server)
     rpc.bind(server, "127.0.0.1", port)
     await server.start()

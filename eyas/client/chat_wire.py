@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from eyas.client.types import ChatOptions, Message, Options, Tool
-from eyas.client.wire import options_to_pb
+from eyas.client.wire import request_to_pb, unsendable
 from eyas.common.errors import InvalidRequest
 from protos import eyas_pb2
 
@@ -28,13 +28,12 @@ _OWN = ChatOptions.__optional_keys__ - Options.__optional_keys__
 def chat_request(model: str, messages: Sequence[Message], options: ChatOptions) -> eyas_pb2.ChatRequest:
     """Raises InvalidRequest naming a value that cannot be sent."""
     common = {name: value for name, value in options.items() if name not in _OWN}
-    request = eyas_pb2.ChatRequest(model=model, options=options_to_pb(cast(Options, common)))
+    request = request_to_pb(eyas_pb2.ChatRequest, model, cast(Options, common))
     try:
         request.messages.extend(_message_to_pb(i, message) for i, message in enumerate(messages))
     except (AttributeError, TypeError, ValueError) as error:
-        raise InvalidRequest(
-            f"messages must be a list of role and content: {error}", param="messages"
-        ) from error
+        name = f"messages[{len(request.messages)}]" if isinstance(error, UnicodeEncodeError) else "messages"
+        raise unsendable(name, "messages must be a list of role and content", error) from error
     for name in options.keys() & _OWN:
         value: Any = options[name]  # type: ignore[literal-required]
         if value is None:
@@ -42,7 +41,7 @@ def chat_request(model: str, messages: Sequence[Message], options: ChatOptions) 
         try:
             request.MergeFrom(eyas_pb2.ChatRequest(**{name: _own_to_pb(name, value)}))
         except (AttributeError, TypeError, ValueError) as error:
-            raise InvalidRequest(f"{name} cannot be {value!r:.200}: {error}", param=name) from error
+            raise unsendable(name, f"{name} cannot be {value!r:.200}", error) from error
     return request
 
 

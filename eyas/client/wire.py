@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from eyas.client.types import (
     Delta,
@@ -25,6 +25,7 @@ from eyas.common.grammar import Grammar, GrammarKind
 from eyas.common.types import TokenLogprob
 from protos import eyas_pb2
 
+R = TypeVar("R", eyas_pb2.ChatRequest, eyas_pb2.GenerateRequest)
 _FINISH: dict[int, FinishReason | None] = {
     eyas_pb2.FINISH_REASON_UNSPECIFIED: None,
     eyas_pb2.FINISH_REASON_STOP: "stop",
@@ -35,17 +36,32 @@ _FINISH: dict[int, FinishReason | None] = {
 
 def generate_request(model: str, prompt: str | Sequence[int], options: Options) -> eyas_pb2.GenerateRequest:
     """Raises InvalidRequest naming a value that cannot be sent."""
-    request = eyas_pb2.GenerateRequest(model=model, options=options_to_pb(options))
+    request = request_to_pb(eyas_pb2.GenerateRequest, model, options)
     try:
         if isinstance(prompt, str):
             request.text = prompt
         else:
             request.ids.CopyFrom(eyas_pb2.TokenIds(ids=prompt))
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(
-            f"prompt must be text or a list of token ids: {error}", param="prompt"
-        ) from error
+        raise unsendable("prompt", "prompt must be text or a list of token ids", error) from error
     return request
+
+
+def request_to_pb(kind: type[R], model: str, options: Options) -> R:
+    """A request of this kind that says nothing else. Raises as `generate_request` does."""
+    try:
+        request = kind(model=model)
+    except (TypeError, ValueError) as error:
+        raise unsendable("model", f"model cannot be {model!r:.200}", error) from error
+    request.options.CopyFrom(options_to_pb(options))
+    return request
+
+
+def unsendable(name: str, text: str, error: Exception) -> InvalidRequest:
+    """What is raised for a field that protobuf does not take; `text` says what it must be, if it is text."""
+    if isinstance(error, UnicodeEncodeError):
+        return InvalidRequest(f"{name} holds half of a surrogate pair, which is no text", param=name)
+    return InvalidRequest(f"{text}: {error}", param=name)
 
 
 def options_to_pb(options: Options) -> eyas_pb2.GenerateOptions:
@@ -64,7 +80,7 @@ def options_to_pb(options: Options) -> eyas_pb2.GenerateOptions:
                 field[name] = _grammar_to_pb(value)
             message.MergeFrom(eyas_pb2.GenerateOptions(**field))
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"{name} cannot be {value!r}: {error}", param=name) from error
+            raise unsendable(name, f"{name} cannot be {value!r}", error) from error
     return message
 
 

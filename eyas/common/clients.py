@@ -30,6 +30,8 @@ from protos import (
     worker_pb2_grpc,
 )
 
+FLUSH_S = 15.0  # for a flush beyond its wait: an engine may be in the middle of a long step
+
 
 class Heartbeat(msgspec.Struct, frozen=True):
     """A worker's load, as it says every second. Sequences and pages."""
@@ -215,3 +217,14 @@ class InfoClient:
         except grpc.aio.AioRpcError as error:
             raise rpc.map_rpc_error(error) from error
         return [link_from_pb(link) for link in reply.links]
+
+    async def flush_cache(self, wait_s: float) -> int:
+        """How many pages its prefix cache had, which is empty now.
+
+        Raises EyasError: Busy if requests still run after `wait_s`; Unavailable, DeadlineExceeded."""
+        try:
+            request = worker_pb2.FlushCacheRequest(wait_s=wait_s)
+            reply = await self._stub.FlushCache(request, timeout=wait_s + FLUSH_S)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        return int(reply.pages)

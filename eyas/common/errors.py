@@ -19,7 +19,8 @@
     ├── Unavailable                UNAVAILABLE          503   (worker gone or draining: try elsewhere)
     │   └── EngineError                                 503   (the engine is lost: its worker starts again)
     ├── TransferFailed             ABORTED              502   (KV pages did not arrive)
-    └── ConfigError                FAILED_PRECONDITION  500   (a flag, folder or handshake that cannot work)
+    ├── ConfigError                FAILED_PRECONDITION  500   (a flag, folder or handshake that cannot work)
+    └── Busy                       FAILED_PRECONDITION  400   (requests run that this would disturb)
 
 It knows names and numbers; it refuses to know grpc and HTTP frameworks.
 """
@@ -184,6 +185,14 @@ class ConfigError(EyasError):
     grpc_status = "FAILED_PRECONDITION"
     http_status = 500
     code = "config_error"
+
+
+class Busy(EyasError):
+    """Requests run that this would disturb: try again when they have ended."""
+
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 400
+    code = "busy"
 
 
 def _tree(cls: type[EyasError]) -> list[type[EyasError]]:

@@ -10,27 +10,32 @@ import msgspec
 
 from eyas.common import convert
 from eyas.common.cached_pages import CacheNews
+from eyas.common.errors import InvalidRequest
 from eyas.common.links import Link, link_to_pb
 from eyas.common.types import WorkerInfo
 from protos import worker_pb2, worker_pb2_grpc
 
 SERVICE = "eyas.internal.v1.WorkerService"
 CACHED_S = 0.2  # between two messages about the cache
+MOST_WAIT_S = 600.0  # for requests to end, before a flush
 
 
 class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
-    """The service; `describe` gives the description of now, `probe` measures the links from an owner, and
-    `cached` says what changed in the prefix cache since a number (`CachedPages.since`).
+    """The service; `describe` gives the description of now, `probe` measures the links from an owner, `flush`
+    empties the prefix cache within seconds and says how many pages it had, and `cached` says what changed in
+    it since a number (`CachedPages.since`).
     """
 
     def __init__(
         self,
         describe: Callable[[], WorkerInfo],
         probe: Callable[[str], Awaitable[list[Link]]],
+        flush: Callable[[float], Awaitable[int]],
         cached: Callable[[int | None], CacheNews | None] = lambda number: None,
     ) -> None:
         self._describe = describe
         self._probe = probe
+        self._flush = flush
         self._cached = cached
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -69,3 +74,13 @@ class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
         """How the owner's pages come here. Raises what keeps the owner from being asked."""
         links = await self._probe(request.owner)
         return worker_pb2.ProbeLinksResponse(links=map(link_to_pb, links))
+
+    async def FlushCache(
+        self,
+        request: worker_pb2.FlushCacheRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.FlushCacheRequest, worker_pb2.FlushCacheResponse],
+    ) -> worker_pb2.FlushCacheResponse:
+        """How many pages the cache had. Raises Busy if requests still run after `wait_s`."""
+        if not 0 <= request.wait_s <= MOST_WAIT_S:
+            raise InvalidRequest(f"wait_s must be from 0 to {MOST_WAIT_S:g}", param="wait_s")
+        return worker_pb2.FlushCacheResponse(pages=await self._flush(request.wait_s))

@@ -22,6 +22,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from eyas.common.address import join
+from eyas.common.bad_text import bad_text
 from eyas.common.config import SHARED_MEMORY
 from eyas.common.errors import (
     ConfigError,
@@ -288,6 +289,10 @@ def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return parse(data)
         except DecodeError:
+            descriptor = getattr(getattr(parse, "__self__", None), "DESCRIPTOR", None)  # of a FromString
+            if descriptor is not None and (field := bad_text(descriptor, data)):
+                text = f"{field} is no text in UTF-8, which has no half of a surrogate pair"
+                raise InvalidRequest(text, param=field) from None
             raise InvalidRequest("the message is not of this method's type") from None
 
     return parsed

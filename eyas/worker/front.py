@@ -28,6 +28,7 @@ from eyas.common.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Alive, Cached, Command, Drain, Load, Ready, Shutdown, Step, Stopped
+from eyas.worker.flush import flush
 from eyas.worker.link import FrontLink
 from eyas.worker.liveness import Liveness
 from eyas.worker.membership import Membership
@@ -135,7 +136,10 @@ class Front:
     def _add_services(self) -> list[str]:
         roles = self._config.engine.roles
         services: list[tuple[str, Any]] = [
-            (info.SERVICE, info.InfoServicer(self.describe, self._pulls.probes.probe, self._news))
+            (
+                info.SERVICE,
+                info.InfoServicer(self.describe, self._pulls.probes.probe, self._flush, self._news),
+            )
         ]
         if Role.PREFILL in roles:
             services.append((prefill.SERVICE, prefill.PrefillServicer(self._engine)))
@@ -278,6 +282,10 @@ class Front:
         if self._leaving:
             raise Unavailable("the worker is leaving")
         return None if self._cached is None else self._cached.since(number)
+
+    async def _flush(self, wait_s: float) -> int:
+        """Pages for drafts alone are in no cache: there is nothing to empty."""
+        return 0 if self._config.engine.only_drafts else await flush(self._engine, wait_s)
 
     def _on_load(self, load: Load) -> None:
         self._load = load

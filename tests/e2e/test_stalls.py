@@ -94,13 +94,11 @@ def test_long_steps_are_no_stalls(layout: str) -> None:
             "ignore_eos": True,
         }
         reply = httpx.post(f"{served.url}/v1/completions", json=body, timeout=LONG_S, trust_env=False)
-        if reply.status_code == 504:  # the machine is too slow for its own deadline, which is no stall
-            return ""
         assert reply.status_code == 200, reply.text
         return str(reply.json()["choices"][0]["text"])
 
     with serving(Folders(str(NANO), str(NANO_HEAD)), "--layout", layout, *TREES) as served:
         with ThreadPoolExecutor(LONG) as pool:
             answers = list(pool.map(ask, range(LONG)))
-        assert any(answers)
+        assert len(answers) == LONG
         assert not served.says("not serving: its engine") and not served.says("ended with code")

@@ -76,6 +76,7 @@ class ScriptedBackend:
     prompt: PromptLogprobs | None = None
     scores: Callable[[int], float] = lambda choice: -0.5  # the log-probability of a choice's tokens
     requests: list[GenerationRequest] = field(default_factory=list)
+    flushes: list[float] = field(default_factory=list)  # how long each would wait
     streams: list[ScriptedStream] = field(default_factory=list)
 
     async def start(self, request: GenerationRequest) -> ScriptedStream:
@@ -90,6 +91,12 @@ class ScriptedBackend:
 
     def links(self) -> list[Candidate]:
         return [Candidate(info) for info in self.infos]
+
+    async def flush(self, wait_s: float) -> dict[str, int]:
+        self.flushes.append(wait_s)
+        if self.refusal is not None:
+            raise self.refusal
+        return {info.worker: 7 for info in self.infos}
 
     def health(self) -> BackendHealth:
         return BackendHealth() if self.is_healthy else BackendHealth("no worker is serving")

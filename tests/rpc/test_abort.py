@@ -1,17 +1,23 @@
-"""/abort_request ends a request that runs, by any of its names, and no other's."""
+"""/abort_request ends a request that runs, by any of its names, wherever it runs, and no other's."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from http_client import CHAT, GENERATE, TEXT, client_of, refused
+from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
+from gateway.http import create_app
+from gateway.metrics import GatewayMetrics
+from gateway.siblings import Siblings
 
 
 @pytest.fixture
@@ -85,3 +91,33 @@ async def test_one_name_or_all_must_be_given(backend: ScriptedBackend) -> None:
     async with client_of(backend) as client:
         for body in ({}, {"rid": ""}, {"rid": None}, {"abort_all": False}):
             refused(await client.post("/abort_request", json=body), "rid")
+
+
+async def test_it_ends_requests_of_the_gateway_s_other_processes(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    """Two fronts as of two processes: a socket each in one folder."""
+    config, key = GatewayConfig(api_keys=("k", "other")), {"authorization": "Bearer k"}
+    async with contextlib.AsyncExitStack() as owned:
+        clients = []
+        for i in range(2):
+            metrics = GatewayMetrics(CollectorRegistry(), Siblings(tmp_path / f"gateway-{i}.sock"))
+            await owned.enter_async_context(metrics)
+            transport = httpx.ASGITransport(create_app(config, backend, backend.tokenizer, metrics))
+            client = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=20)
+            clients.append(await owned.enter_async_context(client))
+        one, other = clients
+
+        def ask(client: httpx.AsyncClient, name: str) -> asyncio.Task[httpx.Response]:
+            headers = key | {"x-request-id": name}
+            return asyncio.create_task(client.post("/v1/completions", json=TEXT, headers=headers))
+
+        mine, another = ask(other, "mine"), ask(other, "another")
+        await started(backend, 2)
+        assert await abort(one, {"rid": "mine"}, headers={"authorization": "Bearer other"}) == 0
+        assert await abort(one, {"rid": "mine"}, headers=key) == 1
+        assert (await asyncio.wait_for(mine, 20)).status_code == 499 and not another.done()
+        here = ask(one, "here")
+        await started(backend, 3)
+        assert await abort(one, {"abort_all": True}, headers=key) == 2
+        assert [(await asyncio.wait_for(task, 20)).status_code for task in (here, another)] == [499] * 2

@@ -90,6 +90,34 @@ async def test_all_serve_and_one_that_dies_comes_back() -> None:
 
 
 @pytest.mark.slow
+async def test_either_process_ends_a_request_of_the_other() -> None:
+    async with workers(UNIFIED) as (worker,), group(worker.address) as (_, url, _):
+        worker.script.stop_at = 1  # answers that never come
+        asked = [asyncio.create_task(answer_of(url, f"r{i}")) for i in range(8)]
+        async with asyncio.timeout(30):
+            for i in range(8):
+                while await ended(url, f"r{i}") == 0:
+                    await asyncio.sleep(0.05)
+        assert await asyncio.wait_for(asyncio.gather(*asked), 20) == [499] * 8
+
+
+async def ended(url: str, name: str) -> int:
+    """How many requests of this name are ended by one of the processes, whichever is asked."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        told = await client.post(f"{url}/abort_request", json={"rid": name}, timeout=20)
+    return int(told.json()["aborted"])
+
+
+async def answer_of(url: str, name: str) -> int:
+    """The status of a request of this name, over a connection of its own."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        headers = {"x-request-id": name}
+        return (
+            await client.post(f"{url}/v1/completions", json=ASKED, headers=headers, timeout=60)
+        ).status_code
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["the first", "every process"])
 async def test_all_of_them_drain(to: str) -> None:
     async with workers(UNIFIED) as (worker,), group(worker.address) as (process, url, _):

@@ -29,6 +29,9 @@ class Raising(decode_pb2_grpc.DecodeServiceServicer, prefill_pb2_grpc.PrefillSer
     async def probe(self, owner: str) -> Any:
         raise self.error
 
+    async def flush(self, wait_s: float) -> Any:
+        raise self.error
+
     async def Session(self, up: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         yield decode_pb2.DecodeServiceSessionResponse()
         raise self.error
@@ -43,7 +46,7 @@ async def serving(error: Exception) -> AsyncIterator[grpc.aio.Channel]:
     server, servicer = rpc.server(), Raising(error)
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, server)
     prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)
-    InfoServicer(servicer.info, servicer.probe).register(server)
+    InfoServicer(servicer.info, servicer.probe, servicer.flush).register(server)
     rpc.HealthService(server, [])
     port = rpc.bind(server, "127.0.0.1", 0)
     await server.start()

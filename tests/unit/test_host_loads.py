@@ -155,3 +155,19 @@ def test_pages_are_loaded_if_that_is_faster(
     rig.submit(request(prompt, id="again", max_tokens=4))
     works = rig.step()
     assert bool(rig.memory.jobs) is loads and bool(works) is not loads
+
+
+def test_a_flush_waits_for_loads_and_forgets_the_host_s_pages() -> None:
+    rig = Tiered()
+    rig.submit(request(LONG, id="again", max_tokens=4))
+    rig.step()
+    rig.requests.cancel(Cancel("again"))
+    assert rig.scheduler.flush() is None, "its pages still come into the cache"
+    rig.memory.finish_all()
+    rig.look_after()
+    assert rig.scheduler.flush() >= 10 and rig.tier.held == rig.cache.held == 0
+    rig.look_after()
+    assert rig.all_accounted()
+    loaded = rig.tier.loaded
+    rig.answer("once more", LONG)
+    assert rig.tier.loaded == loaded and rig.requests.scheduler.cached_tokens == 0

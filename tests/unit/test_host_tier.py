@@ -130,6 +130,13 @@ class World(RuleBasedStateMachine):
         self.tier._seen = -PAGES  # it looks for pages each time
         self.tier.poll()
 
+    @rule()
+    @precondition(lambda self: self.flight is None and self.pool.used == 0)
+    def all_is_forgotten(self) -> None:
+        held = self.tier.held
+        self.cache.evict(self.cache.held)
+        assert self.tier.clear() == held and self.tier.held == self.cache.held == 0
+
     @invariant()
     def every_slot_has_one_use(self) -> None:
         held = [held.slot for held in self.tier._held.values()]

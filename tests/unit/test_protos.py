@@ -146,7 +146,7 @@ def test_the_public_contract_names_all_metadata_and_errors() -> None:
     told = {
         code: status
         for status, line in re.findall(r"^//   ([A-Z_]+)\s+(.*)", table, re.M)
-        for code in re.findall(r"[a-z]+(?:_[a-z]+)+|overloaded|unavailable|cancelled|forbidden", line)
+        for code in re.findall(r"[a-z]+(?:_[a-z]+)+|overloaded|unavailable|cancelled|forbidden|busy", line)
     }
     assert told == codes
 

@@ -245,3 +245,17 @@ def test_news_of_all_ranks_are_told() -> None:
         scheduler.remove(seq)
     came, left = scheduler.cache.news(100)
     assert len(came) == 4 * SHORT_BYTES and not left, "two pages of each rank"
+
+
+def test_all_ranks_forget_or_none() -> None:
+    scheduler = _ranked()
+    first, second = (_sequence(i, tuple(range(20 * i, 20 * i + 9))) for i in range(2))
+    for seq in (first, second):
+        scheduler.enqueue(seq)
+    _run(scheduler, scheduler.schedule())
+    scheduler.remove(first)
+    assert first.generation.rank != second.generation.rank
+    assert scheduler.flush() is None, "the other rank runs something"
+    scheduler.remove(second)
+    assert scheduler.flush() == 4 and scheduler.flush() == 0
+    assert all(rank.cache.held == 0 and rank.pool.free == PAGES for rank in scheduler._ranks)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics import GatewayMetrics
-from gateway.siblings import Siblings, labelled
+from gateway.siblings import METRICS, Siblings, labelled
 from gateway.text import TextDelta
 
 
@@ -55,8 +55,10 @@ async def test_one_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "gateway-3.sock").touch()  # left behind by a process that was killed
     first, second = (Siblings(tmp_path / f"gateway-{i}.sock") for i in range(2))
     (tmp_path / "gateway-0.sock").touch()  # by the one before this
-    await first.start(lambda: b"# TYPE a_total counter\na_total 1.0\n")
-    await second.start(lambda: b"# TYPE a_total counter\na_total 2.0\n")
+    first.on(METRICS, lambda _: b"# TYPE a_total counter\na_total 1.0\n")
+    second.on(METRICS, lambda _: b"# TYPE a_total counter\na_total 2.0\n")
+    for one in (first, second):
+        await one.start()
     assert (await first.page()) == (await second.page())
     assert series(await first.page()) == {
         ("counter", "a_total", "process=gateway-0"): 1.0,
@@ -69,3 +71,17 @@ async def test_one_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
     assert held
     for writer in held:
         writer.close()
+
+
+async def test_others_are_asked_by_the_name_of_the_question(tmp_path: Path) -> None:
+    asker, other = (Siblings(tmp_path / f"gateway-{i}.sock") for i in range(2))
+    asker.on("twice", lambda about: b"itself is not asked")
+    other.on("twice", lambda about: 2 * about)
+    for one in (asker, other):
+        await one.start()
+    long = b"two\nlines" * 50_000
+    assert await asker.ask("twice", long) == {"gateway-1": 2 * long}
+    assert await asker.ask("unknown") == {"gateway-1": b""}
+    for one in (asker, other):
+        await one.aclose()
+    assert await asker.ask("twice") == {}

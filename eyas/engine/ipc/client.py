@@ -15,6 +15,7 @@ from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import Entry
 from eyas.engine.ipc.messages import (
     Admitted,
+    CacheFlushed,
     Command,
     DraftDown,
     Event,
@@ -137,7 +138,7 @@ class EngineClient:
                     self._give(int(event.id.partition(":")[0]), event)
                 case WatchUpdate():
                     self._give(event.watch, event)
-                case Released() | Staged() | LinkProbed():
+                case Released() | Staged() | LinkProbed() | CacheFlushed():
                     self._give(event.call, event)
                 case DraftDown():
                     self._give(event.peer, event)

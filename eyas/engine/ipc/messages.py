@@ -191,6 +191,13 @@ class DraftPeerGone(Message, frozen=True):
     peer: int
 
 
+class FlushCache(Message, frozen=True):
+    """Empties the prefix cache once nothing runs, within `wait_s`. The answer is one `CacheFlushed`."""
+
+    call: int
+    wait_s: float
+
+
 class Drain(Message, frozen=True):
     """Accept nothing more; leave once all accepted requests have ended and no lease is left."""
 
@@ -314,6 +321,14 @@ class Cached(Message, frozen=True):
     dropped: bytes
 
 
+class CacheFlushed(Message, frozen=True):
+    """The answer to `FlushCache`: the pages that the cache had; after a failure it is as it was."""
+
+    call: int
+    pages: int = 0
+    failure: Failure | None = None
+
+
 class Stopped(Message, frozen=True):
     """The engine left its loop. `failure` says why, unless it was asked to."""
 
@@ -341,6 +356,7 @@ Command = (
     | DraftUp
     | DraftDown
     | DraftPeerGone
+    | FlushCache
     | Drain
     | Shutdown
 )
@@ -369,5 +385,6 @@ Event = (
     | Load
     | Alive
     | Cached
+    | CacheFlushed
     | Stopped
 )

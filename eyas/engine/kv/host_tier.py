@@ -95,6 +95,16 @@ class HostTier:
         slots = [self._held[name].slot for name in names]
         self.memory.copy_in(slots, pages, partial(self._was_loaded, names, then))
 
+    def clear(self) -> int:
+        """Drops every page that can come back, while none is being loaded; returns how many there were.
+
+        One that is being copied is dropped as its copy ends, for it has left the cache by then.
+        """
+        filled = [name for name, page in self._held.items() if page.filled]
+        self._free += [self._held.pop(name).slot for name in filled]
+        self.held = 0
+        return len(filled)
+
     def load_s(self, pages: int) -> float:
         """Seconds that loading `pages` takes, as copies went until now; 0.0 before the first."""
         memory = self.memory

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from eyas.common.errors import EyasError
 from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
 from eyas.engine.batch.sequence import Generation
 from eyas.engine.ipc.messages import Failure, Release, Released, WatchClosed, WatchOpened, WatchUpdate
@@ -88,10 +89,10 @@ class Leases:
         for handle in self._handles.pop(generation.id, []):
             self.owner.finished(handle.id, first, feature, time.monotonic())
 
-    def withdraw(self, generation: Generation) -> None:
-        """The prompt was cancelled before it was done."""
+    def withdraw(self, generation: Generation, error: EyasError | None = None) -> None:
+        """The prompt failed with `error` before it was done, which its pullers hear; None: was cancelled."""
         for handle in self._handles.pop(generation.id, []):
-            self.owner.withdraw(handle.id, time.monotonic())
+            self.owner.withdraw(handle.id, time.monotonic(), error)
 
     def abandon(self, id: str) -> None:
         """The caller left when the prompt was done already: perhaps no puller was told of its handles."""

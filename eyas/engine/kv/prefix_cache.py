@@ -116,6 +116,11 @@ class PrefixCache:
         first = islice(self._idle, count)
         return [self._nodes[page] for page in first if not self._pool.owners(page)]
 
+    @property
+    def untold(self) -> bool:
+        """Whether `news` has something."""
+        return bool(self._changes)
+
     def news(self, most: int) -> tuple[bytes, bytes]:
         """(packed short names of pages that came, of pages that left) since they were last asked for.
 

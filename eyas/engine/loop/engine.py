@@ -25,6 +25,7 @@ from eyas.engine.ipc.messages import (
     Cancel,
     DraftDown,
     Drain,
+    FlushCache,
     HostCache,
     Load,
     Moved,
@@ -54,6 +55,7 @@ from eyas.engine.loop.step_paces import StepPaces
 from eyas.engine.scheduling.admission import Admission
 from eyas.engine.scheduling.backlog import backlog
 from eyas.engine.scheduling.draft_kv import DraftKv
+from eyas.engine.scheduling.flushes import Flushes
 from eyas.engine.scheduling.ranked import Schedulers
 from eyas.engine.scheduling.requests import Requests
 from eyas.engine.speculation.drafter import Drafter
@@ -112,6 +114,7 @@ class Engine:
         spec, width = parts.config.speculation, parts.ready.draft_width
         self._drafting = Drafting(parts.drafter, width, nodes, spec, parts.pacing, parts.grammars)
         self._requests = self._new_requests()
+        self._flushes = Flushes(parts.scheduler, parts.outbox, self._work)
         self._loop = self._new_loop()
         self._handlers = self._routes()
         self._stopping = False
@@ -178,6 +181,7 @@ class Engine:
             Unstage: stager.unstage,
             **dict.fromkeys(TOLD, self._told),
             ProbeLink: self._probe,
+            FlushCache: self._flushes.begin,
             DraftDown: self._drafts_came,
             Drain: requests.drain,
             Shutdown: self._shut_down,
@@ -200,7 +204,7 @@ class Engine:
                 joins = self._requests.joins
                 self._look_after(time.monotonic())
                 self._busy |= self._requests.joins > joins  # what has joined is not slept over
-                self._stopping |= self._requests.draining and not self._holds_something()
+                self._stopping |= self._requests.draining and not self._work()
                 self._tell()
         finally:
             self._close()
@@ -223,7 +227,8 @@ class Engine:
         if any(copier.brief for copier in self._parts.copiers):
             time.sleep(BRIEF_S)
             return 0.0
-        return COPYING_S if self._copying or self._parts.grammars.working else IDLE_S
+        looks = self._copying or self._parts.grammars.working or self._scheduler.cache.untold
+        return COPYING_S if looks else IDLE_S
 
     def _listen(self, timeout_s: float) -> None:
         """Carry out what the front and draft workers say; waits up to `timeout_s` for the first word."""
@@ -249,10 +254,17 @@ class Engine:
             self._requests.fail(generation, error)
         self._parts.leases.poll(now)
         self._parts.stager.poll()
+        self._flushes.poll(now)
 
-    def _holds_something(self) -> bool:
-        leases = self._parts.leases.owner.active
-        return bool(self._busy or self._requests.table or self._pulling or leases)
+    def _work(self) -> str:
+        """What the engine still has, in words; empty: nothing."""
+        counts = {
+            "request": len(self._requests.table),
+            "pull": self._pulling,
+            "lease": self._parts.leases.owner.active,
+            "step": int(self._busy),
+        }
+        return ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items() if count)
 
     @property
     def _pulling(self) -> int:

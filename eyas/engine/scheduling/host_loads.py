@@ -66,6 +66,11 @@ class HostLoads:
         return HostCache(self.tier.held, self.tier.loaded * self._size, memory.bytes_out, memory.bytes_in)
 
     @property
+    def loading(self) -> bool:
+        """Are pages on their way from the host into the cache?"""
+        return bool(self._loads)
+
+    @property
     def copying(self) -> bool:
         """Will `poll` have something to do soon, without anything else happening?"""
         return self.tier.memory.copying

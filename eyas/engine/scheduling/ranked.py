@@ -76,6 +76,11 @@ class RankedCache:
         """Caches pages of one rank whose rows all lie below `rows`."""
         self._caches[self._pages.rank_of(pages[0])].insert(tokens, pages, rows)
 
+    @property
+    def untold(self) -> bool:
+        """As `PrefixCache.untold`."""
+        return any(cache.untold for cache in self._caches)
+
     def news(self, most: int) -> tuple[bytes, bytes]:
         """As `PrefixCache.news`, of one rank after the other; `most` pages of each.
 
@@ -204,6 +209,12 @@ class RankedScheduler:
     def remember(self, seq: Sequence, below: int | None = None) -> None:
         """As `Scheduler.remember`."""
         self._of(seq.generation).remember(seq, below)
+
+    def flush(self) -> int | None:
+        """As `Scheduler.flush`, of all ranks or of none."""
+        if self.pool.used:
+            return None
+        return sum(rank.flush() or 0 for rank in self._ranks)
 
     def complete_rows(self, seq: Sequence) -> int:
         """As `Scheduler.complete_rows`."""

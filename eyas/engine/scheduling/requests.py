@@ -17,6 +17,7 @@ import msgspec
 from eyas.common.errors import (
     DeadlineExceeded,
     EyasError,
+    GrammarTooSlow,
     InvalidRequest,
     LogitsNotFinite,
     Overloaded,
@@ -36,6 +37,8 @@ from eyas.engine.scheduling.crossing import Crossing
 from eyas.engine.scheduling.draft_kv import DraftKv
 from eyas.engine.scheduling.ranked import Schedulers
 
+HOPELESS = (LogitsNotFinite, GrammarTooSlow)
+"""What a prompt fails with wherever it is computed."""
 _log = logging.getLogger("eyas.engine")
 
 
@@ -161,7 +164,7 @@ class Requests:
         if self.table.get(generation.id) is not generation:
             return
         self.outbox.failed(generation, error)
-        self._drop(generation)
+        self._drop(generation, error)
 
     def spoil(self, generation: Generation) -> None:
         """Fails a request whose logits are not finite. No other one begins with its rows."""
@@ -253,8 +256,13 @@ class Requests:
         return list(owner.sequences)
 
     def lost(self, owner: Hashable, error: EyasError) -> None:
-        """The pages did not arrive: the request keeps its place and waits for another Attach."""
+        """The pages did not arrive: the request keeps its place and waits for another Attach, unless its
+        prompt failed with what no other worker would do better.
+        """
         assert isinstance(owner, Generation)
+        if isinstance(error, HOPELESS):
+            self.fail(owner, error)
+            return
         with serving(owner.request.request_id, owner.request.traceparent):
             _log.warning("request %s: its KV did not arrive: %s", owner.id, error.message)
         self._forget_handles(owner)
@@ -389,9 +397,9 @@ class Requests:
         seq.generation.sequences.append(leader)
         self.scheduler.enqueue(leader)
 
-    def _drop(self, generation: Generation) -> None:
+    def _drop(self, generation: Generation, error: EyasError | None = None) -> None:
         self._forget_handles(generation)
-        self.leases.withdraw(generation)
+        self.leases.withdraw(generation, error)
         for seq in list(generation.sequences):
             self._free(seq)
         if self.table.get(generation.id) is generation:  # a later attempt may have its place

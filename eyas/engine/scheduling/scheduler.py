@@ -194,6 +194,15 @@ class Scheduler:
         rows = self.complete_rows(seq)
         self.cache.insert(seq.all_tokens(), seq.pages, rows if below is None else min(rows, below))
 
+    def flush(self) -> int | None:
+        """Empties the prefix cache, on the host too; returns how many pages it had.
+
+        None: a page is in use, or on its way from the host, and nothing has changed.
+        """
+        if self.pool.used or (self.host is not None and self.host.loading):
+            return None
+        return self.cache.evict(self.cache.held) + (0 if self.host is None else self.host.tier.clear())
+
     def complete_rows(self, seq: Sequence) -> int:
         """How many of its rows may be cached. Where pages also hold draft KV, that must be complete too."""
         return min(seq.kv_len, seq.draft_len) if self.cache.lookahead else seq.kv_len

@@ -1,0 +1,45 @@
+"""Flushes of the prefix cache: each waits until nothing runs, empties the cache, or is refused in time.
+
+It knows the clock and what keeps an engine busy. What emptying means is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from eyas.common.errors import Busy
+from eyas.common.message import Failure
+from eyas.engine.ipc.messages import CacheFlushed, FlushCache
+from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.scheduling.ranked import Schedulers
+
+
+@dataclass
+class Flushes:
+    """`work` says what the engine still has, as "2 requests"; empty: nothing."""
+
+    scheduler: Schedulers
+    outbox: Outbox
+    work: Callable[[], str]
+    _waiting: list[tuple[int, float]] = field(default_factory=list)  # (call, monotonic seconds)
+
+    def begin(self, command: FlushCache) -> None:
+        """One `CacheFlushed` follows."""
+        self._waiting.append((command.call, time.monotonic() + command.wait_s))
+
+    def poll(self, now: float) -> None:
+        """Once a loop: flush if nothing runs, and refuse those that have waited long enough."""
+        if not self._waiting:
+            return
+        work = self.work()
+        pages = None if work else self.scheduler.flush()
+        if pages is not None:
+            self.outbox.add(*(CacheFlushed(call, pages) for call, _ in self._waiting))
+            self._waiting.clear()
+            return
+        late = [call for call, until in self._waiting if now >= until]
+        self._waiting = [(call, until) for call, until in self._waiting if now < until]
+        refusal = Failure.of(Busy(f"it still has {work or 'pages that are being copied'}"))
+        self.outbox.add(*(CacheFlushed(call, failure=refusal) for call in late))

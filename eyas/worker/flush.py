@@ -1,0 +1,33 @@
+"""A flush of the prefix cache, seen from the front: the engine does it, or says why it does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+from eyas.common.buffer import StreamBuffer
+from eyas.common.errors import Unavailable
+from eyas.common.message import Failure
+from eyas.engine.ipc.client import EngineClient
+from eyas.engine.ipc.messages import CacheFlushed, FlushCache, Stopped
+
+ANSWER_S = 10.0  # beyond the wait: what the engine is in the middle of
+
+
+async def flush(engine: EngineClient, wait_s: float) -> int:
+    """Empties the engine's prefix cache once nothing runs; returns how many pages it had.
+
+    Raises Busy if requests still run after `wait_s`, and Unavailable while the engine cannot serve.
+    """
+    deadline = asyncio.get_running_loop().time() + wait_s + ANSWER_S
+    answer: StreamBuffer[CacheFlushed | Stopped] = StreamBuffer(2, deadline)
+    call = engine.open(answer.put)
+    try:
+        engine.send(FlushCache(call, wait_s))
+        match await answer.get():
+            case CacheFlushed(pages=pages, failure=None):
+                return pages
+            case CacheFlushed(failure=Failure() as failure) | Stopped(failure=Failure() as failure):
+                raise failure.error()
+        raise Unavailable("the engine has left")
+    finally:
+        engine.close(call)
