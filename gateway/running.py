@@ -16,6 +16,7 @@ from eyas.common.errors import Cancelled, DeadlineExceeded
 from gateway.siblings import Siblings
 
 ABORT = "abort"
+ABORT_S = 5.0  # a process that takes longer ends its calls all the same, and they are not counted
 
 
 class Lifetime:
@@ -74,7 +75,7 @@ class RunningCalls:
         """
         count = self._abort(caller, id)
         if self._siblings is not None:
-            told = await self._siblings.ask(ABORT, msgspec.json.encode((caller, id)))
+            told = await self._siblings.ask(ABORT, msgspec.json.encode((caller, id)), ABORT_S)
             count += sum(int(ended) for ended in told.values() if ended)
         return count
 

@@ -18,7 +18,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-ANSWER_S = 1.0  # a process that takes longer is not waited for
+ANSWER_S = 1.0  # a process that takes longer is left out of a page
+HEAR_S = 30.0  # until a question is complete
 SUFFIX = ".sock"
 METRICS = "metrics"
 
@@ -40,10 +41,10 @@ class Siblings:
         self._socket.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._hear, self._socket)
 
-    async def ask(self, question: str, about: bytes = b"") -> dict[str, bytes]:
+    async def ask(self, question: str, about: bytes = b"", within_s: float = ANSWER_S) -> dict[str, bytes]:
         """By process: what the others answer; nothing for one that is silent or does not know."""
         sockets = sorted({*self._socket.parent.glob(f"*{SUFFIX}")} - {self._socket})
-        answers = await asyncio.gather(*(_ask(socket, question, about) for socket in sockets))
+        answers = await asyncio.gather(*(_ask(socket, question, about, within_s) for socket in sockets))
         return {socket.stem: answer for socket, answer in zip(sockets, answers, strict=True)}
 
     async def page(self) -> bytes:
@@ -59,7 +60,7 @@ class Siblings:
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError), contextlib.closing(writer):
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(HEAR_S):
                 question, _, about = (await reader.read()).partition(b"\n")
             answer = self._answers.get(question.decode())
             if answer is not None:
@@ -67,10 +68,10 @@ class Siblings:
                 await writer.drain()
 
 
-async def _ask(socket: Path, question: str, about: bytes) -> bytes:
+async def _ask(socket: Path, question: str, about: bytes, within_s: float) -> bytes:
     """What a process answers; nothing if it does not."""
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_unix_connection(socket)
             with contextlib.closing(writer):
                 writer.write(question.encode() + b"\n" + about)

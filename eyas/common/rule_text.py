@@ -1,32 +1,51 @@
-"""xgrammar's rules as it prints them, with classes of characters that let through what they should not.
+"""xgrammar's rules as it prints them, without halves of surrogate pairs, which no text has.
 
-In bytes, its classes hold halves of surrogate pairs, which no text has: decoded, they are three characters,
-so that an answer would not be what its grammar says. It knows how classes are printed, and refuses to know
-what rules mean.
+The library's classes hold them as bytes that decode to three characters, so that an answer would not be what
+its grammar says. This file knows how literals and classes are printed, and refuses to know what rules mean.
 """
 
 from __future__ import annotations
 
 import re
 
+from eyas.common.errors import InvalidRequest
+
 _PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', re.DOTALL)
-_TO_THE_LAST = re.compile(r"(\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\.|[^\\])-\\U0010ffff", re.DOTALL)
+_HALF = re.compile(r"(?P<half>\\u(?:d[89a-f])[0-9a-f]{2})|\\.", re.DOTALL)
+_ITEM = r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}|\\.|[^\\]"
+_ITEMS = re.compile(rf"(?P<first>{_ITEM})(?:-(?P<last>{_ITEM}))?", re.DOTALL)
+_FIRST_HALF, _LAST_HALF = 0xD800, 0xDFFF
 
 
 def of_characters(rules: str) -> str:
-    """Rules whose classes hold characters alone, where they are all but some, or go up to the last one."""
+    """Rules of the same texts. Raises InvalidRequest for a literal with a half, and a class of halves."""
     return _PARTS.sub(lambda part: _whole(part[0]), rules)
 
 
 def _whole(part: str) -> str:
     if part.startswith("[^"):
         return rf"{part[:-1]}\ud800-\udfff]"
-    return _TO_THE_LAST.sub(_split, part) if part[0] == "[" else part
+    if part[0] == "[":
+        return f"[{_ITEMS.sub(_without_halves, part[1:-1]) or _refuse(part)}]"
+    for escape in _HALF.finditer(part):
+        if escape["half"]:
+            _refuse(part)
+    return part
 
 
-def _split(range: re.Match[str]) -> str:
-    """A range up to the last character, without the halves in it."""
-    first = range[1]
-    if first.startswith(r"\u") and first >= r"\ud800":
-        return range[0]
-    return rf"{first}-\ud7ff\ue000-\U0010ffff"
+def _without_halves(items: re.Match[str]) -> str:
+    """A character or a range of a class, without the halves in it."""
+    first, last = items["first"], items["last"] or items["first"]
+    if _code(last) < _FIRST_HALF or _code(first) > _LAST_HALF:
+        return items[0]
+    below = rf"{first}-\ud7ff" if _code(first) < _FIRST_HALF else ""
+    return below + (rf"\ue000-{last}" if _code(last) > _LAST_HALF else "")
+
+
+def _code(item: str) -> int:
+    """The character's number; of a short escape some number that is as far from halves."""
+    return int(item[2:], 16) if item[:2] in (r"\x", r"\u", r"\U") else ord(item[-1])
+
+
+def _refuse(part: str) -> str:
+    raise InvalidRequest(f"{part:.40} holds half of a surrogate pair, which is no text", param="grammar")

@@ -94,9 +94,10 @@ async def test_one_name_or_all_must_be_given(backend: ScriptedBackend) -> None:
 
 
 async def test_it_ends_requests_of_the_gateway_s_other_processes(
-    backend: ScriptedBackend, tmp_path: Path
+    backend: ScriptedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two fronts as of two processes: a socket each in one folder."""
+    monkeypatch.setattr("gateway.running.ABORT_S", 60.0)
     config, key = GatewayConfig(api_keys=("k", "other")), {"authorization": "Bearer k"}
     async with contextlib.AsyncExitStack() as owned:
         clients = []

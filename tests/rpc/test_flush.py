@@ -43,9 +43,13 @@ async def flush(worker: RealWorker, wait_s: float = 0.0) -> int:
 
 @pytest.mark.parametrize("roles", [(BOTH, BOTH), SPLIT], ids=["unified", "split"])
 async def test_a_prompt_that_comes_again_is_computed_again(
-    config: EngineConfig, tmp_path: Path, roles: tuple[tuple[Role, ...], ...]
+    config: EngineConfig,
+    tmp_path: Path,
+    roles: tuple[tuple[Role, ...], ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And every gateway hears of it: also what it sent lately is not taken for cached."""
+    monkeypatch.setattr("gateway.cluster.SENT_S", 1e6)
     prompt = [5 + i % 40 for i in range(100)]
     async with real_cluster(config, tmp_path, roles) as cluster, another_gateway(cluster) as other:
 
@@ -66,7 +70,7 @@ async def test_a_prompt_that_comes_again_is_computed_again(
             assert flushed.keys() == {worker.address for worker in cluster.workers}
             assert max(flushed.values()) >= 6
             for gateway in (other, cluster.cluster):
-                await until(lambda gateway=gateway: max(cached(gateway, prompt).values()) == 0, 8.0)
+                await until(lambda gateway=gateway: max(cached(gateway, prompt).values()) == 0, PATIENCE_S)
             assert await say() == (0, answer)
 
 

@@ -152,6 +152,24 @@ def test_classes_hold_characters_alone(grammar: Grammar) -> None:
     assert not matcher.accept_string(b"\xed\xa0\x80")
 
 
+@pytest.mark.parametrize("part", [r"[a-\uffff]", r"[\x01-\ud900é\U0001f600-\U0001f6ff\ue000-\uffff]"])
+def test_ranges_leave_halves_out(part: str) -> None:
+    grammar = Grammar.ebnf(f"root ::= {part}")
+    assert all(follows(grammar, text) for text in ("a", "é", "\ud7ff", "\ue000"))
+    matcher = library().GrammarMatcher(compiler().compile(grammar))
+    assert not matcher.accept_string(b"\xed\xa0\x80")
+
+
+@pytest.mark.parametrize("part", [r'"\ud800"', r'"a\ud83d\ude00"', r"[\udfff]", r"[\ud800-\udfff]"])
+def test_halves_that_are_spelled_out_are_refused(part: str) -> None:
+    rules = f"root ::= {part}"
+    inside = {"type": "structural_tag", "format": {"type": "grammar", "grammar": rules}}
+    for grammar in (Grammar.ebnf(rules), Grammar.structural_tag(inside)):
+        with pytest.raises(InvalidRequest, match="holds half of a surrogate pair"):
+            compiler().compile(grammar)
+    assert follows(Grammar.ebnf(r'root ::= "\\ud800"'), r"\ud800"), "which is a backslash and letters"
+
+
 def test_control_tokens_are_no_text() -> None:
     """In a text that allows anything their names could stand; their ids must not."""
     strings = Grammar.json_schema({"type": "string"})

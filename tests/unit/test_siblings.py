@@ -80,8 +80,8 @@ async def test_others_are_asked_by_the_name_of_the_question(tmp_path: Path) -> N
     for one in (asker, other):
         await one.start()
     long = b"two\nlines" * 50_000
-    assert await asker.ask("twice", long) == {"gateway-1": 2 * long}
-    assert await asker.ask("unknown") == {"gateway-1": b""}
+    assert await asker.ask("twice", long, 60.0) == {"gateway-1": 2 * long}
+    assert await asker.ask("unknown", within_s=60.0) == {"gateway-1": b""}
     for one in (asker, other):
         await one.aclose()
     assert await asker.ask("twice") == {}
