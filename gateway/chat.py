@@ -20,6 +20,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eyas.common.errors import ConfigError, InvalidRequest
+from gateway.template_cuts import cuts_of
 
 Message = Mapping[str, Any]  # as templates read it: role, content, tool_calls and so on
 
@@ -53,6 +54,7 @@ class ChatTemplate:
         trees = [_ENVIRONMENT.parse(source) for source in self._sources.values()]
         self.reads: frozenset[str] = frozenset().union(*map(find_undeclared_variables, trees))
         self.lists_parts = any(map(_lists_parts, trees))
+        self.cuts = cuts_of(trees)
 
     @property
     def definition(self) -> dict[str, Any]:

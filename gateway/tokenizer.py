@@ -22,6 +22,7 @@ from gateway.chat import ChatTemplate, Message
 from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
 from gateway.heap import give_back
 from gateway.rendering import Renderer
+from gateway.template_cuts import Cuts
 from gateway.tokenizer_files import cleans_up, load_chat_template, name_special_tokens
 
 _LONG_TEXT = 16_384  # characters from which a thread tokenizes, so that other streams go on
@@ -45,7 +46,8 @@ class Tokenizer:
         `trust_special_tokens`: special tokens count in chats whoever wrote them, as in other servers.
         """
         self._hf = hf
-        self._callers = None if trust_special_tokens else CallerText(hf)
+        cuts = Cuts() if template is None else template.cuts
+        self._callers = None if trust_special_tokens else CallerText(hf, cuts)
         self.template = template
         self._renderer = None if template is None else Renderer(template)
         self._long = ThreadPoolExecutor(2, "tokenize")
