@@ -256,7 +256,7 @@ class ResponsesBody(SamplingFields):
     reasoning: ReasoningOptions | None = None
     """How the model reasons."""
     top_logprobs: TopLogprobs | None = None
-    """The answer also tells log-probabilities, and this many of the likeliest tokens of each place."""
+    """Above 0: log-probabilities are told, and this many of the likeliest tokens of each place."""
     include: list[str] | None = None
     """`message.output_text.logprobs`: log-probabilities are told. Others are not read."""
     metadata: dict[str, str] | None = None
@@ -291,4 +291,4 @@ class ResponsesBody(SamplingFields):
     @property
     def wants_logprobs(self) -> bool:
         """Whether the answer tells log-probabilities."""
-        return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())

@@ -40,7 +40,7 @@ def as_chat(body: ResponsesBody) -> ChatBody:
         "tool_choice": _choice(body.tool_choice),
         "response_format": _format(body),
         "logprobs": body.wants_logprobs,
-        "top_logprobs": body.top_logprobs,
+        "top_logprobs": body.top_logprobs if body.wants_logprobs else None,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
     }
     try:

@@ -1,9 +1,10 @@
 """Other people's clients against `eyas serve`: a table of clients and features, each passed or failed.
 
 `python -m tests.e2e.clients --python VENV/bin/python` runs the scripts of tests/clients with that Python,
-which has the clients: openai, litellm, langchain-openai, openai-agents, pydantic-ai-slim[openai], llm,
-lm-eval[api], guidellm. It installs nothing. The model is the embedded one with a chat template that has
-tools. The exit code is 1 if anything failed. `--only WORD` chooses clients.
+which has the clients: openai, anthropic, litellm, langchain, langchain-openai, langchain-anthropic,
+openai-agents, pydantic-ai-slim[openai,anthropic], llm, lm-eval[api], guidellm. It installs nothing. The model
+is the embedded one with a chat template that has tools; loops of agents run over a scripted one too, which
+thinks. The exit code is 1 if anything failed. `--only WORD` chooses scripts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from rich.table import Table
 from eyas.common import api_keys
 from eyas.common.config import NANO, NANO_HEAD
 from tests.chat_templates import TEMPLATES
-from tests.e2e.served import Folders, Served, serving
+from tests.e2e.reasoner import reasoning
+from tests.e2e.served import Folders, serving
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "clients"
 KEY, POOR = "a-key", "a-poor-key"
@@ -60,15 +62,16 @@ def make_limits(parent: Path) -> Path:
     return path
 
 
-def run(python: str, script: Path, served: Served, folder: Path, console: Console) -> list[Told]:
+def run(python: str, script: Path, url: str, folder: Path | None, console: Console) -> list[Told]:
     """What a client's script tells; its other output goes to the console if anything failed."""
-    command = [python, str(script), f"{served.url}/v1", KEY, POOR, "eyas-nano", str(folder)]
+    command = [python, str(script), f"{url}/v1", KEY, POOR, "eyas-nano", str(folder or "")]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_S)
     except subprocess.TimeoutExpired:
         return [Told(script.stem, "all", f"no end within {CLIENT_S:g} s")]
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"feature"')]
-    told = [Told(script.stem.removeprefix("with_"), line["feature"], line["wrong"]) for line in lines]
+    client = script.stem.removeprefix("with_") if folder else f"{script.stem}, thinking"
+    told = [Told(client, line["feature"], line["wrong"]) for line in lines]
     if not told or ended.returncode:
         told.append(Told(script.stem, "its script", ended.stderr.strip()[-300:] or "told nothing"))
     for one in told:
@@ -94,15 +97,19 @@ def main() -> int:
     given = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
     os.environ[api_keys.VARIABLE] = f"{KEY}\n{POOR}"
+    paths = sorted([*SCRIPTS.glob("with_*.py"), *SCRIPTS.glob("loop_*.py")])
+    scripts = [path for path in paths if given.only in path.stem]
     told: list[Told] = []
     with tempfile.TemporaryDirectory() as parent:
         folder, limits = make_model(Path(parent)), make_limits(Path(parent))
         folders = Folders(str(folder), str(NANO_HEAD))
         with serving(folders, f"--key-limits={limits}", *FLAGS) as served:
-            for script in sorted(SCRIPTS.glob("with_*.py")):
-                if given.only not in script.stem:
-                    continue
-                told += run(given.python, script, served, folder, console)
+            for script in scripts:
+                told += run(given.python, script, served.url, folder, console)
+        with reasoning(KEY) as url:
+            for script in scripts:
+                if script.stem.startswith("loop_"):
+                    told += run(given.python, script, url, None, console)
     console.print(report(told))
     return int(any(one.wrong for one in told))
 
