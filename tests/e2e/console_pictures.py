@@ -1,5 +1,7 @@
 """Takes the pictures of docs/console.md: the console of a cluster under load, in each colour and width.
 
+Until shortly before them some calls are wrong, and some too many, so that failures show.
+
     python -m tests.e2e.console_pictures [--url URL] [--out FOLDER] [--seconds S]
 
 Without --url it starts a cluster of the embedded model with a service for each kind of work.
@@ -25,6 +27,8 @@ from tests.e2e.served import Folders, serving
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 CALLERS = 4
+CROWD = 18  # more calls at once than the cluster takes
+FEW = ("--max-running-requests=4", "--max-queued-requests=2")
 QUESTIONS = (
     "Tell me a story.",
     "What can you do?",
@@ -50,9 +54,9 @@ def main() -> None:
     with contextlib.ExitStack() as owned:
         url = args.url
         if url is None:
-            layout = ("--layout", "split", "--prefill", "2", "--decode", "2")
+            layout = ("--layout", "split", "--prefill", "2", "--decode", "2", *FEW)
             url = owned.enter_context(serving(Folders(str(NANO), str(NANO_HEAD)), *layout)).url
-        owned.enter_context(load(url))
+        owned.enter_context(load(url, args.seconds * 0.8))
         take(url.rstrip("/"), args.out, args.seconds)
 
 
@@ -87,10 +91,10 @@ def ask(page: Page, question: str) -> None:
 
 
 @contextlib.contextmanager
-def load(url: str) -> Iterator[None]:
-    """Some callers that ask one question after another, meanwhile."""
+def load(url: str, faulty_s: float) -> Iterator[None]:
+    """Some callers that ask one question after another, meanwhile; for `faulty_s` seconds wrong ones too."""
     over = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(_callers(url, over)))
+    thread = threading.Thread(target=lambda: asyncio.run(_callers(url, over, faulty_s)))
     thread.start()
     try:
         yield
@@ -99,10 +103,22 @@ def load(url: str) -> Iterator[None]:
         thread.join()
 
 
-async def _callers(url: str, over: threading.Event) -> None:
+async def _callers(url: str, over: threading.Event, faulty_s: float) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        await asyncio.gather(*(_caller(client, model, over, random.Random(i)) for i in range(CALLERS)))
+        callers = (_caller(client, model, over, random.Random(i)) for i in range(CALLERS))
+        await asyncio.gather(_faults(client, model, faulty_s), *callers)
+
+
+async def _faults(client: httpx.AsyncClient, model: str, seconds: float) -> None:
+    """Wrong calls, and now and then too many at once."""
+    end = time.monotonic() + seconds
+    body = {"model": model, "messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 24}
+    while time.monotonic() < end:
+        wrong = [body | {"temperature": 9}, body | {"model": "another"}, body | {"max_tokens": 10**6}]
+        bodies = [*wrong, *[body] * CROWD]
+        await asyncio.gather(*(client.post("/v1/chat/completions", json=each) for each in bodies))
+        await asyncio.sleep(8.0)
 
 
 async def _caller(client: httpx.AsyncClient, model: str, over: threading.Event, dice: random.Random) -> None:
@@ -120,7 +136,9 @@ async def _caller(client: httpx.AsyncClient, model: str, over: threading.Event, 
             "max_tokens": dice.choice((24, 64, 128)),
             "stream": True,
         }
-        (await client.post("/v1/chat/completions", json=body)).raise_for_status()
+        reply = await client.post("/v1/chat/completions", json=body)
+        if reply.status_code != 429:  # the crowd's
+            reply.raise_for_status()
         await asyncio.sleep(dice.uniform(0.0, 1.0))
 
 
