@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 MANY_CHUNKS = 6
-"""As in the engine's scheduler: if more prompt tokens wait than this many small chunks, chunks are large."""
+"""When more prompt tokens wait than this many small chunks, prompts take precedence over decoding speed."""
 
 LEAST_ROWS = 64
-"""Prompt rows beside any number of decoding sequences."""
+"""Prompt rows beside any number of decoding sequences: prompts go on however many decode."""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from eyas.common.prompt_share import PromptShare
 from eyas.common.step_pace import PaceMeter
 from eyas.common.step_times import StepPace, StepTimes
+from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S
 from eyas.simulator.cache import BlockCache
 from eyas.simulator.hardware import Hardware
 from eyas.simulator.workload import SimulatedRequest
-
-YIELD_TOKENS_PER_S = 500.0
-"""As in the engine: a prompt of n tokens yields to shorter ones that come within n / this seconds."""
 
 LAUNCHED_AHEAD = 1
 """Steps that the engine has launched behind the one that runs: what comes now is in the one after."""

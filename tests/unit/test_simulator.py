@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from eyas.bench.cases import make_case
 from eyas.common.step_times import Curve, StepBudget, StepTimes, prompt_s
+from eyas.engine.device.buckets import Buckets
 from eyas.simulator.cache import BlockCache
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, Played, play
 from eyas.simulator.goodput import ATTAINMENT, Effort, find_knee, measure
@@ -20,6 +22,7 @@ from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traff
 from gateway.capacity import Mix, steady
 from gateway.demand import DemandMeter
 from gateway.placement import Rates, Targets
+from tests import shape
 from tests.unit.crossed import crossed
 
 CONSTANT = replace(
@@ -216,6 +219,34 @@ def test_prompts_take_large_chunks_where_many_wait() -> None:
     times = example().times
     assert prompt_s(times, budget, 0, 9, 100) == 0.0
     assert prompt_s(times, budget, 2000, 40, 40_000) > prompt_s(times, budget, 2000, 0, 0)
+
+
+def test_constants_of_the_engine_are_imported() -> None:
+    """A number that both use stands in one file, so that neither can change alone."""
+    simulated = numbers("eyas/simulator") | numbers("eyas/common/step_times.py")
+    assert {"MANY_CHUNKS", "LEAST_ROWS", "LAUNCHED_AHEAD"} <= simulated
+    assert simulated & numbers("eyas/engine") == set()
+
+
+def numbers(place: str) -> set[str]:
+    """Names that a file, or a folder's files, give to numbers."""
+    path = shape.ROOT / place
+    trees = [ast.parse(file.read_text()) for file in ([path] if path.is_file() else path.rglob("*.py"))]
+    return {
+        target.id
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name) and type(node.value.value) in (int, float)
+    }
+
+
+def test_chunks_are_those_of_the_engine() -> None:
+    budget, buckets = StepBudget(3072, 512), Buckets(1, 4, (), (), 3072, 512)
+    for decoding in (1, 40, 300, 500, 4000):
+        assert budget.prompt_rows(decoding, 100) == buckets.mixed_prefill_budget(decoding, False)
+        assert budget.prompt_rows(decoding, 10_000) == buckets.mixed_prefill_budget(decoding, True)
 
 
 # --- against measurements ------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from typing import Any
 from eyas.bench.datasets.draw import Draw
 from eyas.bench.jobs import Job, draw_ids, generator
 from eyas.common.errors import ConfigError
-
-BLOCK_TOKENS = 512
+from eyas.simulator.workload import BLOCK_TOKENS
 
 
 def jobs(draw: Draw) -> list[Job]:

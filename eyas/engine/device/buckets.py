@@ -13,6 +13,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import cached_property
 
+from eyas.common.step_times import LEAST_ROWS
 from eyas.engine.device.step import StepShape
 
 MAX_ENDS = 8
@@ -26,9 +27,6 @@ Between 384 and 512 rows the library's choice for the widest product takes longe
 
 FEW_SINGLES = 8
 """Sequences without drafts that a captured step of rounds has room for."""
-
-LEAST = 64
-"""Prompt rows beside any batch: prompts go on however many decode."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class Buckets:
 
     @property
     def _least(self) -> int:
-        return min(LEAST, self.chunk_tokens)
+        return min(LEAST_ROWS, self.chunk_tokens)
 
     def _mixed(self, batch: int, chunk: int) -> StepShape:
         return StepShape(batch, self.width, chunk, self._tiles(chunk), MAX_ENDS)

@@ -56,7 +56,7 @@ from eyas.engine.loop.runner import Runner
 from eyas.engine.models.base import FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family
-from eyas.engine.scheduling.limits import Limits
+from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, Limits
 from eyas.engine.scheduling.ranked import OfRank, RankedScheduler, Schedulers
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.speculation.colocated import ColocatedDrafter
@@ -70,9 +70,6 @@ from kv_transfer.backends.table import NONE, unfit
 from kv_transfer.layout import pages_for
 from kv_transfer.own_files import new_path, own_prefix, sweep
 from kv_transfer.owner import Owner
-
-YIELD_TOKENS_PER_S = 500.0
-"""Tokens of a GPU's prompt that are worth one second of waiting for shorter prompts."""
 
 EQUAL_TURNS = 32
 """Sequences of a CPU's step, from which on requests take equal turns: each more makes the step longer."""

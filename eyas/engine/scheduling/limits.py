@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+YIELD_TOKENS_PER_S = 500.0
+"""Tokens of a GPU's prompt that are worth one second of waiting for shorter prompts."""
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Collection, Hashable
 from collections.abc import Sequence as SequenceOf
 
+from eyas.common.step_times import MANY_CHUNKS
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
@@ -22,9 +23,6 @@ from eyas.engine.scheduling.fairness import Queue, Shares
 from eyas.engine.scheduling.host_loads import Answer, HostLoads
 from eyas.engine.scheduling.limits import Limits
 from kv_transfer.layout import pages_for
-
-MANY_CHUNKS = 6
-"""When more prompt tokens wait than this many small chunks, prompts take precedence over decoding speed."""
 
 
 class Scheduler:
