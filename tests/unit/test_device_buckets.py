@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from eyas.common.step_times import StepBudget
 from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.step import StepShape
 
@@ -82,6 +83,14 @@ def test_a_step_of_prompts_as_small_as_a_mixed_one_has_a_graph_beside_rounds() -
         for batch, many in itertools.product((1, 5, 8, 9, 64), (False, True)):
             rows = buckets.mixed_prefill_budget(batch, many)
             assert rows > 0 and buckets.shape(batch, rows, -(-rows // 4), 1) in captured
+
+
+def test_a_router_expects_the_chunks_that_a_step_has() -> None:
+    expected, buckets = StepBudget(3072, 512), Buckets(1, 4, (), (), 3072, 512)
+    for decoding in (1, 40, 300, 500, 4000):
+        for waiting, many in ((100, False), (10_000, True)):
+            rows = buckets.mixed_prefill_budget(decoding, many)
+            assert expected.prompt_rows(decoding, waiting) == rows
 
 
 def test_larger_totals_come_in_larger_steps() -> None:

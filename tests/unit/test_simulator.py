@@ -12,7 +12,6 @@ import pytest
 
 from eyas.bench.cases import make_case
 from eyas.common.step_times import Curve, StepBudget, StepTimes, prompt_s
-from eyas.engine.device.buckets import Buckets
 from eyas.simulator.cache import BlockCache
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, Played, play
 from eyas.simulator.goodput import ATTAINMENT, Effort, find_knee, measure
@@ -240,13 +239,6 @@ def numbers(place: str) -> set[str]:
         for target in node.targets
         if isinstance(target, ast.Name) and type(node.value.value) in (int, float)
     }
-
-
-def test_chunks_are_those_of_the_engine() -> None:
-    budget, buckets = StepBudget(3072, 512), Buckets(1, 4, (), (), 3072, 512)
-    for decoding in (1, 40, 300, 500, 4000):
-        assert budget.prompt_rows(decoding, 100) == buckets.mixed_prefill_budget(decoding, False)
-        assert budget.prompt_rows(decoding, 10_000) == buckets.mixed_prefill_budget(decoding, True)
 
 
 # --- against measurements ------------------------------------------------------------------------------
