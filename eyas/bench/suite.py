@@ -20,7 +20,6 @@ from eyas.bench.cases import CASES, LoadCase, make_case
 from eyas.bench.datasets.draw import Draw
 from eyas.bench.figures import figures
 from eyas.bench.files import append_line, check_writable
-from eyas.bench.gateway_cost import measure_gateway
 from eyas.bench.http import Server
 from eyas.bench.measure import Facts, Measurement, look
 from eyas.bench.plan import LoadPlan
@@ -85,8 +84,9 @@ def run(args: argparse.Namespace) -> int:
         tables = [Table(args.url, asked(args), rows)]
     else:
         tables = _clusters(args, names)
-        notes = [*_shape_note(args), asyncio.run(_gateway_note())]
-        print("\n".join(notes))
+        notes = _shape_note(args)
+        for note in notes:
+            print(note)
     if args.report:
         command = f"{asked(args)} --report {args.report}"
         plots = draw(tables, args.report.parent, where)
@@ -120,12 +120,6 @@ def _shape_note(args: argparse.Namespace) -> list[str]:
     if args.model is None and args.device == "cuda":
         return [f"M8 and H8 are folders with random weights' shapes: `{MAKE_SHAPE}`"]
     return []
-
-
-async def _gateway_note() -> str:
-    cost = await measure_gateway()
-    parts = f"{cost['cpu_us_per_request']:.0f} us per request and {cost['cpu_us_per_token']:.1f} us per token"
-    return f"CPU time of the gateway, with scripted workers behind it: {parts}."
 
 
 # --- measuring -----------------------------------------------------------------------------------------
