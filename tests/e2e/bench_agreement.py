@@ -101,7 +101,7 @@ def main() -> int:
     if not args.stub:
         return 0 if compare(args, args.url) else 1
     port = str(next(free_ports()))
-    stub = (sys.executable, "-m", "eyas.bench.overhead", "--stub", port, "--streams", "2")
+    stub = (sys.executable, "-m", "tools.bench.overhead", "--stub", port, "--streams", "2")
     with subprocess.Popen((*stub, "--tokens-per-second", "100"), stdin=subprocess.PIPE) as server:
         try:
             time.sleep(STUB_START_S)

@@ -16,7 +16,6 @@ from scripted_backend import ScriptedBackend, each, first, nano_tokenizer
 from scripted_worker import expected, workers
 from test_generate_paths import DECODE, PREFILL, UNIFIED, collect, gateway, make_request, until
 
-from eyas.bench.gateway_prompts import measure
 from eyas.common import convert
 from eyas.common.config import GatewayConfig
 from eyas.common.types import GenerationRequest, Role
@@ -26,6 +25,7 @@ from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 from gateway.quotas import Quotas
 from protos import eyas_pb2
+from tools.bench.gateway_prompts import measure
 
 LARGE = {"model": "eyas-nano", "prompt": [7] * 100, "max_tokens": 4, "user": "x" * pace.LARGE_BYTES}
 

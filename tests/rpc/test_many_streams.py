@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from eyas.bench.gateway_cost import ROUTES, GatewayLoad, measure_gateway
-from eyas.bench.gateway_prompts import measure
 from eyas.worker.descriptors import raise_limit
+from tools.bench.gateway_cost import ROUTES, GatewayLoad, measure_gateway
+from tools.bench.gateway_prompts import measure
 
 STREAMS = 10_000
 OTHERS = 1_000  # files that the client has open beside its streams, at most

@@ -67,14 +67,14 @@ def parameters(function: Function) -> int:
 
 
 def test_files_are_short() -> None:
-    sizes = {name: text.count("\n") for name, _, text in sources(*PACKAGES, "tests")}
+    sizes = {name: text.count("\n") for name, _, text in sources(*PACKAGES, "tests", "tools")}
     assert {name: size for name, size in sizes.items() if size > MAX_FILE_LINES} == {}
 
 
 def test_functions_are_short() -> None:
     sizes = {
         f"{name}:{function.lineno} {function.name}": (function.end_lineno or 0) - function.lineno + 1
-        for name, tree, _ in sources(*PACKAGES, "tests")
+        for name, tree, _ in sources(*PACKAGES, "tests", "tools")
         for function in functions(tree)
     }
     assert {name: size for name, size in sizes.items() if size > MAX_FUNCTION_LINES} == {}
@@ -89,7 +89,7 @@ def is_kernel(function: Function) -> bool:
 def test_parameters_are_few() -> None:
     counts = {
         f"{name}:{function.lineno} {function.name}": parameters(function)
-        for name, tree, _ in sources(*PACKAGES, "tests")
+        for name, tree, _ in sources(*PACKAGES, "tests", "tools")
         for function in functions(tree)
         if not is_kernel(function)
     }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from eyas.bench import child_server as module
-from eyas.bench.child_server import child_server
 from eyas.bench.http import Server
 from eyas.common.errors import DeadlineExceeded, EyasError
 from eyas.worker.ports import free_ports
+from tools.bench import child_server as module
+from tools.bench.child_server import child_server
 
 
 @pytest.fixture

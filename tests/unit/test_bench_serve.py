@@ -15,7 +15,7 @@ import pytest
 from bench_stub import Script, serving
 
 from eyas import cli
-from eyas.bench.overhead import Pace, measure_client
+from tools.bench.overhead import Pace, measure_client
 
 FEW = (
     *("--num-prompts", "4", "--random-range-ratio", "1"),

@@ -1,9 +1,9 @@
 """What a gateway costs: CPU time per request and per streamed token, memory per stream.
 
-    python -m eyas.bench.gateway_cost [--streams N] [--step-ms MS] [--gateway-workers N] [--workers N]
+    python -m tools.bench.gateway_cost [--streams N] [--step-ms MS] [--gateway-workers N] [--workers N]
                                       [--route completions|chat|generate]
 
-Real gateway processes serve streams that paced workers (`eyas.bench.paced_worker`) feed: every step brings
+Real gateway processes serve streams that paced workers (`tools.bench.paced_worker`) feed: every step brings
 each stream a token. The client counts events and reads the processes' CPU clocks while all streams are open.
 It refuses to know what a token says, and what an engine costs.
 """
@@ -26,7 +26,6 @@ import uvloop
 
 from eyas.bench.asking import Target
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
-from eyas.bench.child_server import child_server
 from eyas.bench.http import Server
 from eyas.bench.jobs import Job
 from eyas.bench.runner import Workload, run_load
@@ -38,6 +37,7 @@ from eyas.worker.child import Child
 from eyas.worker.descriptors import raise_limit
 from eyas.worker.plan import gateway_argv
 from eyas.worker.ports import free_ports
+from tools.bench.child_server import child_server
 
 REQUESTS, CONCURRENCY = 400, 8  # of one token each: what a request costs
 ENDLESS = 1_000_000  # tokens of a stream that is closed before its end
@@ -132,7 +132,7 @@ async def start_gateway(load: GatewayLoad, running: contextlib.AsyncExitStack) -
     ports = free_ports()
     workers = [next(ports) for _ in range(load.workers)]
     for port in workers:
-        command = python_module("eyas.bench.paced_worker", str(port), str(load.step_ms))
+        command = python_module("tools.bench.paced_worker", str(port), str(load.step_ms))
         worker = Child(f"worker at {port}", command, lambda name, line: None)
         running.push_async_callback(worker.stop, STOP_S)
         worker.start()
@@ -215,7 +215,7 @@ def _waits(stream: _Stream) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     usual = GatewayLoad()
-    parser = argparse.ArgumentParser(prog="python -m eyas.bench.gateway_cost", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.gateway_cost", description=__doc__)
     add = parser.add_argument
     add("--streams", type=positive, default=usual.streams, metavar="N", help=f"({usual.streams})")
     step = f"from one token of a stream to the next ({usual.step_ms})"

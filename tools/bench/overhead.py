@@ -1,6 +1,6 @@
 """What the load client itself costs: CPU per event, and how much later than sent it sees an event.
 
-    python -m eyas.bench.overhead [--streams N] [--tokens-per-second R] [--seconds S]
+    python -m tools.bench.overhead [--streams N] [--tokens-per-second R] [--seconds S]
 
 A stub server in another process streams tokens at a fixed pace over many streams. Each token's text is the
 moment of its sending, by the clock that all processes of a machine share. It knows the protocol of one
@@ -23,7 +23,6 @@ import uvloop
 
 from eyas.bench.asking import Target
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
-from eyas.bench.child_server import child_server
 from eyas.bench.http import Server
 from eyas.bench.jobs import Job
 from eyas.bench.records import RequestRecord
@@ -32,6 +31,7 @@ from eyas.common.errors import EyasError
 from eyas.flags import port, positive
 from eyas.worker.lifeline import die_with_parent
 from eyas.worker.ports import free_ports
+from tools.bench.child_server import child_server
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (
@@ -60,7 +60,7 @@ async def measure_client(pace: Pace) -> dict[str, Any]:
     address = next(free_ports())
     words = ("--stub", address, "--streams", pace.streams, "--tokens-per-second", pace.tokens_per_s)
     server = Server(f"http://127.0.0.1:{address}")
-    async with child_server("eyas.bench.overhead", words, server, "/"):
+    async with child_server("tools.bench.overhead", words, server, "/"):
         target = Target(server, COMPLETIONS, RequestTemplate("stub"))
         job = Job.single(tuple(range(64)), max(2, int(pace.seconds / pace.step_s)))
         (turn,) = job.turns
@@ -158,7 +158,7 @@ async def _serve(address: int, pace: Pace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m eyas.bench.overhead", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.overhead", description=__doc__)
     add = parser.add_argument
     add("--streams", type=positive, default=Pace.streams, metavar="N", help=f"({Pace.streams})")
     add("--tokens-per-second", type=positive, default=Pace.tokens_per_s, metavar="R", help="over all streams")

@@ -1,11 +1,11 @@
 """What very long prompts cost a gateway's callers: the time that it adds to a first token, and what other
 streams notice.
 
-    python -m eyas.bench.gateway_prompts [--tokens N] [--seconds S] [--ids-rate R]
+    python -m tools.bench.gateway_prompts [--tokens N] [--seconds S] [--ids-rate R]
                                          [--gateway-workers N]
 
 Real gateway processes serve prompts at a steady rate, first as text, then as ids, that a paced worker
-(`eyas.bench.paced_worker`) answers at once; beside them, streams get a token each step. Of a text's time,
+(`tools.bench.paced_worker`) answers at once; beside them, streams get a token each step. Of a text's time,
 what the tokenizer takes alone is told apart. It refuses to know what an engine costs.
 """
 
@@ -24,13 +24,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import uvloop
 
-from eyas.bench.gateway_cost import ENDLESS, PROMPT, GatewayLoad, Processes, start_gateway
 from eyas.bench.http import Server
 from eyas.common.config import NANO, GatewayConfig
 from eyas.common.errors import EyasError
 from eyas.evals.heldout import held_out_prompts
 from eyas.flags import positive
 from gateway.tokenizer import Tokenizer
+from tools.bench.gateway_cost import ENDLESS, PROMPT, GatewayLoad, Processes, start_gateway
 
 TOKENS, SECONDS, IDS_RATE = 60_000, 12, 100
 STREAMS, STEP_MS = 32, 20
@@ -228,7 +228,7 @@ async def _print(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m eyas.bench.gateway_prompts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.gateway_prompts", description=__doc__)
     add = parser.add_argument
     add("--tokens", type=positive, default=TOKENS, metavar="N", help=f"of a prompt ({TOKENS})")
     add("--seconds", type=positive, default=SECONDS, metavar="S", help=f"of each of four parts ({SECONDS})")

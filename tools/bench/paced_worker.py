@@ -1,6 +1,6 @@
 """A decode worker without an engine, for measurements of a gateway: one token per stream and step, at a pace.
 
-    python -m eyas.bench.paced_worker PORT STEP_MS
+    python -m tools.bench.paced_worker PORT STEP_MS
 
 Its gRPC services are the real ones. It admits every request at once and says its first tokens; then each step
 says the next token of all requests in one message, as an engine does. It knows no model, and refuses to know

@@ -1,0 +1,1 @@
+"""What a gateway alone costs, and what the benchmark's own client does."""
