@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 
 from eyas.evals.heldout import QuestionSet, held_out_prompts, question_sets
 from eyas.evals.table import Score, score_table, unbroken
-from eyas.train.export import STOP, load_head, load_target
 from eyas.train.generate import Acceptance, SamplingOptions, generate, speculate
 from eyas.train.heads.base import DraftHead
-from eyas.train.model import Nano
+from eyas.train.nano_files import STOP, load_head, load_target
+from eyas.train.nano_model import Nano
 from eyas.train.text.core import Message
 from eyas.train.tokenizer import load_tokenizer, render
 

@@ -33,8 +33,8 @@ from eyas.train.head_run import HeadRun, Pace, Settings, Texts
 from eyas.train.heads.table import head_kind
 from eyas.train.packing import MOST_TEXTS, Example
 from eyas.train.plot import plot_training
+from eyas.train.recipe import Recipe
 from eyas.train.served import served_acceptance
-from eyas.train.target import Recipe
 from eyas.train.teacher import Room, Teacher
 from eyas.train.teachers import load_teacher
 

@@ -13,13 +13,15 @@ from torch import Tensor
 import eyas
 from eyas.common.errors import ConfigError
 from eyas.train.checkpoint import Checkpoint
-from eyas.train.export import STOP, load_head, load_target, read_config, save_head, save_target
 from eyas.train.generate import Acceptance, HeadRows, SamplingOptions, draft_chain, generate, speculate
 from eyas.train.heads.base import Lesson
-from eyas.train.model import LlamaShape, Nano
+from eyas.train.model import LlamaShape
 from eyas.train.nano import TINY, train_nano
+from eyas.train.nano_files import STOP, load_head, load_target, read_config, save_head, save_target
 from eyas.train.nano_head import UNROLL, head_of, train_head
-from eyas.train.target import Recipe, TargetRun
+from eyas.train.nano_model import Nano
+from eyas.train.recipe import Recipe
+from eyas.train.target import TargetRun
 from eyas.train.tokenizer import ANSWER_BIT, load_tokenizer, render
 from eyas.train.unroll import Unrolled, unrolled_attention, unrolled_step
 

@@ -20,7 +20,7 @@ from eyas.train.device_teacher import DeviceTeacher
 from eyas.train.head_run import HeadRun, Pace, Settings, Texts, frequent
 from eyas.train.packing import Batches, Example, batch_of
 from eyas.train.plain_teacher import PlainTeacher
-from eyas.train.target import Recipe
+from eyas.train.recipe import Recipe
 from eyas.train.teacher import Room, Teacher
 from eyas.train.teachers import load_teacher
 from tests.unit.model_rig import Rig
