@@ -23,7 +23,7 @@ from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.speculation.ahead import Verified, fan_out
 from eyas.engine.speculation.draft_runner import Asked, DraftRequest, Extension
 from eyas.engine.speculation.verify import walk
-from eyas.evals.heldout import held_out_prompts
+from tools.nano.heldout import held_out_prompts
 from eyas.train.conversations import Speech, read_lines
 from gateway.tokenizer import Tokenizer
 from tests.unit import plain_ahead

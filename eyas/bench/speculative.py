@@ -198,7 +198,7 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
     elif is_nano(args.model):
         from eyas.evals.heldout import held_out_prompts
 
-        lines = as_chats(held_out_prompts(args.num_prompts, seed=1))
+        lines = as_chats(held_out_prompts()[: args.num_prompts])
     else:
         raise ConfigError("--prompts: a model needs questions of its kind", param="prompts")
     speech = Speech(Path(model_folder(args.model, weights=False)))

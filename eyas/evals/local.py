@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from eyas.evals.heldout import QuestionSet, held_out_prompts, question_sets
+from eyas.evals.heldout import QuestionSet
 from eyas.evals.table import Score, score_table, unbroken
 from eyas.train.generate import Acceptance, SamplingOptions, generate, speculate
 from eyas.train.heads.base import DraftHead
@@ -22,6 +22,7 @@ from eyas.train.nano_files import STOP, load_head, load_target
 from eyas.train.nano_model import Nano
 from eyas.train.text.core import Message
 from eyas.train.tokenizer import load_tokenizer, render
+from tools.nano.heldout import held_out_prompts, question_sets
 
 LONGEST_ANSWER = 512
 

@@ -20,7 +20,7 @@ from eyas.common.config import NANO
 from eyas.common.grammar import Grammar
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.evals.heldout import held_out_prompts
+from tools.nano.heldout import held_out_prompts
 from gateway.chat import ChatTemplate
 from gateway.chat_request import ChatModel, chat_prompt, reading_of
 from gateway.dialect import dialect_of

@@ -7,14 +7,8 @@ import re
 
 import pytest
 
-from eyas.evals.heldout import (
-    concludes,
-    contains,
-    held_out_prompts,
-    lists_in_order,
-    question_sets,
-    results_in,
-)
+from eyas.evals import heldout
+from eyas.evals.heldout import concludes, contains, lists_in_order, results_in
 from eyas.train.text import arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units
 from eyas.train.text.core import Context, Phrasings, Split
 from eyas.train.text.dialogues import dialogue
@@ -22,6 +16,7 @@ from eyas.train.text.numbers import apply, held_pair, steps_of, worked
 from eyas.train.text.problem_shapes import SHAPES
 from eyas.train.text.word_problems import problem
 from eyas.train.text.world import COUNTRIES
+from tools.nano.heldout import content, held_out_prompts, question_sets
 
 MODULES = (arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units)
 
@@ -84,6 +79,21 @@ def test_held_out_prompts_are_distinct_and_repeatable() -> None:
     assert len({repr(chat) for chat in prompts}) == 300 and prompts == held_out_prompts(300, 0)
     assert all(chat[-1]["role"] == "user" for chat in prompts)
     assert len({chat[-1]["content"] for chat in prompts}) >= 200
+
+
+def test_the_file_of_questions_is_fresh() -> None:
+    """`python -m tools.nano.heldout` writes it."""
+    assert heldout.FILE.read_text() == content()
+
+
+def test_seeds_ask_questions_one_after_the_other() -> None:
+    first, second, all_of_them = (
+        [question.prompt for question in heldout.question_sets(size, seed)[0].questions]
+        for size, seed in ((50, 1), (50, 2), (10_000, 1))
+    )
+    assert first == all_of_them[:50] and second == all_of_them[50:100]
+    assert first == [question.prompt for question in question_sets(50, 1)[0].questions]
+    assert len(heldout.question_sets(50, 77)[0].questions) == 50
 
 
 def test_a_dialogue_is_named_by_its_seed_and_index() -> None:

@@ -27,7 +27,7 @@ import uvloop
 from eyas.bench.http import Server
 from eyas.common.config import NANO, GatewayConfig
 from eyas.common.errors import EyasError
-from eyas.evals.heldout import held_out_prompts
+from tools.nano.heldout import held_out_prompts
 from eyas.flags import positive
 from gateway.tokenizer import Tokenizer
 from tools.bench.gateway_cost import ENDLESS, PROMPT, GatewayLoad, Processes, start_gateway

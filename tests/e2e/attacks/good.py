@@ -18,7 +18,7 @@ import httpx
 
 from eyas.client import AsyncClient
 from eyas.common.errors import EyasError
-from eyas.evals.heldout import held_out_prompts
+from tools.nano.heldout import held_out_prompts
 from tests.e2e.attacks.attack import Target
 
 SEED = 15

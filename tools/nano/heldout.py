@@ -1,0 +1,124 @@
+"""Questions that no training text contains: the file of `eyas.evals.heldout`.
+
+    python -m tools.nano.heldout
+
+Phrasings and number pairs come from the generators' held-out split, from which training never draws. It
+refuses to know servers and models.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+from eyas.evals.heldout import FILE, SETS, QuestionSet, question_set
+from eyas.train.text import arithmetic, geography, lists, word_problems
+from eyas.train.text.core import Context, Message, Split
+from eyas.train.text.dialogues import chat_of
+from eyas.train.text.numbers import held_pair
+from eyas.train.text.world import COUNTRIES
+
+LONGEST_PROMPT = 4  # messages of a held-out chat, so that most of its text is the reply
+ATTEMPTS = 20  # draws per question wanted, because some come twice
+QUESTIONS, CHATS = 150, 256  # in the file: of each set, and in all
+
+Pair = tuple[str, str]  # a question, and what its answer must contain or conclude
+Draw = Callable[[Context], Pair]
+
+
+def _capitals(context: Context) -> Pair:
+    country = context.pick(COUNTRIES)
+    return geography.CAPITAL_OF.pick(context).format(c=country.name), country.capital
+
+
+def _countries(context: Context) -> Pair:
+    country = context.pick(COUNTRIES)
+    asked = geography.COUNTRY_OF.pick(context).format(k=country.capital)
+    return asked, country.name.removeprefix("the ")
+
+
+def _lists(context: Context) -> Pair:
+    if context.chance(0.1):
+        start, stop = context.pick(((1, 10), (1, 20), (5, 15), (1, 50), (10, 30)))
+        counted = ", ".join(map(str, range(start, stop + 1)))
+        return lists.COUNT.pick(context).format(a=start, b=stop), counted
+    name = context.pick(tuple(lists.NAMED))
+    said = context.pick(lists.SAID.get(name, (name,)))
+    return lists.LIST_ALL.pick(context).format(k=said), lists.list_answer(name)
+
+
+def _problems(steps: int) -> Draw:
+    def draw(context: Context) -> Pair:
+        """Familiar phrasings with numbers never trained: this tests the arithmetic."""
+        told = Context(context.rng, Split.TRAIN)
+        while True:
+            found = word_problems.draw_problem(told, steps)
+            if found and any(held_pair(*step) for step in found.steps):
+                return found.question, str(found.result)
+
+    return draw
+
+
+def _problems_retold(steps: int) -> Draw:
+    def draw(context: Context) -> Pair:
+        """Phrasings never trained and numbers never trained."""
+        found = word_problems.problem(context, steps)
+        return found.question, str(found.result)
+
+    return draw
+
+
+def _arithmetic(context: Context) -> Pair:
+    first = arithmetic.direct(context)[0]
+    return first.user, first.assistant.split("= ")[-1]
+
+
+DRAWS: dict[str, Draw] = {
+    "capitals": _capitals,
+    "countries": _countries,
+    "lists": _lists,
+    "one-step problems": _problems(1),
+    "two-step problems": _problems(2),
+    "one-step, new phrasing": _problems_retold(1),
+    "two-step, new phrasing": _problems_retold(2),
+    "plain arithmetic": _arithmetic,
+}
+
+
+def pairs(name: str, size: int, seed: int) -> list[Pair]:
+    """`size` distinct questions of a set, or fewer where it has no more."""
+    context = Context(random.Random(f"{name}/{seed}"), Split.HELD)
+    found: dict[str, str] = {}
+    for _ in range(size * ATTEMPTS):
+        asked, expected = DRAWS[name](context)
+        found.setdefault(asked, expected)
+        if len(found) == size:
+            break
+    return list(found.items())
+
+
+def question_sets(size: int, seed: int) -> list[QuestionSet]:
+    """All sets, each of `size` distinct questions, or fewer where a set has no more."""
+    return [question_set(name, pairs(name, size, seed)) for name in SETS]
+
+
+def held_out_prompts(count: int, seed: int) -> list[list[Message]]:
+    """Distinct chats of all topics that end with a user turn and are not in the training text."""
+    context = Context(random.Random(f"prompts/{seed}"), Split.HELD)
+    found: dict[str, list[Message]] = {}
+    while len(found) < count:
+        chat = chat_of(context)[:-1]
+        if len(chat) <= LONGEST_PROMPT:
+            found.setdefault(repr(chat), chat)
+    return list(found.values())
+
+
+def content() -> str:
+    """The file as it should be."""
+    sets = {name: pairs(name, QUESTIONS, 1) for name in SETS}
+    return json.dumps({"sets": sets, "chats": held_out_prompts(CHATS, 1)}, indent=0) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(content())
