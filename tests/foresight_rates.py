@@ -23,12 +23,12 @@ from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.speculation.ahead import Verified, fan_out
 from eyas.engine.speculation.draft_runner import Asked, DraftRequest, Extension
 from eyas.engine.speculation.verify import walk
-from tools.nano.heldout import held_out_prompts
 from eyas.train.conversations import Speech, read_lines
 from gateway.tokenizer import Tokenizer
 from tests.unit import plain_ahead
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.plain_ahead import Ahead, Chain, ChainRunner, advance
+from tools.nano.heldout import held_out_prompts
 
 STEPS, PROMPTS, MOST_TOKENS, MOST_ROWS = 5, 24, 64, 900
 OUTCOMES = (0, 2, 4, 8, 16)

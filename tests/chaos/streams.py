@@ -19,9 +19,9 @@ from eyas.common.config import NANO
 from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, GenerationRequest
-from tools.nano.heldout import held_out_prompts
 from gateway.tokenizer import Tokenizer
 from tests.chaos.rig import ANSWER_S, HEAVY_S, Rig
+from tools.nano.heldout import held_out_prompts
 
 LENGTHS = (12, 40, 90, 160)  # output tokens, at most
 PENANCE_S = 1.0  # a stream that failed lets the others run

@@ -36,9 +36,9 @@ from eyas.engine.sampling.row import Row
 from eyas.engine.sampling.sampler import Sampled, sample
 from eyas.engine.speculation.draft_runner import DraftRequest
 from eyas.engine.speculation.verify import Verdict, walk
-from tools.nano.heldout import held_out_prompts
 from gateway.tokenizer import Tokenizer
 from tests.e2e.lossless_ways import InProcess, Task
+from tools.nano.heldout import held_out_prompts
 
 SHAPES = {
     "chain of 5": SpeculationConfig(5),

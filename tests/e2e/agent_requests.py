@@ -20,7 +20,6 @@ from eyas.common.config import NANO
 from eyas.common.grammar import Grammar
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from tools.nano.heldout import held_out_prompts
 from gateway.chat import ChatTemplate
 from gateway.chat_request import ChatModel, chat_prompt, reading_of
 from gateway.dialect import dialect_of
@@ -32,6 +31,7 @@ from gateway.tokenizer import Tokenizer
 from gateway.tool_grammar import answer_grammar
 from tests.chat_templates import TEMPLATES
 from tests.unit.grammar_cases import ENDS, random_schema, some_params, text_of
+from tools.nano.heldout import held_out_prompts
 
 FORMATS = (
     "hermes",

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.common.config import NANO
-from eyas.train.text.core import Split
-from eyas.train.text.dialogues import dialogue
+from tools.nano.text.core import Split
+from tools.nano.text.dialogues import dialogue
 
 FIRST = 1 << 31  # of the dialogues, which no target has seen
 FRESH, QUESTIONS = FIRST + (1 << 20), 256  # and no head

@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 
 from eyas.common.config import NANO
-from eyas.train import nano
 from eyas.train.model import LlamaShape
-from eyas.train.nano_model import Nano
 from eyas.train.plot import plot_training
 from eyas.train.recipe import Recipe, descend, optimisers
-from eyas.train.target import next_token_loss
+from tools.nano import build as nano
+from tools.nano.model import Nano
+from tools.nano.target import next_token_loss
 
 SHAPE = LlamaShape(hidden=768, layers=14, heads=12, kv_heads=4, head_dim=64, intermediate=2304)
 RECIPE = Recipe(steps=1000, rows=64, length=2048, rate=2e-3)

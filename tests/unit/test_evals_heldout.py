@@ -9,14 +9,14 @@ import pytest
 
 from eyas.evals import heldout
 from eyas.evals.heldout import concludes, contains, lists_in_order, results_in
-from eyas.train.text import arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units
-from eyas.train.text.core import Context, Phrasings, Split
-from eyas.train.text.dialogues import dialogue
-from eyas.train.text.numbers import apply, held_pair, steps_of, worked
-from eyas.train.text.problem_shapes import SHAPES
-from eyas.train.text.word_problems import problem
-from eyas.train.text.world import COUNTRIES
 from tools.nano.heldout import content, held_out_prompts, question_sets
+from tools.nano.text import arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units
+from tools.nano.text.core import Context, Phrasings, Split
+from tools.nano.text.dialogues import dialogue
+from tools.nano.text.numbers import apply, held_pair, steps_of, worked
+from tools.nano.text.problem_shapes import SHAPES
+from tools.nano.text.word_problems import problem
+from tools.nano.text.world import COUNTRIES
 
 MODULES = (arithmetic, code, dialogues, facts, geography, happenings, lists, smalltalk, units)
 

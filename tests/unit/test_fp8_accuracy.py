@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from eyas.common.config import ASSETS
 from eyas.engine.batch.spans import Span
-from eyas.train.data import split_bits
-from eyas.train.text.core import Split
-from eyas.train.text.dialogues import dialogue
-from eyas.train.tokenizer import encode_chat, load_tokenizer
 from tests.unit.fp8_formats import FORMATS, write_format
 from tests.unit.model_rig import Rig
+from tools.nano.data import split_bits
+from tools.nano.text.core import Split
+from tools.nano.text.dialogues import dialogue
+from tools.nano.tokenizer import encode_chat, load_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -13,17 +13,17 @@ from torch import Tensor
 import eyas
 from eyas.common.errors import ConfigError
 from eyas.train.checkpoint import Checkpoint
-from eyas.train.generate import Acceptance, HeadRows, SamplingOptions, draft_chain, generate, speculate
 from eyas.train.heads.base import Lesson
 from eyas.train.model import LlamaShape
-from eyas.train.nano import TINY, train_nano
-from eyas.train.nano_files import STOP, load_head, load_target, read_config, save_head, save_target
-from eyas.train.nano_head import UNROLL, head_of, train_head
-from eyas.train.nano_model import Nano
 from eyas.train.recipe import Recipe
-from eyas.train.target import TargetRun
-from eyas.train.tokenizer import ANSWER_BIT, load_tokenizer, render
 from eyas.train.unroll import Unrolled, unrolled_attention, unrolled_step
+from tools.nano.build import TINY, train_nano
+from tools.nano.files import STOP, load_head, load_target, read_config, save_head, save_target
+from tools.nano.generate import Acceptance, HeadRows, SamplingOptions, draft_chain, generate, speculate
+from tools.nano.head import UNROLL, head_of, train_head
+from tools.nano.model import Nano
+from tools.nano.target import TargetRun
+from tools.nano.tokenizer import ANSWER_BIT, load_tokenizer, render
 
 ASSETS = Path(eyas.__file__).parent / "assets"
 SMALL = LlamaShape(
@@ -138,7 +138,7 @@ def test_both_trainings_lower_their_loss(small: Nano, caplog: pytest.LogCaptureF
 
 def test_a_target_goes_on_where_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, of the same batches."""
-    monkeypatch.setattr("eyas.train.target.SAVE_EVERY", 2)
+    monkeypatch.setattr("tools.nano.target.SAVE_EVERY", 2)
     recipe, checkpoint = Recipe(steps=3, rows=1, length=16), Checkpoint(tmp_path / "target.pt", {"steps": 3})
     rows = [torch.randint(0, SMALL.vocab, (1, 17)).int() | ANSWER_BIT for _ in range(3)]
 

@@ -16,7 +16,7 @@ from eyas.common.params import SamplingParams
 from eyas.train.answers import Asking, answers, engine_of
 from eyas.train.conversations import Line, Speech, answered, read_lines
 from eyas.train.served import count_rounds
-from eyas.train.tokenizer import END_OF_TEXT, IM_END, IM_END_ID, load_tokenizer
+from tools.nano.tokenizer import END_OF_TEXT, IM_END, IM_END_ID, load_tokenizer
 
 QUESTION = {"role": "user", "content": "Which city is Japan's capital?"}
 REPLY = {"role": "assistant", "content": "It is Tokyo."}

@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer
 
 import eyas
-from eyas.train.data import IDS
-from eyas.train.text.core import Split
-from eyas.train.text.dialogues import dialogue
-from eyas.train.tokenizer import (
+from tools.nano.data import IDS
+from tools.nano.text.core import Split
+from tools.nano.text.dialogues import dialogue
+from tools.nano.tokenizer import (
     ANSWER_BIT,
     END_OF_TEXT_ID,
     IM_END_ID,

@@ -27,10 +27,10 @@ import uvloop
 from eyas.bench.http import Server
 from eyas.common.config import NANO, GatewayConfig
 from eyas.common.errors import EyasError
-from tools.nano.heldout import held_out_prompts
 from eyas.flags import positive
 from gateway.tokenizer import Tokenizer
 from tools.bench.gateway_cost import ENDLESS, PROMPT, GatewayLoad, Processes, start_gateway
+from tools.nano.heldout import held_out_prompts
 
 TOKENS, SECONDS, IDS_RATE = 60_000, 12, 100
 STREAMS, STEP_MS = 32, 20

@@ -13,11 +13,11 @@ import random
 from collections.abc import Callable
 
 from eyas.evals.heldout import FILE, SETS, QuestionSet, question_set
-from eyas.train.text import arithmetic, geography, lists, word_problems
-from eyas.train.text.core import Context, Message, Split
-from eyas.train.text.dialogues import chat_of
-from eyas.train.text.numbers import held_pair
-from eyas.train.text.world import COUNTRIES
+from tools.nano.text import arithmetic, geography, lists, word_problems
+from tools.nano.text.core import Context, Message, Split
+from tools.nano.text.dialogues import chat_of
+from tools.nano.text.numbers import held_pair
+from tools.nano.text.world import COUNTRIES
 
 LONGEST_PROMPT = 4  # messages of a held-out chat, so that most of its text is the reply
 ATTEMPTS = 20  # draws per question wanted, because some come twice

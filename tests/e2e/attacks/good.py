@@ -18,8 +18,8 @@ import httpx
 
 from eyas.client import AsyncClient
 from eyas.common.errors import EyasError
-from tools.nano.heldout import held_out_prompts
 from tests.e2e.attacks.attack import Target
+from tools.nano.heldout import held_out_prompts
 
 SEED = 15
 COME_BACK_S = 0.5  # after a refusal for load

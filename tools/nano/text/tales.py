@@ -5,8 +5,8 @@ A story is a chain of sentences chosen by its hero, place and find. This file kn
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Exchange, Phrasings, ask, one
-from eyas.train.text.people import ANIMALS, PLACES, Person, person, two_people
+from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.people import ANIMALS, PLACES, Person, person, two_people
 
 STORY = Phrasings(
     train=(

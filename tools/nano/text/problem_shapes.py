@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eyas.train.text.core import Context, Phrasings
-from eyas.train.text.numbers import LIMIT, difference_pair, operand, product_pair, quotient_pair, sum_pair
+from tools.nano.text.core import Context, Phrasings
+from tools.nano.text.numbers import LIMIT, difference_pair, operand, product_pair, quotient_pair, sum_pair
 
 Step = tuple[str, int, int]
 Drawn = tuple[dict[str, object], list[Step]]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eyas.train.heads.base import DraftHead
 from eyas.train.model import Cache, CacheView, grouped_attention
-from eyas.train.nano_model import Nano
+from tools.nano.model import Nano
 
 CHAIN = 5
 COMPACT_EVERY = 16

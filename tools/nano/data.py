@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from eyas.common.children import importing_safely
-from eyas.train.text.core import Split
-from eyas.train.text.dialogues import dialogue, plain_text
-from eyas.train.tokenizer import ANSWER_BIT, encode_chat, encode_plain, load_tokenizer, render
+from tools.nano.text.core import Split
+from tools.nano.text.dialogues import dialogue, plain_text
+from tools.nano.tokenizer import ANSWER_BIT, encode_chat, encode_plain, load_tokenizer, render
 
 Made = TypeVar("Made")
 IDS = ANSWER_BIT - 1

@@ -6,7 +6,7 @@ phrasing.
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Split
+from tools.nano.text.core import Context, Split
 
 LIMIT = 999  # sums and differences stay below one thousand
 SYMBOLS = ("+", "-", "*", "/")

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from eyas.train.text.core import Message, Split
-from eyas.train.text.dialogues import dialogue, plain_text
+from tools.nano.text.core import Message, Split
+from tools.nano.text.dialogues import dialogue, plain_text
 
 VOCAB_SIZE = 4096
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -5,7 +5,7 @@ This file knows the factors and the phrasings.
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
 
 FACTORS = (
     ("meters", "centimeters", 100, 9), ("kilometers", "meters", 1000, 90), ("centimeters", "millimeters", 10, 99),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from eyas.train.text import (
+from tools.nano.text import (
     arithmetic,
     code,
     facts,
@@ -20,8 +20,8 @@ from eyas.train.text import (
     units,
     word_problems,
 )
-from eyas.train.text.core import Context, Exchange, Message, Phrasings, Split, Topic, ask, casual
-from eyas.train.text.people import person
+from tools.nano.text.core import Context, Exchange, Message, Phrasings, Split, Topic, ask, casual
+from tools.nano.text.people import person
 
 MIX: dict[Topic, int] = {
     geography.capital: 16, geography.country: 9, geography.continent: 4, geography.some_of: 2, geography.lesson: 3,

@@ -5,7 +5,7 @@ This file knows a shelf of functions and how people ask for them; nothing is exe
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
 
 FUNCTIONS = {
     "adds two numbers": ("add", "a, b", "return a + b"),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eyas.train.text.core import Context, Phrasings, Split
-from eyas.train.text.people import PLACES, THINGS, person, two_people
+from tools.nano.text.core import Context, Phrasings, Split
+from tools.nano.text.people import PLACES, THINGS, person, two_people
 
 
 def _verbs(table: str) -> tuple[tuple[str, ...], ...]:

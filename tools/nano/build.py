@@ -21,15 +21,15 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from eyas.train.checkpoint import Checkpoint
-from eyas.train.data import IDS, Packing, batches, make_prompts, make_shard, shards
-from eyas.train.generate import SamplingOptions, generate
 from eyas.train.model import LlamaShape
-from eyas.train.nano_files import STOP, load_target, save_head, save_target
-from eyas.train.nano_head import UNROLL, head_of, train_head
-from eyas.train.nano_model import Nano
 from eyas.train.recipe import Recipe
-from eyas.train.target import TargetRun
-from eyas.train.tokenizer import (
+from tools.nano.data import IDS, Packing, batches, make_prompts, make_shard, shards
+from tools.nano.files import STOP, load_target, save_head, save_target
+from tools.nano.generate import SamplingOptions, generate
+from tools.nano.head import UNROLL, head_of, train_head
+from tools.nano.model import Nano
+from tools.nano.target import TargetRun
+from tools.nano.tokenizer import (
     ANSWER_BIT,
     load_tokenizer,
     save_tokenizer,

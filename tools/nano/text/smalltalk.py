@@ -5,8 +5,8 @@ This file knows what people say to a chat assistant and what this one answers.
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Exchange, Phrasings, casual, one
-from eyas.train.text.world import COUNTRIES
+from tools.nano.text.core import Context, Exchange, Phrasings, casual, one
+from tools.nano.text.world import COUNTRIES
 
 WHO = "I am Eyas nano, a small language model embedded in the Eyas server."
 CAN_DO = (

@@ -5,7 +5,7 @@ This file knows the lists, what comes before and after an item, and how people a
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
 
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 NAMED = {

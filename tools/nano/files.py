@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from eyas.train.export import DTYPE, save_tensors, sizes_of, write_json
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
-from eyas.train.nano_head import head_of, head_shape
-from eyas.train.nano_model import Nano
-from eyas.train.tokenizer import END_OF_TEXT_ID, IM_END_ID
+from tools.nano.head import head_of, head_shape
+from tools.nano.model import Nano
+from tools.nano.tokenizer import END_OF_TEXT_ID, IM_END_ID
 
 STOP = (IM_END_ID, END_OF_TEXT_ID)
 ENDS = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": list(STOP), "pad_token_id": END_OF_TEXT_ID}

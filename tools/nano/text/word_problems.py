@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eyas.train.text.core import Context, Exchange, casual, one
-from eyas.train.text.happenings import QUESTIONS, gain, loss, scene, start
-from eyas.train.text.numbers import LIMIT, allowed, apply, operand, worked
-from eyas.train.text.people import BOXES, THINGS, two_people
-from eyas.train.text.problem_shapes import SHAPES, ProblemShape
+from tools.nano.text.core import Context, Exchange, casual, one
+from tools.nano.text.happenings import QUESTIONS, gain, loss, scene, start
+from tools.nano.text.numbers import LIMIT, allowed, apply, operand, worked
+from tools.nano.text.people import BOXES, THINGS, two_people
+from tools.nano.text.problem_shapes import SHAPES, ProblemShape
 
 HINTS = (
     "",

@@ -16,13 +16,13 @@ from tokenizers import Tokenizer
 
 from eyas.evals.heldout import QuestionSet
 from eyas.evals.table import Score, score_table, unbroken
-from eyas.train.generate import Acceptance, SamplingOptions, generate, speculate
 from eyas.train.heads.base import DraftHead
-from eyas.train.nano_files import STOP, load_head, load_target
-from eyas.train.nano_model import Nano
-from eyas.train.text.core import Message
-from eyas.train.tokenizer import load_tokenizer, render
+from tools.nano.files import STOP, load_head, load_target
+from tools.nano.generate import Acceptance, SamplingOptions, generate, speculate
 from tools.nano.heldout import held_out_prompts, question_sets
+from tools.nano.model import Nano
+from tools.nano.text.core import Message
+from tools.nano.tokenizer import load_tokenizer, render
 
 LONGEST_ANSWER = 512
 
@@ -66,7 +66,7 @@ class Scorer:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m eyas.evals.local", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.nano.local", description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--head", type=Path)
     parser.add_argument("--size", type=int, default=400, help="questions per set")

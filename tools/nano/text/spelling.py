@@ -5,9 +5,9 @@ This file knows the phrasings; it takes its words from the other topics.
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Exchange, Phrasings, ask, one
-from eyas.train.text.lists import NAMED
-from eyas.train.text.people import ANIMALS, BOYS, GIRLS, THINGS
+from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.lists import NAMED
+from tools.nano.text.people import ANIMALS, BOYS, GIRLS, THINGS
 
 WORDS = tuple(
     sorted(

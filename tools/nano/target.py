@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.train.checkpoint import Checkpoint
-from eyas.train.data import split_bits
-from eyas.train.nano_model import Nano
 from eyas.train.recipe import Recipe, descend, optimisers, progress
+from tools.nano.data import split_bits
+from tools.nano.model import Nano
 
 logger = logging.getLogger(__name__)
 REPORT_EVERY = 50

@@ -5,8 +5,8 @@ This file knows phrasings; the working lives in `numbers`.
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Exchange, Phrasings, Split, ask, casual, one
-from eyas.train.text.numbers import LIMIT, SYMBOLS, allowed, apply, large_product_pair, operand, pair, worked
+from tools.nano.text.core import Context, Exchange, Phrasings, Split, ask, casual, one
+from tools.nano.text.numbers import LIMIT, SYMBOLS, allowed, apply, large_product_pair, operand, pair, worked
 
 SPOKEN = {
     "+": ("+", "+", "plus"),

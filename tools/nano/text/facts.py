@@ -5,7 +5,7 @@ Data with its phrasings. The explanations are about how a language model server 
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Exchange, Phrasings, ask, one
+from tools.nano.text.core import Context, Exchange, Phrasings, ask, one
 
 DEFINITIONS = {
     "a cat": "a small furry animal that people keep as a pet and that likes to hunt mice",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eyas.train.text.core import Context
+from tools.nano.text.core import Context
 
 GIRLS = (
     "Anna", "Maria", "Lena", "Sofia", "Emma", "Olivia", "Mia", "Nora", "Lucy", "Alice", "Clara", "Julia", "Ella",

@@ -13,14 +13,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eyas.train.data import split_bits
 from eyas.train.heads.base import Ends
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
-from eyas.train.nano_model import Nano
 from eyas.train.recipe import Recipe, descend, optimisers, progress
-from eyas.train.target import REPORT_EVERY, report
 from eyas.train.unroll import Course, unrolled_loss, unrolled_step
+from tools.nano.data import split_bits
+from tools.nano.model import Nano
+from tools.nano.target import REPORT_EVERY, report
 
 UNROLL = 7
 HEAD_INTERMEDIATE = 624

@@ -5,8 +5,8 @@ This file knows phrasings and answers; the facts live in `world`.
 
 from __future__ import annotations
 
-from eyas.train.text.core import Context, Exchange, Phrasings, ask, casual, join_and, one
-from eyas.train.text.world import ALIASES, CONTINENTS, COUNTRIES, FAMILIAR, Country
+from tools.nano.text.core import Context, Exchange, Phrasings, ask, casual, join_and, one
+from tools.nano.text.world import ALIASES, CONTINENTS, COUNTRIES, FAMILIAR, Country
 
 CAPITAL_OF = Phrasings(
     train=(
