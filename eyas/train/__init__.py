@@ -1,1 +1,1 @@
-"""How the embedded model and its draft head are trained, from text that the repository generates."""
+"""How draft heads are trained for a target, measured and written in the formats of others."""

@@ -6,7 +6,6 @@ from eyas.commands import Command, Parser
 
 HEADS = "eyas.train.head_command"
 COMMANDS = {
-    "nano": Command("the embedded model and its EAGLE-3 head, from text made here", "tools.nano.build"),
     "eagle3": Command("an EAGLE-3 head for any target", HEADS, {"kind": "eagle3"}),
     "eagle": Command("an EAGLE-1/2 head for any target", HEADS, {"kind": "eagle"}),
     "mtp": Command("an MTP head for any target, with MiMo's names", HEADS, {"kind": "mtp"}),

@@ -1,4 +1,6 @@
-"""`eyas train nano`: text, tokenizer, target, regenerated answers, EAGLE-3 head, in this order.
+"""The embedded model and its head: text, tokenizer, target, regenerated answers, EAGLE-3 head, in this order.
+
+    python -m tools.nano.build --out DIR
 
 The composition root of this folder. A stage whose result is in the output folder already is skipped, so a run
 can be continued. This file knows the sizes of a full run; it knows no layer and no topic.
@@ -179,17 +181,18 @@ def train_nano(out: Path, *, scale: Scale, device: str, seed: int = 0) -> None:
     make_head(run)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `eyas train nano`."""
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.nano.build", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="DIR", help="folder for nano/ and nano-eagle3/")
     add("--tiny", action="store_true", help="a smoke test of every stage")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(a GPU if there is one)")
     add("--seed", type=int, default=0, metavar="N", help="(0)")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+    given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    train_nano(args.out, scale=TINY if args.tiny else FULL, device=args.device, seed=args.seed)
-    return 0
+    train_nano(given.out, scale=TINY if given.tiny else FULL, device=given.device, seed=given.seed)
+
+
+if __name__ == "__main__":
+    main()
