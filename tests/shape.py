@@ -1,7 +1,7 @@
 """The shape of the code, measured on its syntax trees: `python -m tests.shape` prints docs/shape.md.
 
-It knows files, functions, classes, imports and docstrings. It imports nothing that it measures, and refuses
-to know what is good: the limits are in `tests/unit/test_architecture.py` and `tests/unit/test_shape.py`.
+It knows files, functions, classes, imports and docstrings, and imports nothing that it measures; `tests.hops`
+runs it. The limits are in `tests/unit/test_architecture.py` and `tests/unit/test_shape.py`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,21 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.hops import Hops
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = ("decode_svc", "draft_svc", "eyas", "gateway", "kv_transfer", "prefill_svc")
 FOLDERS = (*INSTALLED, "tests", "tools")
+SHORT_LINES = 100  # of a module that may be a fragment of another
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*")  # of a class name
 FEWEST_STATEMENTS = 6  # of a function body that counts as a duplicate
 UNSAID = "Missing associated documentation comment"  # what protoc writes where the .proto has no comment
 
@@ -112,6 +119,12 @@ def largest_class(among: Iterable[Module]) -> tuple[str, int, int]:
     return name, lines, methods
 
 
+def one_word(among: Iterable[Module]) -> tuple[int, int]:
+    """How many classes have a name of one word, and how many there are; private ones count."""
+    names = [node.name for module in among for node in module.classes()]
+    return sum(len(WORD.findall(name)) == 1 for name in names), len(names)
+
+
 # --- imports ---------------------------------------------------------------------------------------------
 
 
@@ -127,6 +140,31 @@ def imports(among: Sequence[Module]) -> dict[str, set[str]]:
                 inner = [f"{node.module}.{alias.name}" for alias in node.names]
                 graph[module.name] |= {full if full in names else str(node.module) for full in inner} & names
     return {name: imported - {name} for name, imported in graph.items()}
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Modules that one other module alone imports: all, those in its folder, and the short ones of these."""
+
+    modules: int
+    beside: int
+    short: int
+
+
+def fragments(among: Sequence[Module]) -> Fragments:
+    """Counts them. Packages' own files do not count."""
+    importers: dict[str, list[str]] = defaultdict(list)
+    for name, imported in imports(among).items():
+        for other in imported:
+            importers[other].append(name)
+    single = [module for module in among if len(importers[module.name]) == 1]
+    beside = [
+        module
+        for module in single
+        if importers[module.name][0].rpartition(".")[0] == module.name.rpartition(".")[0]
+    ]
+    short = [module for module in beside if module.lines < SHORT_LINES]
+    return Fragments(len(single), len(beside), len(short))
 
 
 def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
@@ -269,6 +307,14 @@ bounds files (700 lines), functions (60 lines) and parameter lists (6).
 * **public, documented**: modules, classes, functions and methods without a leading underscore, and the share
   of them with a docstring. Tests do not count, nor do overrides of methods that a base class documents.
 
+**Class names of one word: {one_word}.** Private ones count.
+
+**Modules with one importer: {single}.** {beside} of them are beside it in its folder, {short} of these have
+less than {short_lines} lines.
+
+**Hops of one chat: {hops}.** Streamed, in a split cluster with drafts on a CPU: what ran for it in any
+process and does not run without it (`tests/hops.py`).
+
 **Import cycles: {cycles}.** Modules that import one another, in any function and for types alone as well.
 
 **Class names in several modules: {classes}.** The same public name for two things.{class_list}
@@ -282,8 +328,8 @@ COLUMNS = (
 )
 
 
-def page() -> str:
-    """docs/shape.md as it should be now."""
+def page(chats: Sequence[Hops]) -> str:
+    """docs/shape.md as it should be now. `chats`: what traced chats ran through."""
     found = modules(*FOLDERS)
     code = [module for module in found if module.package in INSTALLED or module.name.startswith("eyas.")]
     public = definitions(code)
@@ -293,9 +339,16 @@ def page() -> str:
     rows = [_row(name, packages[name], public) for name in sorted(packages)]
     rows.append(_row("what is installed", code, public))
     lines = [COLUMNS, ["---", *["--:"] * 8, "---", *["--:"] * 4], *rows]
+    words, single = one_word(code), fragments(code)
     around, classes, bodies = cycles(imports(code)), duplicate_classes(code), duplicate_bodies(code)
     return PAGE.format(
         table="\n".join(f"| {' | '.join(cells)} |" for cells in lines),
+        one_word=f"{words[0] / words[1]:.0%} of {words[1]:,}",
+        single=f"{single.modules} of {len(code)}",
+        beside=single.beside,
+        short=single.short,
+        short_lines=SHORT_LINES,
+        hops="; ".join(map(_hops, chats)),
         cycles=_count(around),
         classes=_count(classes),
         class_list=_listed(f"`{name}`: {', '.join(where)}" for name, where in classes.items()),
@@ -318,6 +371,14 @@ def _row(name: str, among: Sequence[Module], public: Sequence[Definition]) -> li
     return [name, *cells, *tail, str(len(own)) if own else "", shown]
 
 
+def _hops(chat: Hops) -> str:
+    tokens = f"{chat.tokens} token{'s' if chat.tokens > 1 else ''}"
+    return (
+        f"{chat.files} files, {chat.functions:,} functions and {chat.calls:,} calls "
+        f"in {chat.processes} processes for {tokens}"
+    )
+
+
 def _count(found: Mapping[str, object] | Sequence[object]) -> str:
     return str(len(found)) if found else "none"
 
@@ -328,4 +389,6 @@ def _listed(lines: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    from tests.hops import measure
+
+    print(page(measure()), end="")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import shape
+from tests.hops import Hops
 
 PAGE = shape.ROOT / "docs" / "shape.md"
 ONE = '''
@@ -86,6 +87,18 @@ def test_duplicates_are_found(planted: list[shape.Module]) -> None:
     assert shape.duplicate_bodies(planted) == [["pack.one.add", "pack.two.sums"]]
 
 
+def test_classes_of_one_word_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    names = ("Thing", "_Thing", "TwoWords", "KV", "KVPages", "Http2", "HTTPServer")
+    (tmp_path / "pack" / "names.py").write_text("\n".join(f"class {name}: ..." for name in names))
+    assert shape.one_word(shape.modules("pack", root=tmp_path)) == (4, 7)
+
+
+def test_modules_with_one_importer_are_counted(planted: list[shape.Module]) -> None:
+    """Each of the two is imported by the other alone, in the same folder."""
+    assert shape.fragments(planted) == shape.Fragments(2, 2, 2)
+
+
 def test_what_is_public_and_undocumented_is_found(planted: list[shape.Module]) -> None:
     found = shape.definitions(planted)
     silent = [f"{d.module}:{d.name}" for d in found if not d.documented]
@@ -95,6 +108,6 @@ def test_what_is_public_and_undocumented_is_found(planted: list[shape.Module]) -
 
 @pytest.mark.slow
 def test_the_page_has_every_package_and_every_section() -> None:
-    text, fresh = PAGE.read_text(), shape.page()
+    text, fresh = PAGE.read_text(), shape.page([Hops(1, 2, 3, 4, 5)])
     labels = re.compile(r"^\| ([\w. ]+) \||^\*\*([\w ]+):", re.MULTILINE)
     assert labels.findall(text) == labels.findall(fresh)
