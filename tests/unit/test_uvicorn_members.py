@@ -82,7 +82,7 @@ def missing(members: dict[str, set[str]], uses: list[Use]) -> list[str]:
 async def members() -> dict[str, set[str]]:
     """What objects of each class have once they are made."""
 
-    async def app(*_: Any) -> None: ...
+    async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
     config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none")
     protocol = HttpToolsProtocol(config, ServerState(), {}, asyncio.get_running_loop())
