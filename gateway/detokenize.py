@@ -1,9 +1,9 @@
 """Turns token ids into text as they arrive, without ever showing half a character.
 
-Every token stands for some bytes, and the text is these bytes joined. A `TokenBytes` table holds the bytes of
-each id; a `Detokenizer` feeds them to an incremental UTF-8 decoder, which holds back an unfinished character.
-However a list of ids is cut, the parts of its text join to the same string. This module refuses to know
-requests and stop strings.
+Where a text is its tokens' bytes joined (byte-level and SentencePiece models), a `ByteDetokenizer` feeds them
+to an incremental UTF-8 decoder, which holds back an unfinished character. Other texts are streamed by the
+`tokenizers` library (`LibraryDetokenizer`), or told at their end where nothing is certain before. However a
+list of ids is cut, the parts of its text join to the same string.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import codecs
 import copy
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Protocol
 
 from tokenizers import Tokenizer as HFTokenizer
+from tokenizers.decoders import DecodeStream
 
-from eyas.common.decoders import StreamedDecoder, compile_decoder, decoder_of
-from eyas.common.text_stages import TextStage, clean_up_stages
+from eyas.common.decoders import compile_decoder, decoder_of
+from gateway.clean_up import CleanUp
 
 _CONTEXT = 16  # tokens before a text that can change how it begins
 
@@ -46,15 +48,15 @@ _NEVER = _Alone(())
 class TokenBytes:
     """What each id contributes to a text, in bytes: nothing for special tokens and unknown ids.
 
-    `decoder` is None for a tokenizer whose text is only known at its end.
+    `decoder` is None for a tokenizer whose text is only known at its end. `cleans_up`: texts lose the spaces
+    that some tokenizers write before English punctuation.
     """
 
     def __init__(self, tokenizer: HFTokenizer, *, clean_up: bool) -> None:
-        """`clean_up`: texts lose the spaces that some tokenizers write before English punctuation."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.hf = tokenizer
         self.decoder = compile_decoder(decoder_of(tokenizer), vocabulary)
-        self._clean_up = clean_up
+        self.cleans_up = clean_up
         self._names = [tokenizer.id_to_token(id) for id in range(max(vocabulary.values(), default=-1) + 1)]
         to_bytes = self.decoder.piece if self.decoder else str.encode
         self._shown = [b"" if name is None else to_bytes(name) for name in self._names]
@@ -100,10 +102,10 @@ class TokenBytes:
         parts = (id for id in reversed(ids) if self.piece(id, skip_special) is not None)
         return [*islice(parts, _CONTEXT)][::-1]
 
-    def stages(self) -> list[TextStage]:
-        """New stages, for one new text."""
-        stages = [make() for make in self.decoder.stages] if self.decoder else []
-        return [*stages, *clean_up_stages()] if self._clean_up else stages
+    def detokenizer(self, context: Sequence[int], skip_special: bool) -> Detokenizer:
+        """For a text that continues the text of `context`; () for a text of its own."""
+        made = ByteDetokenizer if self.decoder is not None and self.decoder.joined else LibraryDetokenizer
+        return made(self, context, skip_special)
 
     def label(self, id: int) -> tuple[str, bytes]:
         """How one token is shown alone: its text (a special token's name) and its bytes."""
@@ -112,114 +114,101 @@ class TokenBytes:
         return data.decode("utf-8", "replace"), data
 
 
-class Detokenizer:
+class Detokenizer(Protocol):
     """The text of one choice, as its tokens come."""
 
-    __slots__ = (
-        "_alone",
-        "_decoder",
-        "_entries",
-        "_last",
-        "_needs_pieces",
-        "_partial",
-        "_skip_special",
-        "_stages",
-        "_table",
-    )
-
-    def __init__(
-        self, table: TokenBytes, decoder: StreamedDecoder, context: Sequence[int], skip_special: bool
-    ) -> None:
-        """`context`: ids whose text this one continues; () for a text of its own."""
-        self._table = table
-        self._decoder = decoder
-        self._skip_special = skip_special
-        self._entries = table.entries(skip_special)
-        self._stages = table.stages()
-        self._partial = b""  # the first bytes of an unfinished character
-        self._last: str | None = None  # the last piece, while the bytes depend on it
-        self._needs_pieces = decoder.distinct or decoder.first_piece is not None
-        self._alone: Mapping[int, str | None] = _NEVER  # while the text depends on what is before it
-        self._settle()
-        if context:
-            self._follow(context)
+    __slots__ = ()
 
     def feed(self, ids: Sequence[int]) -> str:
         """The characters that these tokens completed (often one word each, sometimes none)."""
+        ...
+
+    def flush(self) -> str:
+        """Ends the text: a character still unfinished becomes U+FFFD."""
+        ...
+
+
+class ByteDetokenizer(Detokenizer):
+    """For texts that are their tokens' bytes joined."""
+
+    __slots__ = ("_alone", "_begun", "_clean_up", "_entries", "_left", "_partial", "_strip")
+
+    def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
+        """`table`: its decoder joins bytes."""
+        assert table.decoder is not None
+        self._entries = table.entries(skip_special)
+        self._clean_up = CleanUp() if table.cleans_up else None
+        self._strip, count = table.decoder.stripped
+        self._left = count  # how many more of `_strip` the text's beginning loses
+        self._partial = b""  # the first bytes of an unfinished character
+        self._alone: Mapping[int, str | None] = _NEVER  # while the text depends on what is before it
+        self._begun = table.alone(skip_special)
+        self._settle()
+        if context:
+            self.feed(table.context(context, skip_special))
+            if self._clean_up is not None:
+                self._clean_up.flush()  # the caller has that text already
+
+    def feed(self, ids: Sequence[int]) -> str:
         if len(ids) == 1 and not self._partial and (alone := self._alone[ids[0]]) is not None:
             return alone
+        entries, known = self._entries, len(self._entries)
         parts = [self._partial]
-        if self._needs_pieces:
-            parts += self._pieces(ids)
-        else:
-            entries, known = self._entries, len(self._entries)
-            for id in ids:  # a comprehension would cost twice as much for one token, and most steps have one
-                if 0 <= id < known:
-                    parts.append(entries[id])
+        for id in ids:  # a comprehension would cost twice as much for one token, and most steps have one
+            if 0 <= id < known:
+                parts.append(entries[id])
         data = b"".join(parts)
         try:
             text, self._partial = data.decode(), b""
         except UnicodeDecodeError:  # it ends inside a character, or has bytes that belong to none
             text, used = codecs.utf_8_decode(data, "replace", False)
             self._partial = data[used:]
-        for stage in self._stages:
-            text = stage.feed(text)
-        return text
+        return self._changed(text)
 
     def flush(self) -> str:
-        """Ends the text: a character still unfinished becomes U+FFFD."""
-        text, self._partial = self._partial.decode(errors="replace"), b""
-        for stage in self._stages:
-            text = stage.feed(text) + stage.flush()
-        return text
+        text, self._partial = self._changed(self._partial.decode(errors="replace")), b""
+        return text if self._clean_up is None else text + self._clean_up.flush()
 
-    def _follow(self, context: Sequence[int]) -> None:
-        """Feeds the text before this one without giving it out: the caller has it already."""
-        self.feed(self._table.context(context, self._skip_special))
-        rest = ""
-        for stage in self._stages:
-            rest = stage.feed(rest) + stage.settle()
-
-    def _pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each of `ids` where they depend on the pieces before."""
-        parts = []
-        for id in ids:
-            piece = self._table.piece(id, self._skip_special)
-            if piece is None or (self._decoder.distinct and piece == self._last):
-                continue
-            first = self._decoder.first_piece if self._last is None else None
-            parts.append(self._entries[id] if first is None else first(piece))
-            self._last = piece
-        self._needs_pieces = self._decoder.distinct or self._last is None
-        self._settle()
-        return parts
+    def _changed(self, text: str) -> str:
+        """The text without what its beginning loses, cleaned up."""
+        if self._left and text:
+            rest = text.lstrip(self._strip)
+            taken = min(len(text) - len(rest), self._left)
+            self._left = 0 if rest else self._left - taken
+            text = text[taken:]
+            self._settle()
+        return text if self._clean_up is None else self._clean_up.feed(text)
 
     def _settle(self) -> None:
-        if not (self._needs_pieces or self._stages):
-            self._alone = self._table.alone(self._skip_special)
+        if not self._left and self._clean_up is None:
+            self._alone = self._begun
 
 
-class LateDetokenizer:
-    """The text of one choice for a tokenizer whose text is only known at its end."""
+class LibraryDetokenizer(Detokenizer):
+    """For texts whose tokens depend on their neighbours."""
 
     def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
+        """`table`: without a decoder it gives the whole text at the end."""
         self._table = table
         self._skip_special = skip_special
-        self._context = table.context(context, skip_special)
-        self._ids: list[int] = []
+        self._clean_up = CleanUp() if table.cleans_up else None
+        self._ids = table.context(context, skip_special)
+        self._length = len(self._whole())  # of the text so far
+        self._stream = DecodeStream(ids=self._ids) if table.decoder is not None else None
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Takes the tokens; the text stays empty until `flush`."""
-        self._ids += ids
-        return ""
+        shown = [id for id in ids if self._table.piece(id, self._skip_special) is not None]
+        self._ids += shown
+        parts = [] if self._stream is None else [self._stream.step(self._table.hf, id) for id in shown]
+        return self._given("".join(part for part in parts if part is not None))
 
     def flush(self) -> str:
-        """The whole text."""
-        return self._text([*self._context, *self._ids])[len(self._text(self._context)) :]
+        text = self._given(self._whole()[self._length :])
+        return text if self._clean_up is None else text + self._clean_up.flush()
 
-    def _text(self, ids: Sequence[int]) -> str:
-        shown = [id for id in ids if self._table.piece(id, self._skip_special) is not None]
-        text = self._table.hf.decode(shown, skip_special_tokens=False)
-        for stage in self._table.stages():
-            text = stage.feed(text) + stage.flush()
-        return text
+    def _given(self, text: str) -> str:
+        self._length += len(text)
+        return text if self._clean_up is None else self._clean_up.feed(text)
+
+    def _whole(self) -> str:
+        return self._table.hf.decode(self._ids, skip_special_tokens=False) if self._ids else ""

@@ -19,7 +19,7 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.tokenizer_source import read_tokenizer
 from gateway.caller_text import CallerText, unsigned
 from gateway.chat import ChatTemplate, Message
-from gateway.detokenize import Detokenizer, LateDetokenizer, TokenBytes
+from gateway.detokenize import Detokenizer, TokenBytes
 from gateway.heap import give_back
 from gateway.rendering import Renderer
 from gateway.template_cuts import Cuts
@@ -145,15 +145,13 @@ class Tokenizer:
 
     def detokenizer(
         self, context: Sequence[int] = (), *, skip_special_tokens: bool = True, shown: Sequence[str] = ()
-    ) -> Detokenizer | LateDetokenizer:
+    ) -> Detokenizer:
         """A detokenizer for text that continues the text of `context`; () for a text of its own.
 
         `shown`: names of special tokens that show even where others are skipped.
         """
         table = self.table.showing(frozenset(shown)) if shown and skip_special_tokens else self.table
-        if table.decoder is None:
-            return LateDetokenizer(table, context, skip_special_tokens)
-        return Detokenizer(table, table.decoder, context, skip_special_tokens)
+        return table.detokenizer(context, skip_special_tokens)
 
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ids that the model expects before and after a text."""

@@ -1,9 +1,8 @@
-"""What the decoder of a tokenizer.json does to the pieces of a text, in a form that streams.
+"""What each piece of a vocabulary adds to a text, by the decoder of its tokenizer.json.
 
-A decoder sees all pieces of a text at once. The work of nearly every decoder has three parts: the bytes that
-a piece contributes; those that it contributes as the first piece; and what is then done to the whole text.
-This module knows every decoder of the `tokenizers` library, and asks the library what a decoder makes of a
-piece. It refuses to know ids, and which tokens are special.
+Where a text is its pieces' bytes one after the other, as with byte-level and SentencePiece models, the bytes
+are all that is needed to stream it. Other decoders look at a piece's neighbours: their texts are streamed by
+the `tokenizers` library itself. This module does not know ids, nor which tokens are special.
 """
 
 from __future__ import annotations
@@ -12,33 +11,25 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from tokenizers import Tokenizer, decoders
 
-from eyas.common.text_stages import Replacer, Stripper, TextStage
-
 Step = dict[str, Any]  # one decoder as tokenizer.json writes it
 
-_PIECEWISE = ("Replace", "Strip", "Metaspace", "WordPiece", "CTC")  # they work on one piece at a time
-_FIRST_DIFFERS = ("Metaspace", "WordPiece")  # they write no space before the text's first piece
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True)
-class StreamedDecoder:
-    """A decoder that streams: bytes per piece, then stages for the whole text.
-
-    `piece` gives the bytes of a piece; `first_piece` those of the text's first piece, if they differ.
-    `stages` make the stages of a new text. `distinct`: a piece that equals the one before it is dropped.
+class PieceDecoder:
+    """The bytes that a piece adds behind others. `joined`: a text is these bytes joined, and its first
+    `stripped[1]` characters go where they are `stripped[0]`. Otherwise neighbours count.
     """
 
     piece: Callable[[str], bytes]
-    first_piece: Callable[[str], bytes] | None = None
-    stages: tuple[Callable[[], TextStage], ...] = ()
-    distinct: bool = False
+    joined: bool = True
+    stripped: tuple[str, int] = ("", 0)
 
 
 def decoder_of(tokenizer: Tokenizer) -> Step | None:
@@ -49,32 +40,25 @@ def decoder_of(tokenizer: Tokenizer) -> Step | None:
     return step
 
 
-def compile_decoder(decoder: Step | None, vocabulary: Iterable[str]) -> StreamedDecoder | None:
-    """The streamed form of a decoder; None if its text is only known at the end.
+def compile_decoder(decoder: Step | None, vocabulary: Iterable[str]) -> PieceDecoder | None:
+    """What pieces add by a decoder; None if nothing is known of a text before its end.
 
     `vocabulary`: every piece that the tokenizer can give.
     """
     if decoder is None:  # pieces are joined with spaces
-        return StreamedDecoder(lambda piece: b" " + piece.encode(), first_piece=str.encode)
+        return PieceDecoder(lambda piece: b" " + piece.encode(), joined=False)
     steps = list(_flat(decoder))
-    if _kinds(steps) == ["BPEDecoder"] and _ends_words(steps[0]["suffix"], vocabulary):
-        steps = _spaced_words(steps[0]["suffix"])
-    piecewise = list(takewhile(lambda step: step["type"] in _PIECEWISE, steps))
-    whole = steps[len(piecewise) :]
-    distinct = "CTC" in _kinds(piecewise)
-    if distinct and len(piecewise) > 1:
-        return None  # it drops pieces, so the next step cannot know its first piece yet
-    first_differs = any(step["type"] in _FIRST_DIFFERS for step in piecewise)
-    to_bytes = _joining(_kinds(whole))
-    stages = [_stage(step) for step in whole[1:] if step["type"] != "Fuse"]
-    if to_bytes is None or None in stages:
+    match steps:
+        case [{"type": "Metaspace" | "WordPiece"}]:  # no space before the text's first piece
+            library = _loaded(steps[0])
+            return PieceDecoder(lambda piece: library.decode(["", piece]).encode(), joined=False)
+        case [{"type": "BPEDecoder", "suffix": suffix}] if _ends_words(suffix, vocabulary):
+            return PieceDecoder(lambda piece: piece.replace(suffix, " ").encode(), joined=False)
+    changing = list(takewhile(lambda step: step["type"] == "Replace", steps))
+    to_bytes, stripped = _joining(steps[len(changing) :])
+    if to_bytes is None:
         return None
-    return StreamedDecoder(
-        piece=_composed([_later(step) for step in piecewise], to_bytes),
-        first_piece=_composed([_alone(step) for step in piecewise], to_bytes) if first_differs else None,
-        stages=tuple(stage for stage in stages if stage is not None),
-        distinct=distinct,
-    )
+    return PieceDecoder(_composed([_loaded(step) for step in changing], to_bytes), stripped=stripped)
 
 
 def _flat(decoder: Step) -> Iterator[Step]:
@@ -86,10 +70,6 @@ def _flat(decoder: Step) -> Iterator[Step]:
         yield from _flat(step)
 
 
-def _kinds(steps: Iterable[Step]) -> list[str]:
-    return [step["type"] for step in steps]
-
-
 def _ends_words(suffix: str, vocabulary: Iterable[str]) -> bool:
     """Whether `suffix` stands only where words end, and no piece ends with the space that it becomes."""
     return bool(suffix) and all(
@@ -97,62 +77,37 @@ def _ends_words(suffix: str, vocabulary: Iterable[str]) -> bool:
     )
 
 
-def _spaced_words(suffix: str) -> list[Step]:
-    """BPEDecoder in other words: a space follows every word but the last."""
-    return [
-        {"type": "Replace", "pattern": {"String": suffix}, "content": " "},
-        {"type": "Fuse"},
-        {"type": "Strip", "content": " ", "start": 0, "stop": 1},
-    ]
+def _joining(steps: Sequence[Step]) -> tuple[Callable[[str], bytes] | None, tuple[str, int]]:
+    """How steps that join pieces turn one into bytes (None: not one by one). Then what the start of a text
+    loses.
+    """
+    to_bytes: Callable[[str], bytes] = str.encode
+    match steps:
+        case [{"type": "ByteLevel"}, *rest]:
+            to_bytes = _byte_level
+        case [{"type": "ByteFallback"}, {"type": "Fuse"}, *rest]:
+            to_bytes = _byte_fallback
+        case [{"type": "ByteFallback"}]:
+            to_bytes, rest = _byte_fallback, []
+        case [{"type": "Fuse"}, *rest]:
+            pass
+        case rest:
+            return (None if rest else to_bytes), ("", 0)
+    match [step for step in rest if step["type"] != "Fuse"]:
+        case []:
+            return to_bytes, ("", 0)
+        case [{"type": "Strip", "content": content, "start": start, "stop": 0}]:
+            return to_bytes, (content, start)
+    return None, ("", 0)
 
 
-def _joining(kinds: list[str]) -> Callable[[str], bytes] | None:
-    """How the first of these steps, which joins pieces, turns one into bytes; None if it cannot stream."""
-    match kinds:
-        case ["ByteLevel", *_]:
-            return _byte_level
-        case ["ByteFallback"] | ["ByteFallback", "Fuse", *_]:
-            return _byte_fallback
-        case [] | ["Fuse", *_]:
-            return str.encode
-    return None
-
-
-def _stage(step: Step) -> Callable[[], TextStage] | None:
-    """Makes the stage for a step on the whole text; None if it cannot stream."""
-    match step:
-        case {"type": "Strip", "content": content, "start": start, "stop": stop}:
-            return partial(Stripper, content, start, stop)
-        case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if pattern:
-            return partial(Replacer, pattern, content)
-    return None
-
-
-def _composed(
-    forms: Sequence[Callable[[str], str]], to_bytes: Callable[[str], bytes]
-) -> Callable[[str], bytes]:
+def _composed(steps: Sequence[decoders.Decoder], to_bytes: Callable[[str], bytes]) -> Callable[[str], bytes]:
     def contribution(piece: str) -> bytes:
-        for form in forms:
-            piece = form(piece)
+        for step in steps:
+            piece = step.decode([piece])
         return to_bytes(piece)
 
     return contribution
-
-
-def _alone(step: Step) -> Callable[[str], str]:
-    """How a piecewise step changes a text's first piece."""
-    if step["type"] == "Strip":  # the library's own panics at pieces shorter than the part to strip
-        return lambda piece: Stripper(step["content"], step["start"], step["stop"]).feed(piece)
-    decoder = _loaded(step)
-    return lambda piece: decoder.decode([piece])
-
-
-def _later(step: Step) -> Callable[[str], str]:
-    """How a piecewise step changes every other piece (shown to the library after an empty one)."""
-    if step["type"] not in _FIRST_DIFFERS:
-        return _alone(step)
-    decoder = _loaded(step)
-    return lambda piece: decoder.decode(["", piece])
 
 
 def _loaded(step: Step) -> decoders.Decoder:

@@ -31,7 +31,7 @@ def pieces(folder: Path) -> list[bytes]:
         raise InvalidRequest(message, param="grammar") from None
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     decoder = compile_decoder(decoder_of(tokenizer), vocabulary)
-    if decoder is None or decoder.distinct:
+    if decoder is None:
         message = "this model's tokenizer tells a text at its end only, so no output can be held to a grammar"
         raise InvalidRequest(message, param="grammar")
     special = _special(tokenizer, folder)

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, GenerationRequest, TokenLogprob
-from gateway.detokenize import Detokenizer, LateDetokenizer
+from gateway.detokenize import ByteDetokenizer, Detokenizer, LibraryDetokenizer
 from gateway.text import ChoiceText, TextRules
 from gateway.tokenizer import Tokenizer
 
@@ -53,7 +53,7 @@ def pair(family: str, folder: Path, clean_up: bool) -> tuple[Tokenizer, Any]:
     return Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
 
 
-def streamed(detokenizer: Detokenizer | LateDetokenizer, ids: list[int], rng: random.Random) -> str:
+def streamed(detokenizer: Detokenizer, ids: list[int], rng: random.Random) -> str:
     """The text of `ids`, cut anywhere."""
     parts, start = [], 0
     while start < len(ids):
@@ -160,7 +160,20 @@ PIECES = [
     "é",
     "<0x41>",
 ]
+WORDS = {"a", "b</w>", "|", "<pad>", "n't", "é", "<0x41>"}  # in which the suffix stands where words end
 CHAINS: dict[str, Callable[[], Any]] = {
+    "marks": lambda: decoders.Metaspace(),
+    "continued words": lambda: decoders.WordPiece(),
+    "words that end": lambda: decoders.BPEDecoder(),
+    "patterns by character": lambda: decoders.Sequence(
+        [decoders.Replace(Regex("[ab]"), "<>"), decoders.Replace("|", "a")]
+    ),
+    "bytes that may be no character": lambda: decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    ),
+    "the start stripped": lambda: decoders.Sequence(
+        [decoders.Fuse(), decoders.Sequence([decoders.Strip("a", 2, 0)])]
+    ),
     "ctc": lambda: decoders.CTC(),
     "ctc, then fused and stripped": lambda: decoders.Sequence(
         [decoders.CTC(), decoders.Fuse(), decoders.Strip("a", 2, 0)]
@@ -188,24 +201,23 @@ CHAINS: dict[str, Callable[[], Any]] = {
     "bytes, then by piece": lambda: decoders.Sequence([decoders.ByteFallback(), decoders.WordPiece()]),
     "nothing": lambda: decoders.Sequence([]),
 }
-ENDS_STRIPPED = {"text replaced", "nested"}  # the library panics at texts that are too short for it
-LATE = {
-    "ctc, then by piece",
-    "patterns over the text",
-    "words that end in the middle",
-    "bytes, then by piece",
-}
+STRIPPED = {"text replaced", "nested"}  # the library panics at texts that are too short for it
+JOINED = {"patterns by character", "bytes that may be no character", "the start stripped", "nothing"}
+STREAMED = {"marks", "continued words", "words that end"}  # by the library
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_any_decoder_streams_or_waits(chain: str) -> None:
-    hf = HFTokenizer(models.WordLevel({piece: id for id, piece in enumerate(PIECES)}, unk_token="a"))
+    pieces = [piece for piece in PIECES if chain != "words that end" or piece in WORDS]
+    hf = HFTokenizer(models.WordLevel({piece: id for id, piece in enumerate(pieces)}, unk_token="a"))
     hf.decoder = CHAINS[chain]()
     tokenizer, rng = Tokenizer(hf), random.Random(chain)
-    assert isinstance(tokenizer.detokenizer(), LateDetokenizer if chain in LATE else Detokenizer)
+    detokenizer = tokenizer.detokenizer()
+    assert isinstance(detokenizer, ByteDetokenizer if chain in JOINED else LibraryDetokenizer)
+    assert (detokenizer.feed([pieces.index("é")]) == "é") == (chain in JOINED | STREAMED)
     for _ in range(400):
-        ids = [rng.randrange(len(PIECES)) for _ in range(rng.randrange(2, 14))]
-        if chain in ENDS_STRIPPED:
+        ids = [rng.randrange(len(pieces)) for _ in range(rng.randrange(2, 14))]
+        if chain in STRIPPED:
             ids[0] = 0
         expected = hf.decode(ids)
         assert streamed(tokenizer.detokenizer(), ids, rng) == expected
