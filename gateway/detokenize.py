@@ -104,8 +104,9 @@ class TokenBytes:
 
     def detokenizer(self, context: Sequence[int], skip_special: bool) -> Detokenizer:
         """For a text that continues the text of `context`; () for a text of its own."""
-        made = ByteDetokenizer if self.decoder is not None and self.decoder.joined else LibraryDetokenizer
-        return made(self, context, skip_special)
+        if self.decoder is not None and self.decoder.joined:
+            return ByteDetokenizer(self, context, skip_special)
+        return LibraryDetokenizer(self, context, skip_special)
 
     def label(self, id: int) -> tuple[str, bytes]:
         """How one token is shown alone: its text (a special token's name) and its bytes."""
