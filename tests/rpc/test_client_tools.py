@@ -54,7 +54,7 @@ async def ask_http(backend: ScriptedBackend, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("dialect", "text"), [*SAYS.items(), ("hermes", REASONED), ("hermes", "Just words.\n")]
 )
-@pytest.mark.parametrize("stride", [2, 1000])
+@pytest.mark.parametrize("stride", [2, pytest.param(1000, marks=pytest.mark.slow)])
 async def test_an_answer_is_the_one_of_http(dialect: str, text: str, stride: int) -> None:
     backend = speaker(dialect, text, stride)
     theirs = await ask_http(backend)

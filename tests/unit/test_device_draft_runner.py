@@ -177,6 +177,7 @@ def test_what_lies_below_a_window_is_not_seen(runners: list[BatchRunner]) -> Non
     assert not torch.equal(*written), "whether they are seen makes no difference here"
 
 
+@pytest.mark.slow
 def test_no_proposal_is_larger_than_asked(runners: list[BatchRunner]) -> None:
     asked = Follower("a", 0).commit(3, runners, pages())[1]
     lengths = [len(runners[1].draft([asked], replace(CHAIN, steps=n))[0].tree) for n in (2, 9)]
@@ -255,6 +256,7 @@ class Rings:
         return replace(asked, extension=replace(new, features=near, ringed=rows))
 
 
+@pytest.mark.slow
 def test_features_in_rings_give_the_same_proposals(runners: list[BatchRunner]) -> None:
     """All of a sequence's rows, or the last of them, beside sequences that have none there."""
     free, rings = pages(), Rings()

@@ -226,6 +226,7 @@ def test_every_row_of_a_chain_has_its_page(agreement: str, agree: Agree) -> None
     fill_the_context(World(CHAIN))
 
 
+@pytest.mark.slow
 def test_every_row_has_its_page_without_drafts(agree: Agree) -> None:
     agree(always)
     fill_the_context(World(PLAIN))

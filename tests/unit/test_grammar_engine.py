@@ -146,7 +146,7 @@ def test_what_was_begun_elsewhere_goes_on(base: EngineConfig) -> None:
     assert [result.tokens[0] for result in results] == kept
 
 
-@pytest.mark.parametrize("speculation", [SpeculationConfig(), TREES])
+@pytest.mark.parametrize("speculation", [SpeculationConfig(), pytest.param(TREES, marks=pytest.mark.slow)])
 def test_nothing_comes_after_the_end(base: EngineConfig, speculation: SpeculationConfig) -> None:
     """Neither `ignore_eos` nor `min_tokens` makes an answer go on that can only end."""
     grammar = Grammar.choice(["Paris", "Rome"])

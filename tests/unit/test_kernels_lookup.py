@@ -198,7 +198,15 @@ def test_one_of_two_proposals(shape: tuple[int, int, int], history: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"longest": 7}, {"shortest": 3}, {"lag": 2}, {"depth": 2}, {"certain": 512}, {"history": False}]
+    "wrong",
+    [
+        {"shortest": 3},
+        {"lag": 2},
+        {"depth": 2},
+        {"history": False},
+        pytest.param({"longest": 7}, marks=pytest.mark.slow),
+        pytest.param({"certain": 512}, marks=pytest.mark.slow),
+    ],
 )
 def test_another_rule_is_noticed(wrong: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "Rule", lambda **numbers: replace(RULE(**numbers), **wrong))

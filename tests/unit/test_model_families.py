@@ -17,12 +17,14 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.models.table import MODELS, read_model
+from tests.unit.crossed import crossed
 from tests.unit.families import SAMPLES, VOCAB, write_family
 from tests.unit.model_rig import Rig
 
 LENGTH = 150
 CLOSE = 1e-4
 """Logits are a few units wide and both sides add up in float32, in other orders."""
+MORE = ("_halves", "_scaled", "_shares", "_window")  # of an architecture that is here without, too
 
 
 def prompt(length: int = LENGTH) -> list[int]:
@@ -44,7 +46,7 @@ def test_every_architecture_has_a_sample() -> None:
     assert {sample.model for sample in SAMPLES.values()} == known
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", crossed(SAMPLES, quick=lambda name: not name.endswith(MORE)))
 def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
     """A whole prompt; the same in chunks; and its last rows one at a time."""
     model = write_family(tmp_path, name)
@@ -209,8 +211,8 @@ def common(**fields: Any) -> Change:
     [
         ("ministral", attention(window=0)),
         ("mistral", attention(window=0)),
-        ("mistral", attention(window=41)),
-        ("mistral", attention(window=39)),
+        pytest.param("mistral", attention(window=41), marks=pytest.mark.slow),
+        pytest.param("mistral", attention(window=39), marks=pytest.mark.slow),
         ("qwen2", attention(qkv_bias=False)),
         ("qwen2_windows", attention(window=0)),
         ("qwen3", attention(head_norms=False)),
@@ -219,25 +221,25 @@ def common(**fields: Any) -> Change:
         ("gemma2", attention(soft_cap=0.0)),
         ("gemma2", common(logit_soft_cap=0.0)),
         ("gemma3", attention(window=0)),
-        ("gemma3", attention(scale=0.25)),
-        ("gemma3", attention(rope=Rope(1000000.0))),
+        pytest.param("gemma3", attention(scale=0.25), marks=pytest.mark.slow),
+        pytest.param("gemma3", attention(rope=Rope(1000000.0)), marks=pytest.mark.slow),
         ("gemma3", attention(rope=Rope(10000.0))),
         ("gemma3", feed_forward(activation="silu")),
-        ("gemma3", norms(after_attention="")),
+        pytest.param("gemma3", norms(after_attention=""), marks=pytest.mark.slow),
         ("gemma3", norms(after_feed_forward="")),
-        ("gemma3", common(norm_offset=0.0)),
+        pytest.param("gemma3", common(norm_offset=0.0), marks=pytest.mark.slow),
         ("gemma3", common(embedding_scale=1.0)),
-        ("deepseek_v2", feed_forward(kept_groups=4)),
-        ("deepseek_v2", feed_forward(group_best=2)),
+        pytest.param("deepseek_v2", feed_forward(kept_groups=4), marks=pytest.mark.slow),
+        pytest.param("deepseek_v2", feed_forward(group_best=2), marks=pytest.mark.slow),
         ("deepseek_v2", feed_forward(scale=1.0)),
         ("deepseek_v2_lite", feed_forward(normalised=True)),
-        ("deepseek_v2_lite", attention(rope=Rope(10000.0))),
+        pytest.param("deepseek_v2_lite", attention(rope=Rope(10000.0)), marks=pytest.mark.slow),
         ("deepseek_v3_halves", attention(adjacent=True)),
         ("kimi_k2", feed_forward(scores="softmax")),
         ("kimi_k2", feed_forward(corrected=False)),
         ("mixtral", feed_forward(normalised=False)),
-        ("mixtral", feed_forward(per_row=1)),
-        ("qwen3_moe", feed_forward(normalised=False)),
+        pytest.param("mixtral", feed_forward(per_row=1), marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", feed_forward(normalised=False), marks=pytest.mark.slow),
         ("qwen3_moe_shares", feed_forward(normalised=True)),
     ],
 )

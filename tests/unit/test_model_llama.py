@@ -105,10 +105,10 @@ LENGTH = 203
 
 @pytest.fixture(
     scope="module",
-    params=["odd_head_dim", "wide_group", "gemma2", "deepseek_v3"]
+    params=["odd_head_dim", "gemma2", "deepseek_v3"]
     + [
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("gqa_tied", "gemma3", "mistral", "qwen3", "qwen3_moe")
+        for name in ("gqa_tied", "wide_group", "gemma3", "mistral", "qwen3", "qwen3_moe")
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

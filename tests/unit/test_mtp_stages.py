@@ -105,7 +105,7 @@ class Run:
     values: list[torch.Tensor]  # of each layer's certain rows
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=[pytest.param("mimo", marks=pytest.mark.slow), "nextn"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     write = {"mimo": write_tiny_mimo, "nextn": write_tiny_nextn}[request.param]
     return Case(write(tmp_path_factory.mktemp("models") / "m", stages=STAGES), FORMS[request.param])
