@@ -175,7 +175,7 @@ class Cluster:
 
     async def _give_back(self, worker: str, handle: KvHandle, attempt: int) -> None:
         try:
-            await TransferClient(self._channels.get(worker), worker).release(handle, attempt)
+            await TransferClient(self._channels.get(worker), worker).give_back(handle, attempt)
         except EyasError as error:
             _log.info("worker %s keeps pages until their lease ends: %s", worker, error)
 

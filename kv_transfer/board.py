@@ -10,11 +10,10 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
-from eyas.common.pool import Export, PoolInfo
+from eyas.common.pool import Export
 from kv_transfer.area import create_file
 from kv_transfer.host_file import HostFile
 
@@ -58,6 +57,16 @@ class LeaseBoard:
 class BoardView:
     """A puller's view of the board of one incarnation of an owner."""
 
+    @classmethod
+    def find(cls, export: Export, folder: str) -> BoardView | None:
+        """The board that an owner exports; None if it is not in `folder` of this host, or gone."""
+        try:
+            return cls(HostFile.find(export, folder).path)
+        except ConfigError:
+            return None
+        except (OSError, ValueError, TypeError):  # it ends at this moment, or is no list of words
+            return None
+
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
@@ -68,27 +77,3 @@ class BoardView:
     def holds(self, lease: int) -> bool:
         """Whether the pages of this lease are still what they were."""
         return self._words[lease % len(self._words)] == lease
-
-
-@dataclass
-class Boards:
-    """The boards of the owners on this host, whose files lie directly in `pool_dir`."""
-
-    pool_dir: str
-    _views: dict[str, tuple[int, BoardView | None]] = field(default_factory=dict)  # by worker: epoch, view
-
-    def of(self, worker: str, info: PoolInfo) -> BoardView | None:
-        """The board of an owner by its handshake; None if it is on another host, or gone."""
-        epoch, view = self._views.get(worker, (0, None))
-        if epoch != info.epoch:
-            view = self._open(info.board)
-            self._views[worker] = info.epoch, view
-        return view
-
-    def _open(self, export: Export) -> BoardView | None:
-        try:
-            return BoardView(HostFile.find(export, self.pool_dir).path)
-        except ConfigError:
-            return None
-        except (OSError, ValueError, TypeError):  # it ends at this moment, or is no list of words
-            return None

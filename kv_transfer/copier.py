@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from eyas.common.errors import TransferFailed
 from kv_transfer.backends.base import Backend, Copy, CopyResult
-from kv_transfer.route import Route
+from kv_transfer.peers import Route
 
 
 class Copier:

@@ -11,7 +11,7 @@ done (`take_actions`) and is told what happened; it knows page numbers and times
 the wire. Every call brings `now` (monotonic seconds), every state has a deadline, and news that comes
 after a deadline finds it already kept.
 
-What was read counts only once the owner has answered `Release` with "valid". Destination pages are lent
+What was read counts only once the owner's verdict on it is "valid". Destination pages are lent
 by `start` and given back by `PagesFree`, never before the last copy into them has stopped: no clock can
 make memory safe that something may still write to.
 """
@@ -57,8 +57,13 @@ class CloseWatch:
 
 
 @dataclass(frozen=True)
+class AskVerdict:
+    """All is read. Tell the owner, whose pages are free then; `released` takes its verdict."""
+
+
+@dataclass(frozen=True)
 class SendRelease:
-    """Tell the owner that its pages are not needed any more; `released` takes the answer."""
+    """Tell the owner that its pages are not needed any more. Nothing is answered."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,9 @@ class PagesFree:
     pages: tuple[int, ...]
 
 
-Action: TypeAlias = OpenWatch | CloseWatch | SendRelease | Copy | Complete | Incomplete | PagesFree
+Action: TypeAlias = (
+    OpenWatch | CloseWatch | AskVerdict | SendRelease | Copy | Complete | Incomplete | PagesFree
+)
 
 
 @dataclass
@@ -183,13 +190,13 @@ class Pull:
             self._advance(self._loan, now)
 
     def failed(self, error: EyasError, now: float) -> None:
-        """The Watch broke, or the owner said so. While VALIDATING only the answer to Release counts."""
+        """The Watch broke, or the owner said so. While VALIDATING only the verdict counts."""
         self.sweep(now)
         if not self._decided and self.state is not State.VALIDATING:
             self._lose(error, now)
 
     def released(self, valid: bool, now: float) -> None:
-        """The owner's verdict. (A lost or cancelled attempt releases too, and ignores the answer.)"""
+        """The owner's verdict, which `AskVerdict` asked for."""
         self.sweep(now)
         if self.state is not State.VALIDATING:
             return
@@ -248,7 +255,7 @@ class Pull:
             loan.copied_to = final
         if done and not loan.running:
             self._enter(State.VALIDATING, min(now + RELEASE_S, self._deadline))
-            self._actions.append(SendRelease())
+            self._actions.append(AskVerdict())
 
     def _copy(self, shard: Shard, loan: _Loan, final: int) -> None:
         source = Shard(shard.rank, shard.pages[loan.copied_to : final])
@@ -263,7 +270,7 @@ class Pull:
 
     def _give_up(self, now: float) -> None:
         """Let the owner free its pages now rather than when the lease runs out, and drain."""
-        if self.state is not State.VALIDATING:  # there it was sent
+        if self.state is not State.VALIDATING:  # there the owner was told
             self._actions.append(SendRelease())
         self._actions.append(CloseWatch())
         self._decided = True

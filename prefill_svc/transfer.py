@@ -30,8 +30,6 @@ from eyas.common.types import KvHandle, KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Ready, Stopped
 from eyas.engine.ipc.transfer_messages import Release, Released, WatchClosed, WatchOpened, WatchUpdate
-from kv_transfer.area import Pages
-from kv_transfer.backends.shm import map_file
 from kv_transfer.backends.stream import chunks
 from kv_transfer.layout import window_pages
 from prefill_svc.staged import HELD_S, StagedPages, Window
@@ -64,7 +62,6 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._watches: dict[int, _Watch] = {}  # by stream number: neither released nor failed
-        self._pools: dict[KvKind, Pages] = {}  # or staging beside them; mapped when the first puller needs it
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to `server`."""
@@ -117,8 +114,15 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     async def Release(
         self, request: transfer_pb2.ReleaseRequest, context: Context
     ) -> transfer_pb2.ReleaseResponse:
-        """Whether the lease never lapsed. Raises DeadlineExceeded if the engine does not answer in time."""
+        """Whether the lease never lapsed. Raises DeadlineExceeded if the engine does not answer in time.
+
+        One way, the engine is told and does not answer.
+        """
         self._forget(request)
+        if request.one_way:
+            self._engine.check()
+            self._engine.send(Release(0, request.id, request.epoch, request.attempt))
+            return transfer_pb2.ReleaseResponse()
         deadline = asyncio.get_running_loop().time() + RELEASE_S
         buffer: StreamBuffer[Released | Stopped] = StreamBuffer(2, deadline)
         number = self._engine.open(buffer.put)
@@ -159,7 +163,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
             raise TransferFailed("this worker's pages are read where they lie")
         if not 0 < len(request.pages) <= (most := window_pages(self._info(group).geometry.page_bytes)):
             raise InvalidRequest(f"pages must be 1 to {most} pages", param="pages")
-        source = StagedPages(self._engine, self._pool(group), group, request.id)
+        source = StagedPages(self._engine, self._engine.pages(group), group, request.id)
         window = Window(source, tuple(request.pages))
         try:
             slots = await window.staged()
@@ -231,19 +235,13 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
     async def _bytes(self, group: KvKind, handle: int, pages: Sequence[int]) -> AsyncGenerator[bytes, None]:
         """The bytes of pages: those after a chunk are read when that is taken, or staged a little before."""
         if self._ready().staged:
-            source = StagedPages(self._engine, self._pool(group), group, handle)
+            source = StagedPages(self._engine, self._engine.pages(group), group, handle)
             async with contextlib.aclosing(source.chunks(pages)) as staged:
                 async for data in staged:
                     yield data
             return
-        for data in chunks(self._pool(group), pages):
+        for data in chunks(self._engine.pages(group), pages):
             yield data
-
-    def _pool(self, group: KvKind) -> Pages:
-        if group not in self._pools:
-            path = self._ready().files[group]
-            self._pools[group] = map_file(path, self._info(group).geometry.page_bytes).pages
-        return self._pools[group]
 
     def _info(self, group: KvKind) -> PoolInfo:
         pools = self._ready().pools

@@ -120,14 +120,16 @@ class WatchFailed(_message.Message):
     def __init__(self, status: _Optional[_Union[_common_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("epoch", "id", "attempt")
+    __slots__ = ("epoch", "id", "attempt", "one_way")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ONE_WAY_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     id: int
     attempt: int
-    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    one_way: bool
+    def __init__(self, epoch: _Optional[int] = ..., id: _Optional[int] = ..., attempt: _Optional[int] = ..., one_way: _Optional[bool] = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
     __slots__ = ("valid",)

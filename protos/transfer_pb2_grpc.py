@@ -82,7 +82,8 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """After the last byte: was the lease unbroken? Only then may the pages be used.
+        """After the last byte: was the lease unbroken? Only then may the pages be used. A puller that has seen so on the
+        owner's board, or uses nothing, sends it one way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

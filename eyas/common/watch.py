@@ -97,7 +97,15 @@ class TransferClient:
 
     async def release(self, handle: KvHandle, attempt: int) -> bool:
         """Gives the pages back. Whether the lease never lapsed, so that what was read may be used."""
-        request = transfer_pb2.ReleaseRequest(epoch=handle.epoch, id=handle.id, attempt=attempt)
+        return await self._release(_released(handle, attempt))
+
+    async def give_back(self, handle: KvHandle, attempt: int) -> None:
+        """The same, one way: the owner's front answers at once, and its engine not at all."""
+        request = _released(handle, attempt)
+        request.one_way = True
+        await self._release(request)
+
+    async def _release(self, request: transfer_pb2.ReleaseRequest) -> bool:
         try:
             reply = await self._stub.Release(request, timeout=RELEASE_S)
         except grpc.aio.AioRpcError as error:
@@ -158,6 +166,10 @@ class TransferClient:
             raise rpc.map_rpc_error(error) from error
         finally:
             call.cancel()
+
+
+def _released(handle: KvHandle, attempt: int) -> transfer_pb2.ReleaseRequest:
+    return transfer_pb2.ReleaseRequest(epoch=handle.epoch, id=handle.id, attempt=attempt)
 
 
 def _of_handle(handle: KvHandle, attempt: int, pages: Sequence[int]) -> transfer_pb2.FetchRequest:

@@ -18,20 +18,17 @@ from eyas.common.errors import Cancelled, TransferFailed
 from eyas.common.types import KvKind
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import CopyPages, CopyStopped, Failure
-from kv_transfer.area import Pages
-from kv_transfer.backends.shm import map_file
 from kv_transfer.backends.stream import PageWriter
 
 STALL_S = 5.0  # an owner that sends nothing for so long is given up
 
 
 class Fetches:
-    """Owner of the running fetches, and of this process's mapping of the pools that they write to."""
+    """Owner of the running fetches, which write to the engine's pools."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
         self._running: dict[tuple[int, int], asyncio.Task[int]] = {}  # by pull and number
-        self._pools: dict[KvKind, Pages] = {}  # mapped when first needed
 
     def start(self, job: CopyPages, group: KvKind, chunks: AsyncGenerator[memoryview, None]) -> None:
         """Writes `chunks` into `job.dst_pages` of our pool of `group`; however it ends, it is told."""
@@ -55,7 +52,7 @@ class Fetches:
         """The bytes written. This task alone writes to the pages, and only between two of its waits."""
         clock = asyncio.get_running_loop().time
         async with contextlib.aclosing(chunks):
-            writer = PageWriter(self._pool(group), job.dst_pages)
+            writer = PageWriter(self._engine.pages(group), job.dst_pages)
             try:
                 async with asyncio.timeout(STALL_S) as stall:
                     async for chunk in chunks:
@@ -72,13 +69,6 @@ class Fetches:
         failure = failure_of(task, "a fetch of KV pages")
         moved = 0 if failure else task.result()
         self._engine.send(CopyStopped(job.pull, job.number, moved, time.monotonic() - began, failure))
-
-    def _pool(self, group: KvKind) -> Pages:
-        if group not in self._pools:
-            ready = self._engine.ready
-            page_bytes = ready.pools[group].geometry.page_bytes
-            self._pools[group] = map_file(ready.files[group], page_bytes, writable=True).pages
-        return self._pools[group]
 
 
 def failure_of(task: asyncio.Task[Any], what: str) -> Failure | None:

@@ -1,8 +1,9 @@
 """The pulls of this worker's engine, seen from its front: each is a Watch on the worker that owns the pages.
 
-Events `OpenPull`, `ReleasePull`, `ClosePull` become calls, and the owner's answers become `Pull*` commands.
-When it meets an owner it compares what pages mean on both sides. Pages and deadlines of a pull, and the way
-that its bytes take, are the engine's.
+Events `OpenPull`, `ReleasePull`, `ReleaseHandle`, `ClosePull` become calls, and the owner's answers become
+`Pull*` commands. An owner that the engine does not know yet is met: what pages mean is compared on both
+sides. What is known of owners, pages and deadlines of a pull, and the way that its bytes take, are the
+engine's.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 
 from eyas.common import rpc
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
 from eyas.common.pool import PoolInfo
-from eyas.common.types import KvHandle, KvKind
+from eyas.common.types import KvHandle
 from eyas.common.watch import TransferClient, WatchReady
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
@@ -31,6 +32,7 @@ from eyas.engine.ipc.messages import (
     PullMet,
     PullReady,
     PullReleased,
+    ReleaseHandle,
     ReleasePull,
     StageCopy,
     StopCopy,
@@ -48,6 +50,7 @@ class _Pull:
     number: int
     handle: KvHandle
     attempt: int
+    known: bool  # the owner, to our engine
     at: str = ""  # the owner's address, once it is found
     releasing: bool = False  # the verdict is on its way: a Watch that ends now means nothing
 
@@ -70,9 +73,9 @@ class Pulls:
         self.probes = Probes(engine, find, self._fetches, self._stagings, dial)
         self._watches: dict[int, tuple[_Pull, asyncio.Task[None]]] = {}
         self._releases: set[asyncio.Task[None]] = set()
-        self._met: dict[tuple[str, KvKind], PoolInfo] = {}  # by address: whose pages mean the same as ours
         engine.on(OpenPull, self._open)
-        engine.on(ReleasePull, self._release)
+        engine.on(ReleasePull, self._judge)
+        engine.on(ReleaseHandle, self._release)
         engine.on(ClosePull, self._close)
         engine.on(CopyPages, self._copy)
         engine.on(StageCopy, self._stage)
@@ -88,24 +91,29 @@ class Pulls:
         await self._channels.close()
 
     async def follow(self, members: Collection[str]) -> None:
-        """Forget the workers that are at none of these addresses, unless pages are being pulled from them."""
+        """Hang up on workers that are at none of these addresses, unless pages are being pulled from them."""
         kept = {*members, *(pull.at for pull, _ in self._watches.values())}
-        self._met = {key: met for key, met in self._met.items() if key[0] in kept}
         await self._channels.drop(*(address for address in self._channels if address not in kept))
 
     # --- events -----------------------------------------------------------------------------------------
 
     def _open(self, event: OpenPull) -> None:
-        pull = _Pull(event.pull, event.handle, event.attempt)
+        pull = _Pull(event.pull, event.handle, event.attempt, event.known)
         self._watches[pull.number] = (pull, asyncio.create_task(self._watch(pull)))
 
-    def _release(self, event: ReleasePull) -> None:
+    def _judge(self, event: ReleasePull) -> None:
         if event.pull not in self._watches:  # it failed while this event was under way
             self._engine.send(PullReleased(event.pull, valid=False))
             return
         pull, _ = self._watches[event.pull]
         pull.releasing = True
-        task = asyncio.create_task(self._ask_verdict(pull))
+        self._spawn(self._ask_verdict(pull))
+
+    def _release(self, event: ReleaseHandle) -> None:
+        self._spawn(self._give_back(event.handle, event.attempt))
+
+    def _spawn(self, release: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(release)
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
@@ -161,7 +169,8 @@ class Pulls:
     async def _watch(self, pull: _Pull) -> None:
         try:
             owner = await self._owner(pull)
-            self._engine.send(PullMet(pull.number, await self._meet(pull, owner)))
+            if not pull.known:
+                self._engine.send(PullMet(pull.number, await self._meet(pull.handle, owner)))
             async with contextlib.aclosing(owner.watch(pull.handle, pull.attempt)) as updates:
                 async for update in updates:
                     if isinstance(update, WatchReady):
@@ -183,6 +192,13 @@ class Pulls:
         self._close(ClosePull(pull.number))
         self._engine.send(PullReleased(pull.number, valid))
 
+    async def _give_back(self, handle: KvHandle, attempt: int) -> None:
+        """Where it fails, the owner has its pages back when the lease ends."""
+        try:
+            await self._client(await self._find(handle.worker)).give_back(handle, attempt)
+        except EyasError as error:
+            _log.info("worker %s keeps pages until their lease ends: %s", handle.worker, error)
+
     async def _owner(self, pull: _Pull) -> TransferClient:
         pull.at = pull.at or await self._find(pull.handle.worker)
         return self._client(pull.at)
@@ -190,17 +206,13 @@ class Pulls:
     def _client(self, address: str) -> TransferClient:
         return TransferClient(self._channels.get(address), address)
 
-    async def _meet(self, pull: _Pull, owner: TransferClient) -> PoolInfo:
-        """What the owner says of its pages, which mean what ours mean. Asked once per group and epoch."""
-        handle, key = pull.handle, (pull.at, pull.handle.group)
-        theirs = self._met.get(key)
-        if theirs is None or theirs.epoch != handle.epoch:
-            ours = self._engine.ready.pools.get(handle.group)
-            if ours is None:
-                raise ConfigError(f"this worker has no {handle.group} pages to pull into", param="group")
-            theirs = await owner.handshake(handle.group, ours.layout_hash)
-            check_compatible(ours, theirs)
-            self._met[key] = theirs
+    async def _meet(self, handle: KvHandle, owner: TransferClient) -> PoolInfo:
+        """What the owner says of its pages, which mean what ours mean and are those that it offered."""
+        ours = self._engine.ready.pools.get(handle.group)
+        if ours is None:
+            raise ConfigError(f"this worker has no {handle.group} pages to pull into", param="group")
+        theirs = await owner.handshake(handle.group, ours.layout_hash)
+        check_compatible(ours, theirs)
         if (theirs.epoch, theirs.layout_hash) != (handle.epoch, handle.layout):
             raise TransferFailed(f"worker {handle.worker} restarted after it offered handle {handle.id}")
         return theirs

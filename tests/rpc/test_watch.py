@@ -21,6 +21,7 @@ from eyas.engine.ipc.messages import (
     PullReady,
     PullReleased,
     Release,
+    ReleaseHandle,
     ReleasePull,
     WatchClosed,
     WatchOpened,
@@ -127,3 +128,12 @@ async def test_an_owner_that_goes_away_fails_the_pull() -> None:
         assert failed.failure.code == "unavailable"
         decode.engine.post = [ReleasePull(failed.pull)]
         assert await decode.heard(PullReleased) == [PullReleased(failed.pull, valid=False)]
+
+
+async def test_a_release_whose_verdict_is_known_is_answered_by_nobody() -> None:
+    async with worker(Role.PREFILL) as prefill, decoder_of(prefill) as decode:
+        handle = await prefilled(prefill)
+        decode.engine.post = [ReleaseHandle(handle, 3)]
+        (release,) = await prefill.heard(Release)
+        assert release == Release(0, handle.id, handle.epoch, 3)
+        assert decode.engine.of(PullReleased) == [] and prefill.engine.of(WatchOpened) == []

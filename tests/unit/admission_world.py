@@ -37,6 +37,7 @@ from eyas.engine.ipc.messages import (
     Rejected,
     Release,
     Released,
+    ReleaseHandle,
     ReleasePull,
     Step,
     Submit,
@@ -120,7 +121,10 @@ class World:
             (getattr(command, name) for name in ("pull", "watch", "call") if hasattr(command, name)), None
         )
         rest = [getattr(command, name, None) for name in ("id", "attempt", "tokens", "valid")]
-        return type(command).__name__, self.names.get(number or 0), rest
+        named = self.names.get(number or 0)
+        if isinstance(command, Release):
+            named = command.handle, command.attempt
+        return type(command).__name__, named, rest
 
     def sights(self) -> set[str]:
         """What a world was made to show, as far as it is to be seen now."""
@@ -257,6 +261,8 @@ class World:
                 else:
                     handle, attempt = self.watches[pull]
                     self._tell(PREFILL, Release(pull, handle.id, handle.epoch, attempt))
+            case ReleaseHandle(handle=handle, attempt=attempt):
+                self._tell(PREFILL, Release(0, handle.id, handle.epoch, attempt))
             case ClosePull(pull=pull):
                 if self.watches.pop(pull, None):
                     self._tell(PREFILL, WatchClosed(pull))

@@ -33,9 +33,9 @@ from eyas.engine.scheduling.limits import Limits
 from eyas.engine.scheduling.requests import Requests
 from eyas.engine.scheduling.scheduler import Scheduler
 from kv_transfer.backends.base import Copy, CopyResult, Source
-from kv_transfer.board import Boards
 from kv_transfer.owner import Owner
-from kv_transfer.route import Peer, Route, Routes
+from kv_transfer.peers import KvPeers, PeerPages, Route
+from kv_transfer.route import Routes
 
 PAGE = 4
 VOCAB = 100
@@ -68,7 +68,7 @@ class HandCopier:
 class KnownRoutes(Routes):
     """Every way is proven."""
 
-    def known(self, peer: Peer) -> Route:
+    def known(self, pages: PeerPages) -> Route:
         return Route(backend=None, source=Source())  # type: ignore[arg-type]
 
 
@@ -84,7 +84,7 @@ class MetPulls(Pulls):
 
 def hand_pulls(copier: HandCopier, page_size: int, outbox: Outbox) -> Pulls:
     routes, wire, numbers = KnownRoutes({}, "auto"), FrontWire(outbox), itertools.count(1)
-    return MetPulls(copier, routes, wire, page_size, outbox, numbers, Boards(""))  # type: ignore[arg-type]
+    return MetPulls(copier, routes, wire, page_size, outbox, numbers, KvPeers(""))  # type: ignore[arg-type]
 
 
 class Rig:

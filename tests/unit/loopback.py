@@ -39,6 +39,7 @@ from eyas.engine.ipc.messages import (
     Rejected,
     Release,
     Released,
+    ReleaseHandle,
     ReleasePull,
     Shutdown,
     Step,
@@ -184,19 +185,22 @@ class Loopback:
                 self._fail(event.id, event.failure.message)
             case Lost():
                 self._fail(event.id, "lost")
-            case OpenPull(pull, handle, attempt):
+            case OpenPull(pull, handle, attempt, known):
                 watch = self._number()
                 worker.pulls[pull] = (handle, attempt)
                 self._watches[watch] = (worker, pull)
                 owner = self.workers[handle.worker]
                 assert owner.ready is not None
-                worker.send(PullMet(pull, owner.ready.pools[handle.group]))
+                if not known:
+                    worker.send(PullMet(pull, owner.ready.pools[handle.group]))
                 owner.send(WatchOpened(watch, handle, attempt))
             case ReleasePull(pull):
                 handle, attempt = worker.pulls[pull]
                 call = self._number()
                 self._calls[call] = (worker, pull)
                 self.workers[handle.worker].send(Release(call, handle.id, handle.epoch, attempt))
+            case ReleaseHandle(handle, attempt):
+                self.workers[handle.worker].send(Release(0, handle.id, handle.epoch, attempt))
             case ClosePull(pull):
                 for watch, puller in list(self._watches.items()):
                     if puller == (worker, pull):

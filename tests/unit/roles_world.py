@@ -30,7 +30,7 @@ from eyas.engine.ipc.messages import (
 )
 from kv_transfer.backends.base import Copy
 from kv_transfer.layout import pages_for
-from kv_transfer.route import Route
+from kv_transfer.peers import Route
 
 
 class CarefulCopier(HandCopier):

@@ -8,20 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from eyas.common.pool import Export, Geometry, PoolInfo, RankPool
-from kv_transfer.board import LEASES_PER_PAGE, Boards, LeaseBoard
+from kv_transfer.board import LEASES_PER_PAGE, BoardView, LeaseBoard
 
 PLACES = 2 * LEASES_PER_PAGE * 4  # of a pool of four pages
-GEOMETRY = Geometry(pages=4, page_size=4, layers=1, kv_heads=1, head_dim=4, dtype="float32")
-
-
-def info(board: Export, epoch: int = 1) -> PoolInfo:
-    return PoolInfo(epoch, "m", GEOMETRY, (RankPool(0, 0, {}),), board)
 
 
 def test_a_lease_is_seen_from_post_to_strike(tmp_path: Path) -> None:
     board = LeaseBoard(tmp_path / "eyas-1-a-leases", pages=4)
-    view = Boards(str(tmp_path)).of("w", info(board.export()))
+    view = BoardView.find(board.export(), str(tmp_path))
     assert view is not None
     first, second = board.new_id(), board.new_id()
     assert not view.holds(first)
@@ -56,12 +50,12 @@ def test_an_owner_that_is_gone_is_seen_as_it_was(tmp_path: Path) -> None:
     board = LeaseBoard(tmp_path / "board", pages=4)
     lease = board.new_id()
     board.post(lease)
-    boards, told = Boards(str(tmp_path)), info(board.export())
-    view = boards.of("w", told)
+    export = board.export()
+    view = BoardView.find(export, str(tmp_path))
     board.close()
     assert list(tmp_path.iterdir()) == []
-    assert view is boards.of("w", told) and view is not None and view.holds(lease)
-    assert boards.of("w", info(board.export(), epoch=2)) is None
+    assert view is not None and view.holds(lease)
+    assert BoardView.find(export, str(tmp_path)) is None
 
 
 def test_a_board_of_another_host_or_folder_is_none(tmp_path: Path) -> None:
@@ -70,11 +64,15 @@ def test_a_board_of_another_host_or_folder_is_none(tmp_path: Path) -> None:
         folder.mkdir()
     board = LeaseBoard(here / "board", pages=4).export()
     other = LeaseBoard(there / "board", pages=4).export()
-    for epoch, export in enumerate(
-        [{}, other, {**board, "identity": b"another"}, {**board, "path": b"\0"}, {"path": board["path"]}]
+    for export in (
+        {},
+        other,
+        {**board, "identity": b"another"},
+        {**board, "path": b"\0"},
+        {"path": board["path"]},
     ):
-        assert Boards(str(here)).of("w", info(export, epoch + 1)) is None
+        assert BoardView.find(export, str(here)) is None
     short = here / "short"
     for content in (b"", b"x"):
         short.write_bytes(content)
-        assert Boards(str(here)).of("w", info({**board, "path": os.fsencode(short)})) is None
+        assert BoardView.find({**board, "path": os.fsencode(short)}, str(here)) is None

@@ -9,7 +9,7 @@ from engine_rig import PAGE, Rig, handle, request
 
 from eyas.common.types import Choice, Finish, FirstToken
 from eyas.engine.batch.sequence import Kind
-from eyas.engine.ipc.messages import Attach, Lost, OpenPull, Prefill, PullDone, PullReady, ReleasePull, Step
+from eyas.engine.ipc.messages import Attach, Lost, OpenPull, Prefill, PullDone, PullReady, ReleaseHandle, Step
 from eyas.engine.scheduling.crossing import PATIENCE_S
 
 ROWS = 5 * PAGE
@@ -61,7 +61,7 @@ def test_a_prompt_that_is_whole_elsewhere_is_computed_here_when_leases_leave_no_
     clock.now += PATIENCE_S
     rig.poll()
     events = rig.outbox.take()
-    assert [e.pull for e in events if isinstance(e, ReleasePull)] == [pull.pull]
+    assert [e.handle for e in events if isinstance(e, ReleaseHandle)] == [pull.handle]
     assert not [e for e in events if isinstance(e, Lost)]
     (step,) = [e for e in events if isinstance(e, Step)]
     assert [(entry.id, list(entry.tokens)) for entry in step.entries] == [("a", [7])]
@@ -80,7 +80,7 @@ def test_it_waits_as_long_as_others_may_make_room(clock: Clock) -> None:
     for _ in range(5):
         clock.now += PATIENCE_S
         rig.poll()
-    assert len(rig.pulls.waiting()) == 1 and not rig.said(ReleasePull)
+    assert len(rig.pulls.waiting()) == 1 and not rig.said(ReleaseHandle)
 
 
 def test_the_last_one_gives_up_and_the_others_wait_on(clock: Clock) -> None:

@@ -33,7 +33,7 @@ from eyas.engine.ipc.messages import (
     PullDone,
     PullFailed,
     PullReleased,
-    ReleasePull,
+    ReleaseHandle,
     Shutdown,
 )
 from eyas.engine.ipc.outbox import Outbox
@@ -239,8 +239,8 @@ def test_a_prompt_larger_than_the_pool_keeps_nobody_waiting() -> None:
     events = drive.tell(DraftUp((_open(base=9, handle=large),), peer=PEER))
     assert [c.seq for c in _answers(events)[1]] == [1]
     (opened,) = [e for e in events if isinstance(e, OpenPull)]
-    (released,) = [e for e in events if isinstance(e, ReleasePull)]
-    assert opened.handle == large and released.pull == opened.pull and drive.pulls.active == 0
+    (released,) = [e for e in events if isinstance(e, ReleaseHandle)]
+    assert opened.handle == released.handle == large and drive.pulls.active == 0
     small = _open(seq=2, base=9, handle=handle(9, id=2, group=KvKind.DRAFT))
     events = drive.tell(DraftUp((small,), (_commit(9, 50, seq=2),), peer=PEER))
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
@@ -258,7 +258,7 @@ def test_a_prompt_without_room_keeps_nobody_waiting() -> None:
     refused, pull = [e for e in events if isinstance(e, OpenPull)]
     events += drive.tell(PullDone(refused.pull, ()))
     assert [c.seq for c in _answers(events)[1]] == [2]
-    assert refused.pull in [e.pull for e in events if isinstance(e, ReleasePull)]
+    assert refused.handle in [e.handle for e in events if isinstance(e, ReleaseHandle)]
     assert [p.seq for p in _answers(drive.pull_here(pull))[0]] == [3]
 
 

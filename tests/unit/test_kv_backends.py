@@ -29,7 +29,7 @@ from kv_transfer.backends.stream import PageWriter, StreamBackend, chunks
 from kv_transfer.backends.table import BACKENDS, backend
 from kv_transfer.copier import Copier
 from kv_transfer.copy_thread import Done
-from kv_transfer.route import Route
+from kv_transfer.peers import Route
 from tests.unit.fake_gpu import OnFakeGpu
 
 PAGES, PAGE = 32, 2048

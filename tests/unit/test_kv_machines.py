@@ -17,6 +17,7 @@ from kv_transfer.owner import Offer, Owner
 from kv_transfer.puller import (
     DRAIN_S,
     RELEASE_S,
+    AskVerdict,
     CloseWatch,
     Complete,
     Incomplete,
@@ -257,10 +258,11 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
                     assert set(self.loan.copied) == set(self.loan.pages), "every page is there"
                     self.loan = None
             self.said.append(action)
-        for once in (OpenWatch, CloseWatch, SendRelease, Complete, Incomplete):
+        for once in (OpenWatch, CloseWatch, AskVerdict | SendRelease, Complete, Incomplete):
             assert sum(isinstance(action, once) for action in self.said) <= 1
         if any(isinstance(action, CloseWatch) for action in self.said):
-            assert any(isinstance(action, SendRelease) for action in self.said), "the owner is always told"
+            released = [action for action in self.said if isinstance(action, AskVerdict | SendRelease)]
+            assert released, "the owner is always told"
 
     def check_copy(self, job: Copy):
         assert self.loan is not None and self.pull.state in (State.PULLING, State.DRAINING)

@@ -10,6 +10,7 @@ from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.puller import (
     DRAIN_S,
     RELEASE_S,
+    AskVerdict,
     CloseWatch,
     Complete,
     Incomplete,
@@ -58,7 +59,7 @@ def start_one_copy(pull: Pull) -> Copy:
 def to_validating(pull: Pull) -> None:
     pull.start(DST, 0, now=1.0)
     pull.done(FIRST, b"feature", now=2.0)
-    assert finish_copies(pull, now=3.0) == [SendRelease()]
+    assert finish_copies(pull, now=3.0) == [AskVerdict()]
     assert pull.state is State.VALIDATING
 
 
@@ -83,7 +84,7 @@ def test_pages_of_the_prefix_cache_are_not_copied(pull):
 def test_a_fully_cached_prompt_is_only_validated(pull):
     pull.start(DST, 3, 1.0)
     pull.done(FIRST, b"", 2.0)
-    assert pull.take_actions() == [SendRelease()]
+    assert pull.take_actions() == [AskVerdict()]
 
 
 def test_it_completes_when_the_owner_says_valid(pull):
@@ -97,7 +98,7 @@ def test_done_may_come_before_there_are_pages(pull):
     pull.done(FIRST, b"feature", 0.5)
     assert pull.state is State.WAITING and pull.take_actions() == []
     pull.start(DST, 0, 1.0)
-    assert finish_copies(pull, 2.0) == [SendRelease()]
+    assert finish_copies(pull, 2.0) == [AskVerdict()]
 
 
 def test_an_invalid_release_loses_the_pages(pull):
@@ -120,7 +121,7 @@ def test_validation_waits_for_the_slowest_shard():
     pull.copied(moved(second), 2.0)
     assert pull.take_actions() == []
     pull.copied(moved(first), 2.0)
-    assert pull.take_actions() == [SendRelease()]
+    assert pull.take_actions() == [AskVerdict()]
 
 
 def test_a_cancelled_pull_keeps_its_pages_until_the_copy_stopped(pull):
@@ -249,4 +250,4 @@ def test_a_handle_without_rows_is_only_validated():
     pull = Pull(1, KvHandle("p", 7, 0, 3, KvKind.DRAFT, "m", 0, (Shard(0, ()),)), 1, 16, DEADLINE)
     pull.start((), 0, 1.0)
     pull.done(FIRST, b"", 2.0)
-    assert pull.take_actions()[1:] == [SendRelease()]
+    assert pull.take_actions()[1:] == [AskVerdict()]

@@ -23,7 +23,7 @@ from kv_transfer.backends.shm import Mapping, ShmBackend
 from kv_transfer.copier import Copier
 from kv_transfer.copy_thread import CopyThread
 from kv_transfer.host_file import HostFile, file_identity
-from kv_transfer.route import Route
+from kv_transfer.peers import Route
 from tests.unit.closed_after import closed_after
 
 PAGES, PAGE = 32, 2048

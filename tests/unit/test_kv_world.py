@@ -20,7 +20,16 @@ from eyas.common.errors import TransferFailed
 from eyas.common.types import KvHandle, KvKind, Shard
 from kv_transfer.backends.base import Copy, CopyResult, copy_pages
 from kv_transfer.owner import Offer, Owner, Update
-from kv_transfer.puller import CloseWatch, Complete, OpenWatch, PagesFree, Pull, SendRelease, State
+from kv_transfer.puller import (
+    AskVerdict,
+    CloseWatch,
+    Complete,
+    OpenWatch,
+    PagesFree,
+    Pull,
+    SendRelease,
+    State,
+)
 
 EPOCH, LEASE = 5, 30.0
 POOL_PAGES, PAGE_BYTES, PROMPT_PAGES = 9, 4, 3
@@ -166,8 +175,10 @@ class World(RuleBasedStateMachine):
                         )
                     case CloseWatch():
                         self.up.append(lambda n=number: self.owner.watch_closed(n, self.now))
-                    case SendRelease():
+                    case AskVerdict():
                         self.up.append(lambda n=number, h=handle, a=attempt: self.answer_release(n, h, a))
+                    case SendRelease():
+                        self.up.append(lambda h=handle, a=attempt: self.release(h, a))
                     case Copy():
                         pages = zip(action.source.pages, action.dst_pages, strict=True)
                         single = [Copy(number, 0, Shard(0, (s,)), (d,)) for s, d in pages]
@@ -181,9 +192,13 @@ class World(RuleBasedStateMachine):
                         self.kept.append((self.lent.pop(number), prompt.truth))
                         self.check_kept()
 
-    def answer_release(self, number: int, handle: KvHandle, attempt: int):
+    def release(self, handle: KvHandle, attempt: int) -> bool:
         valid = self.owner.release(handle.id, handle.epoch, attempt, self.now)
         self.owner_step()
+        return valid
+
+    def answer_release(self, number: int, handle: KvHandle, attempt: int):
+        valid = self.release(handle, attempt)
         self.verdicts.append(lambda: self.pulls[number][0].released(valid, self.now))
 
     def check_kept(self):

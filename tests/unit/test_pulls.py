@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from eyas.engine.ipc.messages import (
     PullMet,
     PullReady,
     PullReleased,
+    ReleaseHandle,
     ReleasePull,
     StopCopy,
 )
@@ -37,9 +39,10 @@ from kv_transfer.area import Area
 from kv_transfer.backends.base import Site
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import StreamBackend
-from kv_transfer.board import Boards
+from kv_transfer.board import LeaseBoard
 from kv_transfer.copier import Copier
-from kv_transfer.route import Peer, Routes
+from kv_transfer.peers import KvPeers
+from kv_transfer.route import Routes
 
 STOPPED = Failure("cancelled", "the pull was given up")
 BROKEN = Failure("unavailable", "the peer is gone")
@@ -49,10 +52,12 @@ assert len(PROOF) == GEOMETRY.page_bytes and POOL.geometry.pages == 64
 
 
 class FrontRig(Rig):
-    """Real routes and backends; the test is the front."""
+    """Real routes and backends; the test is the front. `opened`: the newest pull."""
 
-    def __init__(self, transfer: str = "auto") -> None:
-        self.transfer = transfer
+    opened: OpenPull
+
+    def __init__(self, transfer: str = "auto", boards: str = "") -> None:
+        self.transfer, self.boards = transfer, boards
         super().__init__()
 
     def _pulls(self) -> Pulls:
@@ -61,7 +66,7 @@ class FrontRig(Rig):
         site = Site(self.area, "/dev/shm", wire)
         backends = {"shm": ShmBackend(site), "grpc": StreamBackend(site)}
         copier, routes = Copier(backends), Routes(backends, self.transfer)
-        return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1), Boards(""))
+        return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1), KvPeers(self.boards))
 
     def tell(self, *commands: object) -> list[Event]:
         """What the engine says after it has heard `commands`, and looked after its pulls once."""
@@ -79,9 +84,11 @@ class FrontRig(Rig):
     def attach(self, id: str, info: PoolInfo = INFO) -> int:
         """A request of 28 prompt tokens (7 pages) that has met its owner and has pages; the pull's number."""
         self.submit(request(28, id=id), attach=True)
-        self.requests.attach(Attach(id, 1, (handle(28),)))
+        offered = msgspec.structs.replace(handle(28), epoch=info.epoch)
+        self.requests.attach(Attach(id, 1, (offered,)))
         (opened,) = self.said(OpenPull)
-        assert self.tell(PullMet(opened.pull, info)) == []
+        self.opened = opened
+        assert self.tell(*([] if opened.known else [PullMet(opened.pull, info)])) == []
         return opened.pull
 
 
@@ -112,10 +119,29 @@ def test_pages_are_asked_for_as_they_become_ready_and_count_once_all_stopped() -
     assert (seq.generation.transfer_path, seq.generation.transfer_bytes) == ("grpc", 700)
 
 
+@pytest.mark.parametrize("valid", [True, False])
+def test_a_verdict_that_can_be_seen_is_not_asked_for(valid: bool, tmp_path: Path) -> None:
+    """The owner is told one way: nothing comes back of it."""
+    board = LeaseBoard(tmp_path / "board", pages=4)
+    rig = FrontRig(boards=str(tmp_path))
+    pull = rig.attach("a", msgspec.structs.replace(INFO, board=board.export()))
+    lease = rig.opened.handle
+    if valid:
+        board.post(lease.id)
+    (proof,) = of(rig.tell(PullDone(pull, (FirstToken(0, 5),))), CopyPages)
+    (copy,) = of(rig.prove(proof), CopyPages)
+    events = [
+        event for event in rig.tell(CopyStopped(pull, copy.number, 700, 0.1)) if not isinstance(event, Lost)
+    ]
+    assert events == [ReleaseHandle(lease, 1), ClosePull(pull)]
+    assert len(rig.joined) == valid and bool(rig.held()) == valid
+
+
 def test_a_proven_route_is_not_proven_again_until_a_copy_fails_or_the_owner_restarts() -> None:
     rig = FrontRig()
     pulling(rig, 13)
     again = rig.attach("b")
+    assert rig.opened.known, "and the owner is not asked again what its pages mean"
     (copy,) = of(rig.tell(PullReady(again, 28)), CopyPages)
     assert not copy.proof
     rig.tell(CopyStopped(again, 0, 0, 0.1, BROKEN))
@@ -123,6 +149,7 @@ def test_a_proven_route_is_not_proven_again_until_a_copy_fails_or_the_owner_rest
     assert proof.proof
     rig.prove(proof)
     restarted = rig.attach("d", msgspec.structs.replace(INFO, epoch=8))
+    assert not rig.opened.known
     (proof,) = of(rig.tell(PullReady(restarted, 28)), CopyPages)
     assert proof.proof
 
@@ -132,7 +159,7 @@ def test_a_proof_with_other_bytes_is_named_and_no_page_is_copied() -> None:
     pull = rig.attach("a")
     (proof,) = of(rig.tell(PullReady(pull, 28)), CopyPages)
     events = rig.prove(proof, PROOF[::-1])
-    assert [type(event) for event in events] == [Lost, ReleasePull, ClosePull] and rig.held() == 0
+    assert [type(event) for event in events] == [Lost, ReleaseHandle, ClosePull] and rig.held() == 0
 
 
 @pytest.mark.parametrize(
@@ -204,7 +231,7 @@ def test_a_failed_copy_loses_the_attempt() -> None:
     rig = FrontRig()
     pull, copy = pulling(rig, 12)
     events = rig.tell(CopyStopped(pull, copy.number, 0, 0.1, BROKEN))
-    assert [type(event) for event in events] == [Lost, ReleasePull, ClosePull]
+    assert [type(event) for event in events] == [Lost, ReleaseHandle, ClosePull]
     assert rig.held() == 0
 
 
@@ -222,7 +249,7 @@ def test_several_pulls_of_one_owner_prove_their_way_apart() -> None:
 
 
 def test_a_worker_without_the_way_that_it_may_take_says_so() -> None:
-    peer = Peer("w1", KvKind.TARGET, 0, INFO)
+    pages = KvPeers("").meet("w1", KvKind.TARGET, INFO).pages(KvKind.TARGET, 0)
     for transfer, says in (("grpc", "this worker has no way named grpc"), ("auto", "no way leads to")):
         with pytest.raises(EyasError, match=says):
-            Routes({}, transfer).search(peer).next()
+            Routes({}, transfer).search(pages).next()

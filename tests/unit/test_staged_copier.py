@@ -18,7 +18,7 @@ from eyas.engine.kv.staged_copier import Inlet, StagedCopier
 from eyas.engine.kv.staging import Staging
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Copy, CopyResult, Source
-from kv_transfer.route import Route
+from kv_transfer.peers import Route
 
 WINDOW = 2  # pages; six slots are for pages on their way in
 

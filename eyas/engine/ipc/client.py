@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.types import Entry
+from eyas.common.types import Entry, KvKind
 from eyas.engine.ipc.messages import (
     Admitted,
     CacheFlushed,
@@ -33,6 +33,8 @@ from eyas.engine.ipc.messages import (
     Stopped,
     WatchUpdate,
 )
+from kv_transfer.area import Pages
+from kv_transfer.backends.shm import map_file
 
 LOADING = "the worker is still loading"
 
@@ -63,6 +65,7 @@ class EngineClient:
         self._refusal: EyasError | None = Unavailable(LOADING)
         self._deferral: EyasError | None = None
         self._ready: Ready | None = None
+        self._pages: dict[KvKind, Pages] = {}
 
     @property
     def is_loaded(self) -> bool:
@@ -80,6 +83,16 @@ class EngineClient:
     def ready(self, ready: Ready) -> None:
         """From now on the engine is loaded."""
         self._ready = ready
+
+    def pages(self, group: KvKind) -> Pages:
+        """Its pool of a group, or the staging beside it, mapped into this process when first needed.
+
+        Raises Unavailable until the engine is loaded, TransferFailed if the file is gone.
+        """
+        if group not in self._pages:
+            path, geometry = self.ready.files[group], self.ready.pools[group].geometry
+            self._pages[group] = map_file(path, geometry.page_bytes, writable=True).pages
+        return self._pages[group]
 
     def send(self, *commands: Command) -> None:
         """Sends commands to the engine; never waits."""

@@ -31,6 +31,7 @@ from eyas.engine.ipc.transfer_messages import (
     PullReleased,
     Release,
     Released,
+    ReleaseHandle,
     ReleasePull,
     StageCopy,
     Staged,
@@ -378,6 +379,7 @@ Event = (
     | CopyRead
     | LinkProbed
     | StopCopy
+    | ReleaseHandle
     | ReleasePull
     | ClosePull
     | DraftUp

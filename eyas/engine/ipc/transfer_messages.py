@@ -29,7 +29,7 @@ class WatchClosed(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """The puller has read its last byte. The answer is `Released` with the same `call`."""
+    """The puller has read its last byte. The answer is `Released` with the same `call`; none to call 0."""
 
     call: int
     handle: int
@@ -158,11 +158,15 @@ class Staged(Message, frozen=True):
 
 
 class OpenPull(Message, frozen=True):
-    """Asks the front to open a Watch on handle.worker and to relay it as Pull* commands with `pull`."""
+    """Asks the front to open a Watch on handle.worker and to relay it as Pull* commands with `pull`.
+
+    `known`: the worker has described these pages before; else it is asked to, and `PullMet` brings it.
+    """
 
     pull: int
     handle: KvHandle
     attempt: int
+    known: bool = False
 
 
 class CopyPages(Message, frozen=True):
@@ -216,6 +220,13 @@ class ReleasePull(Message, frozen=True):
     """Asks the front to call Release on the handle's owner. The answer is `PullReleased`."""
 
     pull: int
+
+
+class ReleaseHandle(Message, frozen=True):
+    """Asks the front to call Release on the handle's owner, whose verdict is known or not needed."""
+
+    handle: KvHandle
+    attempt: int
 
 
 class ClosePull(Message, frozen=True):

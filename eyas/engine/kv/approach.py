@@ -12,7 +12,8 @@ from eyas.common.errors import Cancelled, EyasError
 from eyas.common.types import Shard
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.copier import Copier
-from kv_transfer.route import Peer, Route, Routes
+from kv_transfer.peers import PeerPages, Route
+from kv_transfer.route import Routes
 
 
 class Approach:
@@ -21,15 +22,15 @@ class Approach:
     """
 
     def __init__(
-        self, number: int, proofs: Iterator[int], peer: Peer, routes: Routes, copier: Copier
+        self, number: int, proofs: Iterator[int], pages: PeerPages, routes: Routes, copier: Copier
     ) -> None:
         self._number = number
         self._proofs = proofs
-        self._peer = peer
+        self._pages = pages
         self._routes = routes
         self._copier = copier
-        self._route = routes.known(peer)
-        self._search = routes.search(peer)
+        self._route = routes.known(pages)
+        self._search = routes.search(pages)
         self._trying: Route | None = None
         self._held: list[Copy] = []  # until a route is proven
         self._given_up = False
@@ -54,7 +55,7 @@ class Approach:
         if result.job.proof is not None:
             return self._judge(result)
         if result.error is not None and not isinstance(result.error, Cancelled):
-            self._routes.forget(self._peer)
+            self._pages.doubt()
         return [result]
 
     def _prove(self) -> list[CopyResult]:
@@ -63,7 +64,7 @@ class Approach:
             self._trying = self._search.next()
         except EyasError as error:
             return self._drop(error)
-        pool, page = self._peer.pool, self._peer.info.geometry.pages
+        pool, page = self._pages.pool, self._pages.info.geometry.pages
         into = self._held[0].dst_pages[:1]
         proof = Copy(self._number, next(self._proofs), Shard(pool.rank, (page,)), into, pool.checksum)
         self._copier.submit(self._trying, proof)
@@ -74,9 +75,9 @@ class Approach:
         assert tried is not None
         if result.error is None:
             self._route = tried
-            self._routes.prove(self._peer, tried, self._search.refusals)
+            self._search.prove(tried)
         elif isinstance(result.error, Cancelled):
-            self._search = self._routes.search(self._peer)  # it proved nothing, for or against
+            self._search = self._routes.search(self._pages)  # it proved nothing, for or against
         else:
             self._search.refuse(tried.backend.name, result.error)
         if self._given_up:

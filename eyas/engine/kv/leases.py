@@ -108,9 +108,10 @@ class Leases:
         self.owner.watch_closed(command.watch, time.monotonic())
 
     def release(self, command: Release) -> None:
-        """A puller needs the pages no longer; the answer says whether all that it read was valid."""
+        """A puller needs the pages no longer; an answer, if one is due, says whether its read was valid."""
         valid = self.owner.release(command.handle, command.epoch, command.attempt, time.monotonic())
-        self.outbox.add(Released(command.call, valid))
+        if command.call:
+            self.outbox.add(Released(command.call, valid))
 
     def poll(self, now: float) -> None:
         """Once a loop: expire, tell the watchers, free what no puller may read any more."""

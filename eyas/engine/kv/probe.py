@@ -22,7 +22,8 @@ from eyas.engine.kv.prefix_cache import PrefixCache
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.copier import Copier
 from kv_transfer.layout import window_pages
-from kv_transfer.route import Peer, Routes
+from kv_transfer.peers import KvPeers, PeerPages
+from kv_transfer.route import Routes
 
 SINGLES = 5  # copies of one page
 BATCH_S = 0.1  # a copy of many pages has no more than should come in this time
@@ -37,7 +38,7 @@ class _Probe:
     """One at work. `pages` are its own until `over`; one copy runs at a time."""
 
     call: int
-    peer: Peer
+    theirs: PeerPages
     approach: Approach
     pool: PagePool
     pages: list[int]
@@ -59,8 +60,8 @@ class _Probe:
             self.over = True
             return
         pages = tuple(self.pages[: self._count()])
-        proof = (self.peer.info.geometry.pages,) * len(pages)
-        copy = Copy(-self.call, self.copies, Shard(self.peer.rank, proof), pages)
+        proof = (self.theirs.info.geometry.pages,) * len(pages)
+        copy = Copy(-self.call, self.copies, Shard(self.theirs.rank, proof), pages)
         self.copies += 1
         self.take(self.approach.copy(copy), now)
 
@@ -87,7 +88,7 @@ class _Probe:
     def link(self, passed_over: dict[str, str], moved: Moved) -> Link:
         """What was seen."""
         return Link(
-            rank=self.peer.rank,
+            rank=self.theirs.rank,
             path=self.path,
             passed_over=passed_over,
             latency_s=statistics.median(self.singles) if self.singles else 0.0,
@@ -110,6 +111,7 @@ class Prober:
 
     copier: Copier
     routes: Routes
+    peers: KvPeers
     outbox: Outbox
     pulled: Mapping[str, Moved]
     _probe: _Probe | None = None
@@ -121,14 +123,15 @@ class Prober:
 
     def begin(self, command: ProbeLink, pool: PagePool, cache: PrefixCache | None, now: float) -> None:
         """One `LinkProbed` follows. Pages are taken from `pool`, which may cost `cache` its oldest ones."""
-        peer = Peer(command.worker, command.group, command.rank, command.pool)
+        peer = self.peers.meet(command.worker, command.group, command.pool)
+        theirs = peer.pages(command.group, command.rank)
         pages = [] if self.active else spare(pool, cache, window_pages(command.pool.geometry.page_bytes))
         if not pages:
             error = "another link is being measured" if self.active else "no pages are free to copy into"
             self._refuse(command, Overloaded(error))
             return
-        approach = Approach(-command.call, itertools.count(-1, -1), peer, self.routes, self.copier)
-        self._probe = _Probe(command.call, peer, approach, pool, pages, now)
+        approach = Approach(-command.call, itertools.count(-1, -1), theirs, self.routes, self.copier)
+        self._probe = _Probe(command.call, theirs, approach, pool, pages, now)
         self._probe.next(now)
         self._settle()
 
@@ -150,8 +153,8 @@ class Prober:
         assert probe is not None
         if (probe.over or probe.error is not None) and not probe.told:
             probe.told = True
-            moved = self.pulled.get(probe.peer.worker, Moved())
-            self.outbox.add(LinkProbed(probe.call, probe.link(self.routes.passed_over(probe.peer), moved)))
+            moved = self.pulled.get(probe.theirs.worker, Moved())
+            self.outbox.add(LinkProbed(probe.call, probe.link(self.routes.passed_over(probe.theirs), moved)))
         if probe.over:
             probe.pool.drop(probe.pages)
             self._probe = None

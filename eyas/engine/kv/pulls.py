@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, get_args
 
 from eyas.common.errors import EyasError, TransferFailed
-from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle
 from eyas.engine.ipc.messages import (
     ClosePull,
@@ -27,6 +26,7 @@ from eyas.engine.ipc.messages import (
     PullMet,
     PullReady,
     PullReleased,
+    ReleaseHandle,
     ReleasePull,
 )
 from eyas.engine.ipc.outbox import Outbox
@@ -34,10 +34,11 @@ from eyas.engine.kv.approach import Approach
 from eyas.engine.kv.front_wire import FrontWire
 from eyas.engine.kv.probe import Prober
 from kv_transfer.backends.base import Copy
-from kv_transfer.board import Boards, BoardView
 from kv_transfer.copier import Copier
+from kv_transfer.peers import KvPeer, KvPeers
 from kv_transfer.puller import (
     Action,
+    AskVerdict,
     CloseWatch,
     Complete,
     Incomplete,
@@ -47,7 +48,7 @@ from kv_transfer.puller import (
     SendRelease,
     State,
 )
-from kv_transfer.route import Peer, Routes
+from kv_transfer.route import Routes
 
 Told: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStaged | CopyStopped
 TOLD: tuple[type, ...] = get_args(Told)
@@ -100,17 +101,18 @@ class _Active:
     owner: Hashable
     pull: Pull
     handle: KvHandle
+    attempt: int
     pages: list[int] = field(default_factory=list)
     approaches: dict[int, Approach] = field(default_factory=dict)  # by its rank, since the owner was met
-    board: BoardView | None = None  # of the owner, since it was met
+    peer: KvPeer | None = None  # the owner, since it was met
 
 
 @dataclass
 class Pulls:
     """All pulls of one group of pages. `wire` takes what the front tells of copies that it makes.
 
-    `numbers`: of its pulls; no two pulls that are told to one outbox may have the same. `boards`: where
-    owners of this host show their leases; the others are asked for their verdict.
+    `numbers`: of its pulls; no two pulls that are told to one outbox may have the same. `peers`: the owners,
+    as far as they are known; those whose leases can be seen are not asked for their verdict.
     """
 
     copier: Copier
@@ -119,7 +121,7 @@ class Pulls:
     page_size: int
     outbox: Outbox
     numbers: Iterator[int]
-    boards: Boards
+    peers: KvPeers
     destination: Destination | None = None
     moved: dict[str, Moved] = field(default_factory=dict)  # running totals by path
     pulled: dict[str, Moved] = field(default_factory=dict)  # the same by owner
@@ -127,7 +129,7 @@ class Pulls:
     _active: dict[int, _Active] = field(default_factory=dict)  # by number, in order of arrival
 
     def __post_init__(self) -> None:
-        self.prober = Prober(self.copier, self.routes, self.outbox, self.pulled)
+        self.prober = Prober(self.copier, self.routes, self.peers, self.outbox, self.pulled)
 
     @property
     def active(self) -> int:
@@ -165,13 +167,12 @@ class Pulls:
         except EyasError as error:
             self.destination.lost(owner, error)
             return
-        self._active[number] = _Active(number, owner, pull, handle)
+        self._active[number] = _Active(number, owner, pull, handle, attempt)
         self._act(self._active[number])
 
     def refuse(self, handle: KvHandle, attempt: int) -> None:
         """This handle will not be pulled: its owner may free the pages now."""
-        number = next(self.numbers)
-        self.outbox.add(OpenPull(number, handle, attempt), ReleasePull(number), ClosePull(number))
+        self.outbox.add(ReleaseHandle(handle, attempt))
 
     def cancel(self, owner: Hashable) -> None:
         """Ends every pull of `owner`; its pages come back once no copy writes to them."""
@@ -206,7 +207,8 @@ class Pulls:
             return
         match command:
             case PullMet():
-                self._met(active, command.pool, now)
+                handle = active.handle
+                self._met(active, self.peers.meet(handle.worker, handle.group, command.pool), now)
             case PullReady():
                 active.pull.ready(command.tokens, now)
             case PullDone():
@@ -262,13 +264,16 @@ class Pulls:
         assert destination is not None
         match action:
             case OpenWatch(handle, attempt):
-                self.outbox.add(OpenPull(active.number, handle, attempt))
+                peer = self.peers.known(handle)
+                self.outbox.add(OpenPull(active.number, handle, attempt, known=peer is not None))
+                if peer is not None:
+                    self._met(active, peer, time.monotonic())
             case CloseWatch():
                 self.outbox.add(ClosePull(active.number))
+            case AskVerdict():
+                self._judge(active)
             case SendRelease():
-                self.outbox.add(ReleasePull(active.number))
-                if active.board is not None:
-                    active.pull.released(active.board.holds(active.handle.id), time.monotonic())
+                self.outbox.add(ReleaseHandle(active.handle, active.attempt))
             case Copy():
                 approach = active.approaches[action.source.rank]  # an owner is met before it says Ready
                 for stopped in approach.copy(action):
@@ -296,15 +301,25 @@ class Pulls:
         )
         self.destination.arrived(active.owner, arrival)
 
-    def _met(self, active: _Active, pool: PoolInfo, now: float) -> None:
+    def _met(self, active: _Active, peer: KvPeer, now: float) -> None:
         """The owner's pages can be reached; its handle must name all of its ranks, each once."""
         handle, proofs = active.handle, itertools.count(-1, -1)
         ranks = [shard.rank for shard in handle.shards]
-        if sorted(ranks) != sorted(rank.rank for rank in pool.ranks):
+        if sorted(ranks) != sorted(rank.rank for rank in peer.pools[handle.group].ranks):
             text = f"KV handle {handle.id} has shards of ranks {ranks}, and its owner has others"
             active.pull.failed(TransferFailed(text), now)
             return
-        active.board = self.boards.of(handle.worker, pool)
+        active.peer = peer
         for rank in ranks:
-            peer = Peer(handle.worker, handle.group, rank, pool)
-            active.approaches[rank] = Approach(active.number, proofs, peer, self.routes, self.copier)
+            theirs = peer.pages(handle.group, rank)
+            active.approaches[rank] = Approach(active.number, proofs, theirs, self.routes, self.copier)
+
+    def _judge(self, active: _Active) -> None:
+        """The verdict on what was read: seen on the owner's board, or asked for."""
+        board = None if active.peer is None else active.peer.board
+        if board is None:
+            self.outbox.add(ReleasePull(active.number))
+            return
+        valid = board.holds(active.handle.id)  # before the owner hears that it may strike it out
+        self.outbox.add(ReleaseHandle(active.handle, active.attempt))
+        active.pull.released(valid, time.monotonic())

@@ -18,7 +18,7 @@ from eyas.engine.kv.slots import Slots
 from eyas.engine.kv.staging import Staging
 from kv_transfer.backends.base import Backend, Copy, CopyResult
 from kv_transfer.copier import Copier
-from kv_transfer.route import Route
+from kv_transfer.peers import Route
 
 AT_ONCE = 2  # windows of one job: while one is copied from its slots, the next one comes
 

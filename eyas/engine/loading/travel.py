@@ -29,11 +29,12 @@ from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Site
 from kv_transfer.backends.table import NONE, backend, direct, usable
-from kv_transfer.board import Boards, LeaseBoard
+from kv_transfer.board import LeaseBoard
 from kv_transfer.copier import Copier
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import window_pages
 from kv_transfer.own_files import new_path
+from kv_transfer.peers import KvPeers
 from kv_transfer.route import Routes
 
 STAGED_BYTES = 256 << 20
@@ -65,7 +66,7 @@ class Travel:
 
 def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Travel:
     """For pools that share their page numbers."""
-    board, boards = _board(spec, pools), Boards(spec.config.pool_dir)
+    board, peers = _board(spec, pools), KvPeers(spec.config.pool_dir)
     shown = {} if board is None else board.export()
     reaches = {group: _reach(spec, group, pool, FrontWire(outbox)) for group, pool in pools.items()}
     moving = {group: reach for group, reach in reaches.items() if reach.backends}
@@ -75,7 +76,7 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Tra
     return Travel(
         board=board,
         pulls={
-            group: Pulls(copiers[group], routes[group], reach.wire, size, outbox, numbers, boards)
+            group: Pulls(copiers[group], routes[group], reach.wire, size, outbox, numbers, peers)
             for group, reach in reaches.items()
         },
         copiers=copiers,
