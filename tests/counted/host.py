@@ -54,7 +54,7 @@ class ReadyDevice:
         shape = step.shape
         rounds = np.tile(np.array([1, *[0] * (FACTS - 1), TOKEN], np.int32), shape.batch)
         ends, paths = np.full(shape.ends, TOKEN, np.int32), np.zeros(shape.batch, np.int32)
-        return torch.from_numpy(np.concatenate((rounds, ends, paths))), None
+        return torch.from_numpy(np.concatenate((rounds, ends, paths))[None]), None
 
 
 class Busy:
@@ -67,7 +67,7 @@ class Busy:
         self._rig.scheduler.limits = limits
         device: Any = self.device
         buckets, layout = Buckets(1, PAGE, (count,)), Layout(PAGE, device.tables.padding_slot, PAGE)
-        runner = DeviceRunner(device, buckets, layout, Grammars(Path(), 0, ()), ahead=True)
+        runner = DeviceRunner(device, buckets, [layout], Grammars(Path(), 0, ()), ahead=True)
         requests = self._rig.requests
         committer = Committer(
             scheduler=self._rig.scheduler,

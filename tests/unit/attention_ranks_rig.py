@@ -12,7 +12,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.loading import build
-from eyas.engine.loop.attention_ranks import AttentionRanks
+from eyas.engine.loop.forwards import DataParallelForward
 from eyas.engine.parallel.step_calls import StepRows
 from tests.unit import tiny_deepseek
 from tests.unit.loopback import Loopback, Result, wait_all
@@ -28,7 +28,7 @@ SIZES = tiny_deepseek.SMALL | {"num_hidden_layers": 2, "vocab_size": 64}
 class Seen:
     """A `Forward` that notes how many rows each rank has in every step."""
 
-    forward: AttentionRanks
+    forward: DataParallelForward
     ranks: int
     pages: int
     steps: list[list[int]] = field(default_factory=list)

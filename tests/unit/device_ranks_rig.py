@@ -11,7 +11,7 @@ import torch.distributed as dist
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest
-from eyas.engine.device.ranks_runner import RanksRunner
+from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.loading import follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.parallel.ranks import Channel, FollowerMain, RankInfo
@@ -45,9 +45,9 @@ class DeviceRanks:
     seen: list[tuple[tuple[int, int], tuple[int, int]]]
 
     @property
-    def runner(self) -> RanksRunner:
+    def runner(self) -> DeviceRunner:
         runner = self.cluster.workers["w"].engine._parts.runner
-        assert isinstance(runner, RanksRunner)
+        assert isinstance(runner, DeviceRunner)
         return runner
 
     def run(self, requests: list[GenerationRequest]) -> list[Result]:

@@ -21,7 +21,7 @@ from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.depths import Depths
-from eyas.engine.device.flight import DeviceFlight
+from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.ipc.messages import Cancel, Event, Step
@@ -85,7 +85,7 @@ class WatchedRunner(DeviceRunner):
     special_ahead = 0  # those of them that are special
     held_ahead = 0  # those of them whose outputs are held to a grammar
 
-    def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
+    def launch(self, works: SequenceOf[Work]) -> LaunchedStep:
         assert works
         for work in works:
             assert work.seq in work.seq.generation.sequences and work.seq.slot >= 0, "it has ended"
@@ -97,7 +97,7 @@ class WatchedRunner(DeviceRunner):
         flight = super().launch(works)
         self.shapes.append(flight.shape)
         assert self._depths is None or flight.shape.width == 1 + (flight.depth or 0)
-        lengths = [work.seq.kv_len for work in flight.placed.rounds]
+        lengths = [work.seq.kv_len for work in flight.parts[0].placed.rounds]
         assert lengths == sorted(lengths, reverse=True), "attention begins with the longest"
         return flight
 
@@ -140,7 +140,7 @@ class World:
         grammars = PaperGrammars(drafts=setting.width > 1)
         self.rig.scheduler._holds = grammars.holds
         self.runner = WatchedRunner(
-            self.device, buckets, layout, grammars, ahead=setting.ahead, depths=depths
+            self.device, buckets, [layout], grammars, ahead=setting.ahead, depths=depths
         )
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer(), pacing)
         self.rig.requests.copy_page = self.runner.copy_page

@@ -81,8 +81,8 @@ class PaperDevice:
 
     # --- as the executor -----------------------------------------------------------------------------
 
-    def join(self, joined: Joined, writes: np.ndarray) -> None:
-        self._apply(writes)
+    def join(self, joined: Joined) -> None:
+        self._apply(joined.writes)
         for (slot, token, position, _), feature in zip(joined.words.T.tolist(), joined.features, strict=True):
             length, root = int(self.tables.length[slot]), int(self.tables.root[slot])
             assert (token, position) == (root, length - 1) and feature[0] == self._read(slot, length)[-1]
@@ -106,7 +106,7 @@ class PaperDevice:
 
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:
         """The feature of a row is its id."""
-        return torch.tensor([[float(self._part["tokens"][row])] for row in rows])
+        return torch.tensor([[[float(self._part["tokens"][row])] for row in rows]])
 
     def begin(self, step: StepInput) -> None:
         self._apply(step.writes)
@@ -125,7 +125,7 @@ class PaperDevice:
             self._contexts.append((slot, self._read(slot, length) if self._is_real(slot) else []))
 
     def drafts(self) -> np.ndarray:
-        return torch.stack((self.tables.drafts[self._held], self.tables.parents[self._held]), 1).numpy()
+        return torch.stack((self.tables.drafts[self._held], self.tables.parents[self._held]), 1).numpy()[None]
 
     def sample(self, rows: np.ndarray) -> list[torch.Tensor]:
         """By the specification, with what the rows and the tables say."""
@@ -148,7 +148,7 @@ class PaperDevice:
                 report[2 : 2 + len(told.top)] = torch.tensor([id for id, _ in told.top])
                 first = 2 + MAX_TOP_LOGPROBS
                 report[first : first + len(told.top)] = float_words([value for _, value in told.top])
-        return [reports]
+        return [reports[None]]
 
     def _special(self, row: dict[str, int], ids: list[int]) -> Row:
         slot, tables = row["slot"], self.tables
@@ -190,7 +190,8 @@ class PaperDevice:
             for place in asked.places
         ]
         logits = torch.stack([logits_after(ids) for ids in contexts])
-        return score(logits, torch.tensor(asked.tokens), asked.top)
+        found = score(logits, torch.tensor(asked.tokens), asked.top)
+        return Scores(found.own[None], found.ids[None], found.best[None])
 
     def finish(self, step: StepInput) -> tuple[torch.Tensor, None]:
         chosen = [
@@ -210,7 +211,7 @@ class PaperDevice:
             if self._is_real(slot):
                 self._settle(slot, length, [token], shape.width)
         paths = [*range(shape.width)] * shape.batch
-        return torch.tensor([*result, *ends, *paths], dtype=torch.int32), None
+        return torch.tensor([[*result, *ends, *paths]], dtype=torch.int32), None
 
     def _follow_prompts(self, ends: SequenceOf[int]) -> None:
         """The head takes the chunks' rows."""
@@ -222,7 +223,8 @@ class PaperDevice:
         rows = zip(kv_rows, positions, following, strict=False)
         self.head.rows |= {row: (position, token) for row, position, token in rows if row >= 0}
 
-    def copy_page(self, source: int, target: int) -> None:
+    def copy_page(self, source: int, target: int, rank: int) -> None:
+        assert rank == 0
         self.pool.copy_page(source, target)
         self.head.copy_page(source, target)
 

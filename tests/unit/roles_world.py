@@ -16,7 +16,7 @@ from overlap_world import EOS, Setting, World, plain_rule, plain_scores
 from eyas.common.types import Choice, FirstToken, GenerationRequest, KvHandle, KvKind, Shard, TokenLogprob
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.stopping import finish
-from eyas.engine.device.flight import DeviceFlight
+from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.ipc.messages import (
     Attach,
     Event,
@@ -58,7 +58,7 @@ class RolesWorld(World):
         self.written: set[int] = set()
         launch = self.runner.launch
 
-        def watched(works: SequenceOf[Work]) -> DeviceFlight:
+        def watched(works: SequenceOf[Work]) -> LaunchedStep:
             self._launched = {page for work in works for page in work.seq.pages}
             return launch(works)
 

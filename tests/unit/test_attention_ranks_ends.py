@@ -16,8 +16,9 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import EngineError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.loop import attention_ranks
+from eyas.engine.loop import forwards
 from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import Channel, Followers, RankInfo
 from tests.unit.attention_ranks_rig import BASE, SIZES, alone, answers, mixed, model_of, ranked, request
 from tests.unit.families import write_family
@@ -141,7 +142,7 @@ def test_a_rank_that_dies_ends_the_engine_in_words(config: EngineConfig, monkeyp
     result = engine.cluster.submit(request("long", 20, 200), split=False)
     while not result.entries:
         time.sleep(0.002)
-    (follower,) = engine.seen.forward._followers._followers
+    (follower,) = engine.seen.forward._leader._followers._followers
     os.kill(follower._process.pid, signal.SIGKILL)
     worker.thread.join(20)
     assert not worker.thread.is_alive(), "the engine hangs"
@@ -151,8 +152,8 @@ def test_a_rank_that_dies_ends_the_engine_in_words(config: EngineConfig, monkeyp
 
 
 def _loaded_early(rank_info: RankInfo, channel: Channel) -> None:
-    attention_ranks.STEP_S = 2.0
-    attention_ranks.serve(None, rank_info, channel)
+    forwards.STEP_S = 2.0
+    forwards.serve(None, rank_info, channel)
 
 
 @pytest.mark.slow
@@ -160,12 +161,12 @@ def test_a_rank_that_loads_much_longer_than_another_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here rank 0 itself, for longer than a group waits."""
-    monkeypatch.setattr(attention_ranks, "STEP_S", 2.0)
-    followers = Followers(_loaded_early, 2, tmp_path / "meeting")
-    followers.wait_ready(60.0)
-    monkeypatch.setattr(followers, "wait_ready", lambda timeout_s: None)
+    monkeypatch.setattr(forwards, "STEP_S", 2.0)
+    leader = RankLeader(_loaded_early, 2, tmp_path / "meeting")
+    leader._followers.wait_ready(60.0)
+    monkeypatch.setattr(leader._followers, "wait_ready", lambda timeout_s: None)
     time.sleep(4.0)
-    assert attention_ranks.AttentionRanks(None, followers).close()
+    assert forwards.DataParallelForward(None, leader).close()  # type: ignore[arg-type]
 
 
 def _ended_early(rank_info: RankInfo, channel: Channel) -> None:

@@ -12,7 +12,7 @@ from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Generation, Kind, RingPlace, Sequence, Work
 from eyas.engine.batch.window import KeptRows
 from eyas.engine.device.certain import Certain, Stays, staying, wanted
-from eyas.engine.device.flight import DeviceFlight, Features, Results
+from eyas.engine.device.flight import Features, LaunchedStep, RankPart, Results
 from eyas.engine.device.special import SpecialRows, Told
 from eyas.engine.device.step import Placed, StepShape
 from eyas.engine.kernels.special import REPORT_WORDS
@@ -38,7 +38,8 @@ def landed(
     result, last = torch.tensor([*RESULT, *PATHS], dtype=torch.int32), found[2:]
     kept, told = None if features is None else Features(last, features), special or Told({})
     placed = Placed(found[:2], (), [middle, *last])
-    flight = DeviceFlight(SHAPE, (), placed, lambda: Results(result, None, told), features=kept)
+    part = RankPart(placed, features=kept)
+    flight = LaunchedStep(SHAPE, (), [part], lambda: Results(result[None], None, [told]))
     assert not flight.over
     flight.complete()
     return flight.land(), [middle, *last, *found[:2]]
@@ -109,7 +110,8 @@ def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
     assert wanted(placed, shape, 2, (0, 0), stay[:1] + stay[3:]) is None
     rows = torch.tensor([*asked.decoded, *asked.rows])[:, None].float()
     certain = Certain(rows, 2, (0, 1), stay)
-    flight = DeviceFlight(shape, (), placed, lambda: Results(result, None, Told({}), certain))
+    results = Results(result[None], None, [Told({})], certain)
+    flight = LaunchedStep(shape, (), [RankPart(placed)], lambda: results)
     flight.complete()
     landed = flight.land()
     come = [one.features for one in landed if not isinstance(one.features, KeptRows)]

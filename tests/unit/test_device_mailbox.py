@@ -22,7 +22,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.tables import Tables
-from eyas.engine.device.flight import DeviceFlight
+from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.ipc.mailbox import Mailbox, MailLayout
 from eyas.engine.ipc.messages import DraftDown, Event, Proposal
@@ -195,7 +195,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     launch = DeviceRunner.launch
 
-    def seen(runner: DeviceRunner, works: list[Work]) -> DeviceFlight:
+    def seen(runner: DeviceRunner, works: list[Work]) -> LaunchedStep:
         found.extend(work.seq.in_flight for work in works if work.seq.mailed)
         return launch(runner, works)
 

@@ -148,7 +148,7 @@ class World:
         buckets = Buckets(loaded.width, 4, (3, MAX_RUNNING), (4,), CHUNK, CHUNK)
         if not padded:
             buckets = Buckets(loaded.width, 4, ())
-        self.runner = DeviceRunner(self.watch, buckets, layout, Grammars(Path(), 0, ()), ahead=True)
+        self.runner = DeviceRunner(self.watch, buckets, [layout], Grammars(Path(), 0, ()), ahead=True)
         self.rig.requests.copy_page = self.runner.copy_page
         self.loop = StepLoop(self.rig.scheduler, self.runner, self._committer())
         self.tokens: dict[tuple[str, int], int] = {}

@@ -121,7 +121,7 @@ def test_a_rank_that_dies_ends_the_engine_in_words(tmp_path: Path, monkeypatch: 
     result = engine.cluster.submit(request("long", 20, 100), split=False)
     while not result.entries:
         time.sleep(0.002)
-    (follower,) = engine.runner._executor._lead._followers._followers
+    (follower,) = engine.runner._executor._leader._followers._followers
     os.kill(follower._process.pid, signal.SIGKILL)
     worker.thread.join(20)
     assert not worker.thread.is_alive(), "the engine hangs"

@@ -11,7 +11,7 @@ from loopback import Loopback
 from tiny import write_tiny_llama
 
 from eyas.common.config import EngineConfig
-from eyas.engine.device.lead import LedExecutor
+from eyas.engine.device.rank0_executor import Rank0Executor
 from eyas.engine.loop.plain_runner import PlainRunner
 from kv_transfer.own_files import LOCK
 
@@ -37,6 +37,6 @@ def test_pools_are_closed_unless_the_device_may_hang(
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_group_that_has_lost_a_rank_may_hang(whole: bool) -> None:
-    lead = SimpleNamespace(whole=whole, close=lambda: None)
-    executor = LedExecutor(SimpleNamespace(device="cpu"), lead)  # type: ignore[arg-type]
+    leader = SimpleNamespace(whole=whole, close=lambda: None)
+    executor = Rank0Executor(SimpleNamespace(device="cpu"), leader)  # type: ignore[arg-type]
     assert executor.close() == whole

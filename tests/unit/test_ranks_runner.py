@@ -16,8 +16,7 @@ from eyas.engine.batch.prompt_scores import Asked, PromptScores
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, Buckets
-from eyas.engine.device.occupants import Occupants
-from eyas.engine.device.ranks_runner import RanksRunner
+from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Joined, Layout, StepInput, StepShape
 from eyas.engine.kernels.special import COLUMNS
 from eyas.engine.sampling.scores import Scores
@@ -29,7 +28,7 @@ WIDTH = 3
 
 
 class Told:
-    """A `LedRanks` that keeps what it is told, and answers with nothing."""
+    """A `Rank0Executor` that keeps what it is told, and answers with nothing."""
 
     def __init__(self, tables: Tables, ranks: int, drafts: bool) -> None:
         self.tables, self._ranks = tables, ranks
@@ -44,21 +43,21 @@ class Told:
             trees=False,
             path_rows=lambda width: width,
         )
-        self.joined: list[list[tuple[Joined, np.ndarray]]] = []
+        self.joined: list[list[Joined]] = []
         self.shared: list[list[list[int]]] = []
         self.steps: list[list[StepInput]] = []
         self.sampled: list[list[np.ndarray]] = []
         self.copied: list[tuple[int, int, int]] = []
         self.finished: list[StepInput] = []
 
-    def begin_each(self, steps: list[StepInput]) -> None:
-        self.steps.append(steps)
+    def begin(self, *steps: StepInput) -> None:
+        self.steps.append(list(steps))
 
-    def join_each(self, joined: list[Joined], writes: list[np.ndarray]) -> None:
-        self.joined.append(list(zip(joined, writes, strict=True)))
+    def join(self, *joined: Joined) -> None:
+        self.joined.append(list(joined))
 
-    def features_each(self, rows: list[list[int]]) -> torch.Tensor:
-        self.shared.append(rows)
+    def features(self, *rows: list[int]) -> torch.Tensor:
+        self.shared.append(list(rows))
         return torch.tensor(rows)[..., None].float()
 
     def drafts(self) -> np.ndarray:
@@ -68,8 +67,8 @@ class Told:
         found[:, :, 0, 0] = np.arange(self._ranks)[:, None]  # one draft each, of the rank's number
         return found
 
-    def sample_each(self, rows: list[np.ndarray]) -> list[torch.Tensor]:
-        self.sampled.append(rows)
+    def sample(self, *rows: np.ndarray) -> list[torch.Tensor]:
+        self.sampled.append(list(rows))
         return [torch.zeros(self._ranks, len(rows[0]), 4, dtype=torch.int32)]
 
     def score(self, asked: Asked) -> Scores:
@@ -81,20 +80,17 @@ class Told:
         words = step.shape.result_ends[-1] + step.shape.batch * step.shape.width
         return torch.ones((self._ranks, words), dtype=torch.int32), None
 
-    def copy_page_of(self, rank: int, source: int, target: int) -> None:
+    def copy_page(self, source: int, target: int, rank: int) -> None:
         self.copied.append((rank, source, target))
 
 
-def made(ranks: int = 2, width: int = 1) -> tuple[RanksRunner, Told]:
+def made(ranks: int = 2, width: int = 1) -> tuple[DeviceRunner, Told]:
     """`width`: rows of a round; with more than one steps have a head."""
     told = Told(Tables(TableSizes(SLOTS + 1, 4, width, 64), "cpu"), ranks, width > 1)
     grammars = PaperGrammars(drafts=width > 1)
-    seats: list[Occupants] = [
-        Occupants(told.state, Layout(SIZE, SLOTS, TILE, PAGES * rank), grammars)  # type: ignore[arg-type]
-        for rank in range(ranks)
-    ]
+    layouts = [Layout(SIZE, SLOTS, TILE, PAGES * rank) for rank in range(ranks)]
     buckets = Buckets(width, TILE, (1, 2, 4), (), 16, 16)
-    return RanksRunner(told, buckets, seats, grammars, ahead=True), told  # type: ignore[arg-type]
+    return DeviceRunner(told, buckets, layouts, grammars, ahead=True), told  # type: ignore[arg-type]
 
 
 def work(
@@ -146,7 +142,7 @@ def test_an_idle_rank_lands_nothing_and_all_land_together() -> None:
     works = [work(1, 0, [5, 2, 6, 0], 12, 0), work(1, 1, [1, 3, 4, 7], 12, 0)]
     flight = runner.launch(works)
     assert flight.over and [landed.work.seq.slot for landed in flight.land()] == [0, 1]
-    assert [len(each.works) for each in flight.parts] == [0, 2, 0]
+    assert [len(each.placed.rounds) for each in flight.parts] == [0, 2, 0]
 
 
 def test_special_rows_are_as_many_on_every_rank_and_padding_settles_nothing() -> None:
@@ -256,13 +252,13 @@ def test_a_sequence_joins_on_all_ranks_at_once() -> None:
     works = [forked(1, 0, 0.5), forked(1, 3, 0.25), forked(2, 1, 2.0), work(0, 2, [3, 1, 0, 2], 12, 0)]
     runner.launch(works)
     (each,) = told.joined
-    rows = [joined.words.T.tolist() for joined, _ in each]
+    rows = [joined.words.T.tolist() for joined in each]
     padding = [SLOTS, 0, 0, -1]
     assert rows == [[padding] * 2, [[0, 13, 11, 4 * 4 + 3], [3, 13, 11, 19]], [[1, 13, 11, 19], padding]]
-    features = [joined.features.tolist() for joined, _ in each]
+    features = [joined.features.tolist() for joined in each]
     assert features == [[[0, 0]] * 2, [[0.5, 0.5], [0.25, 0.25]], [[2, 2], [0, 0]]]
-    assert {joined.width for joined, _ in each} == {WIDTH}
-    assert [writes.shape[1] > 0 for _, writes in each] == [True] * 3, "tables are told before they join"
+    assert {joined.width for joined in each} == {WIDTH}
+    assert [joined.writes.shape[1] > 0 for joined in each] == [True] * 3, "tables are told before they join"
     assert all(step.writes.shape == (2, 0) for step in told.steps[0])
     assert [one.seq.draft_len for one in works] == [12] * 4, "that row is counted as there"
     runner.launch([forked(1, 0, 0.5)])
@@ -278,8 +274,8 @@ def test_without_a_head_a_sequence_joins_where_drafts_are_looked_up() -> None:
     works[1].seq.output.append(7)
     runner.launch([*works, work(0, 0, [3] * 4, 12, 0)])
     ((mine, theirs),) = told.joined
-    assert mine[0].words.T.tolist() == [[SLOTS, 0, 0, -1]] and theirs[0].words[0].tolist() == [2]
-    assert mine[0].features.shape == theirs[0].features.shape == (1, 0)
+    assert mine.words.T.tolist() == [[SLOTS, 0, 0, -1]] and theirs.words[0].tolist() == [2]
+    assert mine.features.shape == theirs.features.shape == (1, 0)
 
 
 def test_features_of_shared_prompts_are_as_many_on_every_rank() -> None:

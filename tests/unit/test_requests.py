@@ -141,7 +141,7 @@ def test_an_unused_draft_handle_is_returned_when_the_sequence_joins() -> None:
     rig.requests.attach(Attach("a", 1, (handle(10), draft)))
     (pull,) = rig.said(OpenPull)
     rig.arrive(pull, FirstToken(0, 5))
-    assert [event.handle for event in rig.said(OpenPull)] == [draft]
+    assert [event.handle for event in rig.said(ReleaseHandle)] == [draft]
 
 
 @pytest.mark.parametrize(

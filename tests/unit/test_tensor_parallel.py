@@ -25,16 +25,17 @@ from eyas.common.step_times import StepRates
 from eyas.common.types import Choice, GenerationRequest
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
-from eyas.engine.device import calls, lead
+from eyas.engine.device import calls
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.lead import Lead, LedExecutor
+from eyas.engine.device.rank0_executor import Rank0Executor
 from eyas.engine.device.step import Joined, StepInput, StepShape
 from eyas.engine.loading import build, follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_rates import Reach, measure
 from eyas.engine.loop.runner import Runner
-from eyas.engine.parallel.group import ProcessGroup
-from eyas.engine.parallel.ranks import Channel, RankCall, RankInfo, follow
+from eyas.engine.parallel import leader
+from eyas.engine.parallel.leader import RankLeader, join_leader
+from eyas.engine.parallel.ranks import Channel, FollowerMain, RankCall, RankInfo, follow
 from tests.unit import tiny_deepseek
 from tests.unit.families import write_family
 from tests.unit.loopback import Loopback, Result, wait_all
@@ -266,9 +267,9 @@ def test_special_rows_arrive() -> None:
 def test_those_who_join_arrive() -> None:
     words, features = np.arange(8, dtype=np.int32).reshape(4, 2), np.array([[0.5, -1.5, 3e9]] * 2, np.float32)
     writes = np.array([[7, 9], [1, -1]], np.int32)
-    joined, told = calls.joined_of(calls.join(Joined(words, features, 3), writes))
+    joined = calls.joined_of(calls.join(Joined(words, features, 3, writes)))
     assert np.array_equal(joined.words, words) and np.array_equal(joined.features, features)
-    assert np.array_equal(told, writes) and joined.width == 3
+    assert np.array_equal(joined.writes, writes) and joined.width == 3
     assert calls.features([3, 5]).numbers == (3, 5)
 
 
@@ -276,17 +277,23 @@ def test_those_who_join_arrive() -> None:
 
 
 def _idle(rank_info: RankInfo, channel: Channel) -> None:
-    channel.ready()
-    group = ProcessGroup(rank_info, "cpu")
+    group = join_leader(rank_info, channel, "cpu", 60.0)
+    assert group is not None
     follow(channel, {"die": lambda call: os.kill(os.getpid(), signal.SIGKILL)})
     group.close()
 
 
 def _early(rank_info: RankInfo, channel: Channel) -> None:
     """Ends between its join and its first answer, as one does that finds no room for its weights."""
-    channel.ready()
-    ProcessGroup(rank_info, "cpu")
+    join_leader(rank_info, channel, "cpu", 60.0)
     raise ConfigError("no room for the weights")
+
+
+def leading(main: FollowerMain, folder: Path) -> RankLeader:
+    """Two ranks that have met."""
+    led = RankLeader(main, 2, folder / "meeting")
+    led.meet("cpu", 60.0, 60.0)
+    return led
 
 
 NEVER = SimpleNamespace(query=lambda: False)
@@ -302,7 +309,7 @@ def no_group_is_left() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_group_is_left")
 def test_a_rank_that_waits_for_a_device_hears_of_a_dead_follower(tmp_path: Path) -> None:
-    led = Lead(_idle, 2, "cpu", tmp_path / "meeting")
+    led = leading(_idle, tmp_path)
     led.tell(RankCall("die"))
     with pytest.raises(EngineError, match="rank 1 of 2 has ended: killed by SIGKILL"):
         led.wait(NEVER)
@@ -313,8 +320,8 @@ def test_a_rank_that_waits_for_a_device_hears_of_a_dead_follower(tmp_path: Path)
 
 @pytest.mark.usefixtures("no_group_is_left")
 def test_a_step_has_a_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lead, "STEP_S", 0.3)
-    led = Lead(_idle, 2, "cpu", tmp_path / "meeting")
+    monkeypatch.setattr(leader, "STEP_S", 0.3)
+    led = leading(_idle, tmp_path)
     with pytest.raises(EngineError, match="have not done a step in 0.3 s"):
         led.wait(NEVER)
     led.close()
@@ -326,14 +333,14 @@ def test_a_device_that_fails_is_no_more_waited_for(
     asked: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As one whose kernel has waited in vain for a peer that still lives: any call to it raises, or hangs."""
-    monkeypatch.setattr(lead, "LOST_S", 0.3)
+    monkeypatch.setattr(leader, "LOST_S", 0.3)
 
     def failed() -> bool:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    led = Lead(_idle, 2, "cpu", tmp_path / "meeting")
+    led = leading(_idle, tmp_path)
     with pytest.raises(EngineError, match="could not do a step together: CUDA error"):
-        getattr(lead.Watched(SimpleNamespace(query=failed), led), asked)()  # type: ignore[arg-type]
+        getattr(leader.WatchedEvent(SimpleNamespace(query=failed), led), asked)()  # type: ignore[arg-type]
     assert not led.whole
     led.close()
 
@@ -344,10 +351,10 @@ def test_what_rank_zero_alone_cannot_do_is_done_together_no_more(
     failure: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The followers are in the middle of it, and wait for rank 0: nothing may wait for them."""
-    monkeypatch.setattr(lead, "LOST_S", 0.3)
-    led = Lead(_idle, 2, "cpu", tmp_path / "meeting")
-    executor = object.__new__(LedExecutor)
-    executor._lead = led
+    monkeypatch.setattr(leader, "LOST_S", 0.3)
+    led = leading(_idle, tmp_path)
+    executor = object.__new__(Rank0Executor)
+    executor._leader, executor.state = led, SimpleNamespace(sharers=None)  # type: ignore[assignment]
     with (
         mock.patch.object(Executor, "copy_page", side_effect=failure),
         mock.patch.object(led, "tell"),
@@ -360,7 +367,7 @@ def test_what_rank_zero_alone_cannot_do_is_done_together_no_more(
 
 @pytest.mark.usefixtures("no_group_is_left")
 def test_a_follower_that_cannot_load_says_why(tmp_path: Path) -> None:
-    led = Lead(_early, 2, "cpu", tmp_path / "meeting")
+    led = leading(_early, tmp_path)
     with pytest.raises(EngineError, match="ConfigError: no room for the weights"):
         led.group.least(5)
     led.close()

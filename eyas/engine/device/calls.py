@@ -68,20 +68,20 @@ def sample(rows: np.ndarray) -> RankCall:
     return RankCall(SAMPLE, rows.shape, rows.tobytes())
 
 
-def join(joined: Joined, writes: np.ndarray) -> RankCall:
-    """`writes`: int32 [2, n], as a `StepInput` has them."""
-    parts = (joined.words.reshape(-1), joined.features.view(np.int32).reshape(-1), writes.reshape(-1))
+def join(joined: Joined) -> RankCall:
+    """`joined`: as `Executor.join` takes it."""
+    parts = (joined.words.reshape(-1), joined.features.view(np.int32).reshape(-1), joined.writes.reshape(-1))
     numbers = (*joined.features.shape, joined.width)
     return RankCall(JOIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
 
-def joined_of(call: RankCall) -> tuple[Joined, np.ndarray]:
+def joined_of(call: RankCall) -> Joined:
     """What `join` was made of."""
     count, width, rows = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)
     words, features, writes = np.split(array, [4 * count, (4 + width) * count])
-    joined = Joined(words.reshape(4, count), features.view(np.float32).reshape(count, width), rows)
-    return joined, writes.reshape(2, -1)
+    rows_of_features = features.view(np.float32).reshape(count, width)
+    return Joined(words.reshape(4, count), rows_of_features, rows, writes.reshape(2, -1))
 
 
 def catch_up(late: Late) -> RankCall:

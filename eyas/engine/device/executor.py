@@ -89,12 +89,12 @@ class Executor:
     # --- a step ----------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def join(self, joined: Joined, writes: np.ndarray) -> None:
-        """Before the next step: `writes` to the tables, as a `StepInput` has them; drafts for `joined`.
+    def join(self, joined: Joined) -> None:
+        """Before the next step: what the tables are told, and drafts for those that join.
 
         Where there is no head, these are looked up alone, and have features of no width.
         """
-        self._apply(writes)
+        self._apply(joined.writes)
         self._join(joined)
 
     def _join(self, joined: Joined) -> None:
@@ -143,9 +143,9 @@ class Executor:
             captured.forward.replay()
 
     def drafts(self) -> np.ndarray:
-        """Int32 [n, 2, drafts]: of each `held` slot of the step that was begun the drafts, which that step
-        verifies, and their parents, as `Tables` has them; of attention ranks as `DeviceState.told` has it.
-        Waits for the steps before, not for its forward.
+        """Int32 [ranks, n, 2, drafts]: of each `held` slot of the step that was begun the drafts, which that
+        step verifies, and their parents, as `Tables` has them. Waits for the steps before, not for its
+        forward.
         """
         assert self._drafts is not None
         if self._drafts_read is not None:
@@ -207,7 +207,7 @@ class Executor:
 
     @torch.inference_mode()
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:
-        """Float32 [len(rows), head width]: of rows of the step that was begun; valid as those of `score`."""
+        """Float32 [ranks, len(rows), head width]: of rows of the step that was begun; valid as of `score`."""
         assert self._program is not None
         return self._features(self._program, rows)
 
@@ -226,8 +226,11 @@ class Executor:
             parts.append(program.features(places[count:]))
         return torch.cat(parts).float().to("cpu", non_blocking=True)
 
-    def copy_page(self, source: int, target: int) -> None:
-        """In every pool, after the steps before it and before those after it."""
+    def copy_page(self, source: int, target: int, rank: int = 0) -> None:
+        """In every pool, after the steps before it and before those after it. `rank`: of several that attend
+        with pages of their own.
+        """
+        assert rank == 0, "the others are told by rank 0"
         for pool in self.state.pools:
             pool.copy_page(source, target)
 
@@ -249,7 +252,7 @@ class Executor:
         told = self.state.told(self._results[:room])
         host = self._incoming[self._turn][: told.numel()].view(told.shape)
         host.copy_(told, non_blocking=True)
-        return host[..., :words], self._event()
+        return host[:, :words], self._event()
 
     def _event(self) -> Event | None:
         """What passes when the device has done all that was launched until now."""
@@ -288,9 +291,9 @@ class Executor:
         """Fetch a feature of what was rehearsed, and draft with it for a sequence of padding."""
         features = self._features(program, [0])
         self.wait()
-        own = features.flatten(0, -2)[:1].numpy()  # of several attention ranks one's is as good
+        own = features[0].numpy()  # of several attention ranks one's is as good
         words = np.array([[self.state.tables.padding_slot], [0], [0], [-1]], np.int32)
-        self._join(Joined(words, own, self.tables.sizes.width))
+        self._join(Joined(words, own, self.tables.sizes.width, np.zeros((2, 0), np.int32)))
         self.wait()
 
     @torch.inference_mode()

@@ -37,29 +37,43 @@ class Features:
     works: SequenceOf[Work]
     rows: torch.Tensor
 
+    def by_work(self) -> dict[int, torch.Tensor]:
+        """Its row of each work, by the work's `id`."""
+        return {id(work): row[None] for work, row in zip(self.works, self.rows, strict=True)}
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """An attention rank's part of a step. `placed`: its works in the order of their rows."""
+
+    placed: Placed
+    scored: SequenceOf[Scored] = ()
+    features: Features | None = None
+
 
 @dataclass(frozen=True)
 class Results:
-    """`words`: int32 on the host. All is valid once `event` (None on a CPU) has passed."""
+    """`words`: int32 [ranks, n] on the host. All is valid once `event` (None on a CPU) has passed.
+
+    `special`: of each rank. `certain`: of the only one.
+    """
 
     words: torch.Tensor
     event: Event | None
-    special: Told
+    special: SequenceOf[Told]
     certain: Certain | None = None
 
 
 @dataclass
-class DeviceFlight:
-    """`placed`: `works` in the order of their rows. `finish` launches what follows the forward, once.
+class LaunchedStep:
+    """`parts`: of each rank; they end together. `finish` launches what follows the forward, once.
     `launched`: monotonic seconds.
     """
 
     shape: StepShape
     works: SequenceOf[Work]
-    placed: Placed
+    parts: SequenceOf[RankPart]
     finish: Callable[[], Results]
-    scored: SequenceOf[Scored] = ()
-    features: Features | None = None
     depth: int | None = None
     launched: float = field(default_factory=time.monotonic)
     _results: Results | None = field(default=None, init=False)
@@ -77,18 +91,28 @@ class DeviceFlight:
             self._results = self.finish()
 
     def land(self) -> list[Landed]:
-        """Waits for the device. The result is as `StepShape.result_ends` says.
+        """Waits for the devices; rank after rank, the chunks of each first."""
+        assert self._results is not None, "complete first"
+        results = self._results
+        if results.event is not None:
+            results.event.synchronize()
+        landed: list[Landed] = []
+        for part, words, special in zip(self.parts, results.words.numpy(), results.special, strict=True):
+            landed += self._landed(part, words, special)
+        if results.certain is None:
+            return landed
+        return results.certain.of(landed, len(self.parts[0].placed.rounds))
+
+    def _landed(self, part: RankPart, words: np.ndarray, special: Told) -> list[Landed]:
+        """`words`: as `StepShape.result_ends` says.
 
         The chunks come first here: first tokens are delivered before the next tokens of running sequences.
         """
-        assert self._results is not None, "complete first"
-        if self._results.event is not None:
-            self._results.event.synchronize()
-        result, shape, special = self._results.words.numpy(), self.shape, self._results.special
+        shape, placed = self.shape, part.placed
         rounds, singles, ends = shape.result_ends
-        landed = self._prompts(result[singles:ends].tolist(), special)
-        table, walked = _rows(result[:rounds], shape.batch), _rows(result[ends:], shape.batch)
-        for i, (work, row, path) in enumerate(zip(self.placed.rounds, table, walked, strict=False)):
+        landed = self._prompts(part, words[singles:ends].tolist(), special)
+        table, walked = _rows(words[:rounds], shape.batch), _rows(words[ends:], shape.batch)
+        for i, (work, row, path) in enumerate(zip(placed.rounds, table, walked, strict=False)):
             count, depth, nodes, *tokens = row
             if depth < 0:
                 depth, tokens[count - 1] = NOT_FINITE - depth, NOT_FINITE
@@ -96,18 +120,17 @@ class DeviceFlight:
             logprobs, forks = special.logprobs(place, path[:count]), special.firsts(place)
             landed.append(Landed(work, tuple(tokens[:count]), logprobs, drafts, forks))
         first = shape.batch * shape.width
-        alone = _rows(result[rounds:singles], shape.singles)
-        for place, (work, row) in enumerate(zip(self.placed.singles, alone, strict=False), start=first):
+        alone = _rows(words[rounds:singles], shape.singles)
+        for place, (work, row) in enumerate(zip(placed.singles, alone, strict=False), start=first):
             logprobs, forks = special.logprobs(place, (0,)), special.firsts(place)
             token = row[-1] if row[1] >= 0 else NOT_FINITE
             landed.append(Landed(work, (token,), logprobs, forks=forks))
-        certain = self._results.certain
-        return landed if certain is None else certain.of(landed, len(self.placed.rounds))
+        return landed
 
-    def _prompts(self, tokens: list[int], special: Told) -> list[Landed]:
+    def _prompts(self, part: RankPart, tokens: list[int], special: Told) -> list[Landed]:
         """`tokens`: the first token of each chunk that ends its prompt, in order."""
         found, end = [], 0
-        for work in self.placed.chunks:
+        for work in part.placed.chunks:
             if work.sample:
                 place = self.shape.round_rows + end
                 logprobs, forks = special.logprobs(place, (0,)), special.firsts(place)
@@ -115,21 +138,14 @@ class DeviceFlight:
                 end += 1
             else:
                 found.append(Landed(work))
-        scores = {id(one.work): (one.asked, one.scores.packed()) for one in self.scored}
-        features = self._features()
+        scores = {id(one.work): (one.asked, one.scores.packed()) for one in part.scored}
+        features = {} if part.features is None else part.features.by_work()
         if not scores and not features:
             return found
         return [
             one._replace(scores=scores.get(id(one.work)), features=features.get(id(one.work)))
             for one in found
         ]
-
-    def _features(self) -> dict[int, torch.Tensor]:
-        if self.features is None:
-            return {}
-        return {
-            id(work): row[None] for work, row in zip(self.features.works, self.features.rows, strict=True)
-        }
 
 
 def _rows(words: np.ndarray, count: int) -> list[list[int]]:

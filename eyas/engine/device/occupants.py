@@ -67,8 +67,8 @@ class Occupants:
         writes, polls = TableWrites(self._state.tables), polls_in(draft_wait_s)
         return writes, [work for work in works if self._tell(work, writes, polls)]
 
-    def joined(self, joining: SequenceOf[Work], width: int) -> Joined:
-        """`width`: rows of the rounds in the step that follows."""
+    def joined(self, joining: SequenceOf[Work], width: int, writes: np.ndarray) -> Joined:
+        """`width`: rows of the rounds in the step that follows; `writes`: what the tables are told before."""
         size, words, features = self.layout.page_size, [], np.zeros((len(joining), 0), np.float32)
         for work in joining:
             row = work.start - 1
@@ -78,7 +78,7 @@ class Occupants:
             rows = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
             features = np.concatenate(rows)
         told = np.array(words, np.int32).reshape(-1, 4).T.copy()
-        return Joined(told, features, width)
+        return Joined(told, features, width, writes)
 
     def place(self, works: SequenceOf[Work], width: int) -> tuple[Placed, StepShape]:
         """In the order of their rows, and the least shape that holds them. Attention begins with those that

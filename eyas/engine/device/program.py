@@ -74,8 +74,8 @@ class DeviceState:
         return self.pool.shape.device
 
     def told(self, found: torch.Tensor) -> torch.Tensor:
-        """What the host is told of a step: of several attention ranks what each has found, [ranks, ...]."""
-        return found if self.sharers is None else self.sharers.gather(found.contiguous())
+        """What the host is told of a step: what each attention rank has found, [ranks, ...]."""
+        return found[None] if self.sharers is None else self.sharers.gather(found.contiguous())
 
     def look_up(self, slots: torch.Tensor) -> None:
         """Drafts for each of `slots` int32 [B], after those of the head."""

@@ -1,8 +1,12 @@
-"""Launches the scheduler's steps on the device and keeps its tables true.
+"""Launches the scheduler's steps on one to N attention ranks and keeps their tables true.
 
-It turns works into a `StepInput`, and says which of its rows are special; what the tables are told is the
-business of `eyas.engine.device.occupants`. It does not decide what runs, nor what tokens mean; and it waits
-for the device only where a grammar has to see the drafts.
+It turns works into a `StepInput` for each rank, and says which of its rows are special; what tables are told
+is the business of `eyas.engine.device.occupants`. It does not decide what runs, nor what tokens mean; and it
+waits for a device only where a grammar has to see the drafts.
+
+Several ranks have tables and pages of their own, and share their experts, those of a draft head too. So all
+begin each step in one shape, that of the rank with the most to do, an idle one with rows of padding. What is
+launched beside steps is launched on all of them too, for as many sequences or rows.
 """
 
 from __future__ import annotations
@@ -15,15 +19,14 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Work
-from eyas.engine.batch.tables import TableWrites
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.certain import Certain, chunk_ends, staying, wanted
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.flight import DeviceFlight, Features, Results, Scored
+from eyas.engine.device.flight import Features, LaunchedStep, RankPart, Results, Scored
 from eyas.engine.device.masks import Nodes, StepMasks
-from eyas.engine.device.occupants import Occupants, without_singles
-from eyas.engine.device.special import SpecialRows
+from eyas.engine.device.occupants import Occupant, Occupants, without_singles
+from eyas.engine.device.special import SpecialRows, Told, padding_rows
 from eyas.engine.device.step import (
     Late,
     Layout,
@@ -41,13 +44,15 @@ LATE_AT_ONCE = 64
 
 
 class DeviceRunner:
-    """`ahead`: may a step be launched while another is in flight? `depths`: if these are adaptive."""
+    """`layouts`: of each attention rank's pages. `ahead`: may a step be launched while another is in flight?
+    `depths`: if these are adaptive, on one rank.
+    """
 
     def __init__(
         self,
         executor: Executor,
         buckets: Buckets,
-        layout: Layout,
+        layouts: SequenceOf[Layout],
         grammars: Grammars,
         *,
         ahead: bool,
@@ -59,33 +64,71 @@ class DeviceRunner:
         self._executor = executor
         self._buckets = buckets
         self._depths = depths
-        self._layout = layout
         self._grammars = grammars
-        self._occupants = Occupants(executor.state, layout, grammars)
+        self._padding_slot = layouts[0].padding_slot
+        self._ranks = [Occupants(executor.state, layout, grammars) for layout in layouts]
 
-    def launch(self, works: SequenceOf[Work]) -> DeviceFlight:
+    def launch(self, works: SequenceOf[Work]) -> LaunchedStep:
         """Starts a step; `land` of the result waits for it."""
-        writes, joining = self._occupants.tell(works, self.draft_wait_s)
+        mine = self._by_rank(works)
+        writes, joining = self._tell(mine)
         depth, buckets = self._depth(works)
-        if joining:  # they are told, and drafted for, before the step
-            self._executor.join(self._occupants.joined(joining, buckets.width), writes.array())
-            writes = TableWrites(self._executor.tables)
+        if any(joining):  # they are told, and drafted for, before the step
+            writes = self._join(joining, writes, buckets.width)
         self._catch_up(works, buckets.width)
-        shape, placed = self._place(works, buckets)
-        data, spans = pack(placed, shape, self._layout), self._occupants.spans(placed.chunks)
-        asked = asked_rows(placed.chunks, shape.round_rows)
-        certain, features_wanted = self._certain(placed, shape)
-        held = held_slots(placed, shape)
-        step = StepInput(shape, data, writes.array(), spans, bool(asked), features_wanted, held)
-        self._executor.begin(step)
-        scores = [Scored(work, one, self._executor.score(one)) for work, one in asked]
-        features = self._features(placed.chunks, shape)
-        rows = SpecialRows.of(shape, placed, self._grammars.eos_ids)
-        finish = partial(self._finish, step, rows, certain)
-        flight = DeviceFlight(shape, works, placed, finish, scores, features, depth)
+        shape, placed = self._place(mine, buckets)
+        asked = [asked_rows(each.chunks, shape.round_rows) for each in placed]
+        held = [held_slots(each, shape) for each in placed]
+        certain, features_wanted = self._certain(placed[0], shape)
+        steps = [
+            StepInput(
+                shape,
+                pack(each, shape, rank.layout),
+                told,
+                rank.spans(each.chunks),
+                any(asked),
+                features_wanted,
+                slots,
+            )
+            for rank, each, told, slots in zip(
+                self._ranks, placed, writes, filled(held, self._padding_slot), strict=True
+            )
+        ]
+        self._executor.begin(*steps)
+        parts = self._parts(placed, asked, shape)
+        special = [SpecialRows.of(shape, each, self._grammars.eos_ids) for each in placed]
+        finish = partial(self._finish, steps[0], special, held, certain)
+        flight = LaunchedStep(shape, works, parts, finish, depth)
         if not any(self._grammars.awaits(work.seq) for work in works):
             flight.complete()
         return flight
+
+    def _by_rank(self, works: SequenceOf[Work]) -> list[SequenceOf[Work]]:
+        if len(self._ranks) == 1:
+            return [works]
+        mine: list[list[Work]] = [[] for _ in self._ranks]
+        for work in works:
+            mine[work.seq.generation.rank or 0].append(work)
+        return list(mine)
+
+    def _tell(self, mine: SequenceOf[SequenceOf[Work]]) -> tuple[list[np.ndarray], list[list[Work]]]:
+        """What each rank's tables must be told with the step, or before it; and the sequences that join."""
+        told = [rank.tell(own, self.draft_wait_s) for rank, own in zip(self._ranks, mine, strict=True)]
+        return [writes.array() for writes, _ in told], [joining for _, joining in told]
+
+    def _join(
+        self, joining: SequenceOf[list[Work]], writes: SequenceOf[np.ndarray], width: int
+    ) -> list[np.ndarray]:
+        """All is told before the step, and drafted for those that join: on all ranks at once, for as many."""
+        joined = [
+            rank.joined(own, width, told)
+            for rank, own, told in zip(self._ranks, joining, writes, strict=True)
+        ]
+        if len(joined) > 1:
+            most, head_width = max(map(len, joining)), max(each.features.shape[1] for each in joined)
+            joined = [each.filled(most, head_width, self._padding_slot) for each in joined]
+        self._executor.join(*joined)
+        return [told[:, :0] for told in writes]
 
     def _certain(self, placed: Placed, shape: StepShape) -> tuple[Certain | None, Wanted | None]:
         """The step's features for a drafter elsewhere, still without rows, and what is to be asked for."""
@@ -96,30 +139,67 @@ class DeviceRunner:
         stay = staying(placed, tap.windows)
         return Certain(None, path_rows, ends, stay), wanted(placed, shape, path_rows, ends, stay)
 
-    def _finish(self, step: StepInput, rows: SpecialRows, certain: Certain | None) -> Results:
-        """What follows the forward of a step that was begun; masks are filled while the device computes."""
-        rows.fill(StepMasks(self._grammars, self._drafts(step.held, step.shape.width)))
-        special = rows.told(self._executor.sample(rows.array()) if rows else ())
+    def _parts(
+        self, placed: SequenceOf[Placed], asked: SequenceOf[list[tuple[Work, Asked]]], shape: StepShape
+    ) -> list[RankPart]:
+        """Each rank's, with what is asked for of the rows of its prompts."""
+        scored = [
+            [Scored(work, one, self._executor.score(one).of_rank(rank)) for work, one in own]
+            for rank, own in enumerate(asked)
+        ]
+        return [RankPart(*part) for part in zip(placed, scored, self._features(placed, shape), strict=True)]
+
+    def _finish(
+        self,
+        step: StepInput,
+        special: SequenceOf[SpecialRows],
+        held: SequenceOf[SequenceOf[int]],
+        certain: Certain | None,
+    ) -> Results:
+        """What follows the forward of a step that was begun; masks are filled while the device computes.
+
+        `step`: rank 0's; `held`: each rank's slots whose drafts are to be known.
+        """
+        for rows, drafts in zip(special, self._drafts(held, step.shape.width), strict=True):
+            rows.fill(StepMasks(self._grammars, drafts))
+        told = self._sample(special)
         words, event = self._executor.finish(step)
         if certain is not None:
             certain = replace(certain, rows=self._executor.certain)
-        return Results(words, event, special, certain)
+        return Results(words, event, told, certain)
 
-    def _drafts(self, held: SequenceOf[int], width: int) -> dict[int, Nodes]:
-        """By slot, what the step that was begun verifies for those whose outputs are held to a grammar."""
-        if not held:
-            return {}
-        found = self._executor.drafts()
-        return {slot: Nodes.of(drafts, width) for slot, drafts in zip(held, found, strict=True)}
+    def _drafts(self, held: SequenceOf[SequenceOf[int]], width: int) -> list[dict[int, Nodes]]:
+        """Of each rank by slot, what the step that was begun verifies for outputs held to a grammar."""
+        if not any(held):
+            return [{} for _ in held]
+        return [
+            {slot: Nodes.of(drafts, width) for slot, drafts in zip(slots, own, strict=False)}
+            for slots, own in zip(held, self._executor.drafts(), strict=True)
+        ]
+
+    def _sample(self, special: SequenceOf[SpecialRows]) -> list[Told]:
+        if not any(special):
+            return [rows.told(()) for rows in special]
+        arrays = [rows.array() for rows in special]
+        if len(arrays) > 1:
+            most, padding = max(map(len, arrays)), self._padding_slot
+            vocab = self._executor.state.model.config.vocab_size
+            fillers = [padding_rows(most - len(rows), padding, vocab)[:, : rows.shape[1]] for rows in arrays]
+            arrays = [np.concatenate(pair) for pair in zip(arrays, fillers, strict=True)]
+        reports = self._executor.sample(*arrays)
+        return [rows.told([each[rank] for each in reports]) for rank, rows in enumerate(special)]
 
     def _depth(self, works: SequenceOf[Work]) -> tuple[int | None, Buckets]:
         """How deep the step drafts, if that may change, and its graphs."""
         if self._depths is None:
             return None, self._buckets
         rounds = [work for work in works if work.round]
-        followed = [self._occupants.occupant(work).drafted for work in rounds]
+        followed = [self._occupant(work).drafted for work in rounds]
         seqs = [work.seq for work in rounds]
         return self._depths.choose(seqs, followed, prompts=len(seqs) < len(works))
+
+    def _occupant(self, work: Work) -> Occupant:
+        return self._ranks[work.seq.generation.rank or 0].occupant(work)
 
     def _catch_up(self, works: SequenceOf[Work], width: int) -> None:
         """The head takes what plain rounds left to it: before a step that drafts, or once one's is too much.
@@ -128,7 +208,7 @@ class DeviceRunner:
         """
         if self._depths is None or not self.drafts:
             return
-        known = ((work, self._occupants.occupant(work)) for work in works if work.round)
+        known = ((work, self._occupant(work)) for work in works if work.round)
         followed = [(work, told) for work, told in known if told.drafted]
         due = width > 1 or any(told.waiting == KEPT_ROWS for _, told in followed)
         late = []
@@ -139,40 +219,76 @@ class DeviceRunner:
             told.waiting += width == 1
         for first in range(0, len(late), LATE_AT_ONCE):
             some = late[first : first + LATE_AT_ONCE]
-            sizes = late_sizes(self._layout.padding_slot)
-            size = next(size for size in sizes if size >= len(some))
-            some += [(self._layout.padding_slot, 0)] * (size - len(some))
+            size = next(size for size in late_sizes(self._padding_slot) if size >= len(some))
+            some += [(self._padding_slot, 0)] * (size - len(some))
             self._executor.catch_up(Late(np.array(some, np.int32).T.copy(), width))
 
-    def _place(self, works: SequenceOf[Work], buckets: Buckets) -> tuple[StepShape, Placed]:
-        """Those that nothing is drafted for have a row each, if the step's shape has such rows."""
-        placed, least = self._occupants.place(works, buckets.width)
-        shape = buckets.shape(least.batch, least.chunk, least.tiles, least.ends, singles=least.singles)
-        return shape, placed if shape.singles else without_singles(placed)
+    def _place(self, mine: SequenceOf[SequenceOf[Work]], buckets: Buckets) -> tuple[StepShape, list[Placed]]:
+        """The shape of every rank's step, and its rows in it: those that nothing is drafted for have a row
+        each, if the shape has such rows.
+        """
+        placed, least = zip(
+            *(rank.place(own, buckets.width) for rank, own in zip(self._ranks, mine, strict=True)),
+            strict=True,
+        )
+        one = common_shape(least)
+        shape = buckets.shape(one.batch, one.chunk, one.tiles, one.ends, singles=one.singles)
+        return shape, [each if shape.singles else without_singles(each) for each in placed]
 
-    def _features(self, chunks: SequenceOf[Work], shape: StepShape) -> Features | None:
-        """Of the last rows of prompts that others start from, here or elsewhere."""
-        shared = self._occupants.shared_rows(chunks, shape.round_rows)
-        if not shared:
-            return None
-        return Features([work for work, _ in shared], self._executor.features([row for _, row in shared]))
+    def _features(self, placed: SequenceOf[Placed], shape: StepShape) -> list[Features | None]:
+        """Of the last rows of each rank's prompts that others start from, here or elsewhere."""
+        shared = [
+            rank.shared_rows(each.chunks, shape.round_rows)
+            for rank, each in zip(self._ranks, placed, strict=True)
+        ]
+        if not any(shared):
+            return [None] * len(shared)
+        found = self._executor.features(*filled([[row for _, row in own] for own in shared], 0))
+        return [
+            Features([work for work, _ in own], rows[: len(own)])
+            for own, rows in zip(shared, found, strict=True)
+        ]
 
     def prompt_rows(self, rounds: int, many: bool) -> int:
-        """How many prompt rows a step with this number of rounds should have; `many`: whether many wait."""
+        """How many prompt rows a rank with this number of rounds should have; `many`: whether many wait."""
         buckets = self._buckets if self._depths is None else self._depths.beside_prompts()
         return buckets.mixed_prefill_budget(rounds, many)
 
     def copy_page(self, source: int, target: int) -> None:
-        """Between the steps launched before and those after."""
-        self._executor.copy_page(source, target)
+        """Of one rank; between the steps launched before and those after."""
+        rank = source // self._ranks[1].layout.first_page if len(self._ranks) > 1 else 0
+        first = self._ranks[rank].layout.first_page
+        self._executor.copy_page(source - first, target - first, rank)
 
     def wait(self) -> None:
         """Until the device has done all that was launched."""
         self._executor.wait()
 
     def close(self) -> bool:
-        """After the last step. False: the device may hang."""
+        """After the last step. False: a device may hang."""
         return self._executor.close()
+
+
+def common_shape(least: SequenceOf[StepShape]) -> StepShape:
+    """The shape of all ranks: it holds the most that any has of anything.
+
+    What nothing is drafted for has rows of its own where that makes no step larger: one rank's may stand
+    beside another's rounds.
+    """
+    if len(least) == 1:
+        return least[0]
+    batch, singles = max(each.batch for each in least), max(each.singles for each in least)
+    chunk, tiles = max(each.chunk for each in least), max(each.tiles for each in least)
+    ends, most = max(each.ends for each in least), max(each.batch + each.singles for each in least)
+    if batch + singles > most:
+        batch, singles = most, 0
+    return StepShape(batch, least[0].width, chunk, tiles, ends, singles)
+
+
+def filled(lists: SequenceOf[SequenceOf[int]], padding: int) -> SequenceOf[SequenceOf[int]]:
+    """All as long as the longest."""
+    most = max(map(len, lists))
+    return [[*own, *[padding] * (most - len(own))] for own in lists]
 
 
 def held_slots(placed: Placed, shape: StepShape) -> list[int]:

@@ -8,7 +8,7 @@ only the host knows. Tensor-parallel ranks are sent exactly this. No device memo
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -142,12 +142,13 @@ class Joined:
 
     `words` int32 [4, J]: each one's slot; of that row the token after it, its position and its physical row.
     `features` float32 [J, head width]: the row's; without a head, of width 0. `width`: rows of the rounds in
-    the step that follows.
+    the step that follows. `writes`: what the tables are told before, as a `StepInput` has it.
     """
 
     words: np.ndarray
     features: np.ndarray
     width: int
+    writes: np.ndarray
 
     def filled(self, count: int, head_width: int, slot: int) -> Joined:
         """`count` sequences: those behind its own are padding, in `slot`, without a row to be kept."""
@@ -155,7 +156,7 @@ class Joined:
         padding = np.array([[slot], [0], [0], [-1]], np.int32).repeat(missing, 1)
         features = np.zeros((count, head_width), np.float32)
         features[: count - missing, : self.features.shape[1]] = self.features
-        return Joined(np.concatenate((self.words, padding), 1), features, self.width)
+        return replace(self, words=np.concatenate((self.words, padding), 1), features=features)
 
 
 @dataclass(frozen=True)

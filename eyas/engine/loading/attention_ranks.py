@@ -15,27 +15,28 @@ from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.loop.attention_ranks import AttentionRanks, Part, serve
+from eyas.engine.loop.forwards import DataParallelForward, RankForward, serve
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.parallel.expert_ranks import ExpertRanks
-from eyas.engine.parallel.ranks import Channel, Followers, RankInfo
+from eyas.engine.parallel.leader import RankLeader
+from eyas.engine.parallel.ranks import Channel, RankInfo
 from kv_transfer.own_files import new_path
 
 
-def attention_ranks(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder, AttentionRanks]:
+def attention_ranks(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder, DataParallelForward]:
     """The model of rank 0, and all ranks as what computes its steps. `pool`: a file, with all ranks' pages.
 
     `beat`: of rank 0, which waits for the others in every layer. Raises EngineError if a rank cannot load.
     """
     assert pool.path is not None
     meeting = new_path("meeting", Path(loaded.config.pool_dir))
-    followers = Followers(partial(_main, loaded, pool.path), loaded.config.dp_attention, meeting)
+    leader = RankLeader(partial(_main, loaded, pool.path), loaded.config.dp_attention, meeting)
     try:
-        model, part = _part(loaded, pool, followers.rank_info, beat)
+        model, part = _part(loaded, pool, leader.rank_info, beat)
     except BaseException:
-        followers.close()
+        leader.give_up()
         raise
-    return model, AttentionRanks(part, followers)
+    return model, DataParallelForward(part, leader)
 
 
 def _main(loaded: EngineSpec, path: Path, rank_info: RankInfo, channel: Channel) -> None:
@@ -46,11 +47,11 @@ def _main(loaded: EngineSpec, path: Path, rank_info: RankInfo, channel: Channel)
     serve(part, rank_info, channel)
 
 
-def _part(loaded: EngineSpec, pool: KvPool, rank_info: RankInfo, beat: Beat) -> tuple[Decoder, Part]:
+def _part(loaded: EngineSpec, pool: KvPool, rank_info: RankInfo, beat: Beat) -> tuple[Decoder, RankForward]:
     backend, experts = loaded.backend(KvKind.TARGET, beat), ExpertRanks(rank_info, _experts(loaded.target))
     with loaded.weights(KvKind.TARGET) as weights:
         model = Decoder(loaded.target, weights, backend, experts)
-    return model, Part(model, pool, backend, experts)
+    return model, RankForward(model, pool, backend, experts)
 
 
 def _experts(config: ModelConfig) -> int:

@@ -27,7 +27,6 @@ from eyas.common.tokenizer_source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.device.buckets import GRAIN
-from eyas.engine.device.lead import Lead
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Ready
@@ -50,12 +49,13 @@ from eyas.engine.loading.startup import Start
 from eyas.engine.loading.step_rates import Reach, measure
 from eyas.engine.loading.travel import Travel, travel
 from eyas.engine.loop.engine import Engine, Parts
-from eyas.engine.loop.forwards import Alone, Forward
+from eyas.engine.loop.forwards import Forward, LocalForward
 from eyas.engine.loop.plain_runner import PlainRunner
 from eyas.engine.loop.runner import Runner
 from eyas.engine.models.base import FeatureTap
 from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family
+from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, Limits
 from eyas.engine.scheduling.ranked import OfRank, RankedScheduler, Schedulers
 from eyas.engine.scheduling.scheduler import Scheduler
@@ -187,20 +187,21 @@ def _plain_model(loaded: EngineSpec, pool: KvPool, beat: Beat) -> tuple[Decoder,
     backend = loaded.backend(KvKind.TARGET, beat)
     with loaded.weights(KvKind.TARGET) as weights:
         model = Decoder(loaded.target, weights, backend)
-    return model, Alone(model, pool, backend)
+    return model, LocalForward(model, pool, backend)
 
 
 def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
     """The fast path of a GPU; `loaded` with as many pages as fit."""
-    lead = None
+    leader = None
     if loaded.config.device_ranks > 1:
         with start.phases("ranks"):
             ranks, first = loaded.config.device_ranks, loaded.of_rank(0)
             meeting = new_path("meeting", Path(first.config.pool_dir))
-            lead = Lead(partial(follower.main, loaded), ranks, first.config.device, meeting)
+            leader = RankLeader(partial(follower.main, loaded), ranks, meeting)
+            leader.meet(first.config.device, START_S, LOAD_S)
         loaded = first
     grammars = _grammars(loaded, drafts=loaded.config.speculates)
-    loaded, device = build_device(loaded, start, grammars, lead)
+    loaded, device = build_device(loaded, start, grammars, leader)
     config = loaded.config
     limits = Limits(
         config.page_size,

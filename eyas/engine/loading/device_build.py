@@ -22,11 +22,8 @@ from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.lead import Lead, LedExecutor
-from eyas.engine.device.led_ranks import LedRanks
-from eyas.engine.device.occupants import Occupants
 from eyas.engine.device.program import DeviceState
-from eyas.engine.device.ranks_runner import RanksRunner
+from eyas.engine.device.rank0_executor import Rank0Executor
 from eyas.engine.device.runner import DeviceRunner, late_sizes
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepShape
@@ -54,6 +51,7 @@ from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_step import LayerContext, RowAttention
 from eyas.engine.models.heads import device_head, load_device_draft
 from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
 from eyas.engine.speculation.device import DeviceDrafter, DeviceTap
@@ -71,7 +69,7 @@ BEYOND = 256
 class Device:
     """`pools`: target first, then the draft head's, under the same page numbers. `pacing`: of their depth."""
 
-    runner: DeviceRunner | RanksRunner
+    runner: DeviceRunner
     pacing: Pacing | None
     pools: tuple[KvPool, ...]
     slowest_step_s: float
@@ -88,42 +86,25 @@ class Rank:
 
 
 def build_device(
-    loaded: EngineSpec, start: Start, grammars: Grammars, lead: Lead | None
+    loaded: EngineSpec, start: Start, grammars: Grammars, leader: RankLeader | None
 ) -> tuple[EngineSpec, Device]:
-    """`lead`: over the other ranks, if there are any. Raises ConfigError if model and KV pages do not fit."""
-    if lead is not None and loaded.config.dp_attention > 1:
-        return _attention_ranks(loaded, start, grammars, lead)
-    if lead is None:
+    """`leader`: of several ranks, which have met. Raises ConfigError if model and KV pages do not fit."""
+    if leader is None:
         rank = build_rank(loaded, start, ProcessGroup(RankInfo(), loaded.config.device), Executor)
     else:
-        rank = build_rank(loaded, start, lead.group, partial(LedExecutor, lead=lead))
+        rank = build_rank(loaded, start, leader.group, partial(Rank0Executor, leader=leader))
     loaded, executor, state = rank.loaded, rank.executor, rank.executor.state
     layout = Layout(loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
-    pacing = pacing_of(loaded.config) if by_depth(loaded) else None
-    depths = None if pacing is None else Depths(pacing, by_depth(loaded))
+    pages, ranks = state.pool.shape.pages, loaded.config.dp_attention
+    layouts = [replace(layout, first_page=pages * number) for number in range(ranks)]
+    adaptive = pacing_of(loaded.config) if by_depth(loaded) and ranks == 1 else None
+    depths = None if adaptive is None else Depths(adaptive, by_depth(loaded))
     ahead = loaded.config.overlap_schedule
-    runner = DeviceRunner(executor, rank.buckets, layout, grammars, ahead=ahead, depths=depths)
-    if pacing is not None and depths is not None and loaded.config.device != "cpu":
+    runner = DeviceRunner(executor, rank.buckets, layouts, grammars, ahead=ahead, depths=depths)
+    if adaptive is not None and depths is not None and loaded.config.device != "cpu":
         with start.phases("depths"):
-            measure_depths(runner, depths, pacing, loaded.config)
-    return loaded, Device(runner, pacing, state.pools, rank.slowest_step_s)
-
-
-def _attention_ranks(
-    loaded: EngineSpec, start: Start, grammars: Grammars, lead: Lead
-) -> tuple[EngineSpec, Device]:
-    """Each with rows, tables and pages of its own."""
-    rank = build_rank(loaded, start, lead.group, partial(LedRanks, lead=lead))
-    state = rank.executor.state
-    assert isinstance(rank.executor, LedRanks)
-    layout = Layout(rank.loaded.config.page_size, state.tables.padding_slot, rank.buckets.tile_rows)
-    occupants = [
-        Occupants(state, replace(layout, first_page=first), grammars)
-        for first in range(0, state.pool.shape.pages * lead.group.ranks, state.pool.shape.pages)
-    ]
-    ahead = rank.loaded.config.overlap_schedule
-    runner = RanksRunner(rank.executor, rank.buckets, occupants, grammars, ahead=ahead)
-    return rank.loaded, Device(runner, None, state.pools, rank.slowest_step_s)
+            measure_depths(runner, depths, adaptive, loaded.config)
+    return loaded, Device(runner, adaptive, state.pools, rank.slowest_step_s)
 
 
 def build_rank(

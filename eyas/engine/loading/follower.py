@@ -9,12 +9,11 @@ import torch
 
 from eyas.engine.device import calls
 from eyas.engine.device.executor import Executor
-from eyas.engine.device.lead import LOAD_S
 from eyas.engine.device.step import StepInput
 from eyas.engine.loading.device_build import build_rank
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
-from eyas.engine.parallel.group import ProcessGroup
+from eyas.engine.parallel.leader import LOAD_S, join_leader
 from eyas.engine.parallel.ranks import Channel, RankCall, RankInfo, follow
 
 
@@ -22,8 +21,9 @@ def main(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
     """`loaded`: as rank 0 has it."""
     loaded = loaded.of_rank(rank_info.rank)
     torch.set_num_threads(loaded.config.threads)
-    channel.ready()
-    group = ProcessGroup(rank_info, loaded.config.device, LOAD_S)
+    group = join_leader(rank_info, channel, loaded.config.device, LOAD_S)
+    if group is None:
+        return
     rank = build_rank(loaded, Start(), group, Executor)
     follow(channel, Follower(rank.executor).calls)
     rank.executor.close()
@@ -31,7 +31,7 @@ def main(loaded: EngineSpec, rank_info: RankInfo, channel: Channel) -> None:
 
 
 class Follower:
-    """`calls`: what is done at each kind of call; the twin of `eyas.engine.device.lead.LedExecutor`."""
+    """`calls`: what is done at each kind of call; the twin of `eyas.engine.device.rank0_executor`."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -61,7 +61,7 @@ class Follower:
         self._executor.features(call.numbers)
 
     def _join(self, call: RankCall) -> None:
-        self._executor.join(*calls.joined_of(call))
+        self._executor.join(calls.joined_of(call))
 
     def _catch_up(self, call: RankCall) -> None:
         self._executor.catch_up(calls.late_of(call))

@@ -35,6 +35,10 @@ class Scores:
         """A copy on the host, valid once the device has finished the work queued so far."""
         return Scores(*(part.to("cpu", non_blocking=True) for part in (self.own, self.ids, self.best)))
 
+    def of_rank(self, rank: int) -> Scores:
+        """Those of one attention rank, where each part is [ranks, ...]."""
+        return Scores(self.own[rank], self.ids[rank], self.best[rank])
+
     def packed(self) -> PromptLogprobs:
         """The same as bytes, for messages. Waits for the device."""
         own, ids, best = (part.cpu().numpy().tobytes() for part in (self.own, self.ids, self.best))

@@ -1,0 +1,102 @@
+"""Rank 0's executor over several ranks: what it does, the followers' executors do too, in the same order.
+
+Ranks that divide every layer are all told the same. Attention ranks have rows of their own, and may be told
+different things, but what is launched is the same: kernels of one rank wait for those of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from eyas.engine.batch.prompt_scores import Asked
+from eyas.engine.device import calls
+from eyas.engine.device.executor import Event, Executor
+from eyas.engine.device.program import DeviceState
+from eyas.engine.device.step import Joined, Late, StepInput
+from eyas.engine.parallel.leader import RankLeader, WatchedEvent
+from eyas.engine.parallel.ranks import RankCall
+from eyas.engine.sampling.scores import Scores
+
+Own = TypeVar("Own")
+
+
+class Rank0Executor(Executor):
+    """What takes `others` takes, beside rank 0's own, that of each other attention rank, if there are some:
+    as many sequences or rows, of steps of one shape.
+    """
+
+    def __init__(self, state: DeviceState, leader: RankLeader) -> None:
+        super().__init__(state)
+        self._leader = leader
+
+    def begin(self, step: StepInput, *others: StepInput) -> None:
+        with self._leader.together():
+            self._tell(calls.begin, step, others)
+            super().begin(step)
+
+    def score(self, asked: Asked) -> Scores:
+        with self._leader.together():
+            self._leader.tell(calls.score(asked))
+            return super().score(asked)
+
+    def join(self, joined: Joined, *others: Joined) -> None:
+        with self._leader.together():
+            self._tell(calls.join, joined, others)
+            super().join(joined)
+
+    def catch_up(self, late: Late) -> None:
+        with self._leader.together():
+            self._leader.tell(calls.catch_up(late))
+            super().catch_up(late)
+
+    def features(self, rows: SequenceOf[int], *others: SequenceOf[int]) -> torch.Tensor:
+        with self._leader.together():
+            self._tell(calls.features, rows, others)
+            return super().features(rows)
+
+    def sample(self, rows: np.ndarray, *others: np.ndarray) -> list[torch.Tensor]:
+        with self._leader.together():
+            self._tell(calls.sample, rows, others)
+            return super().sample(rows)
+
+    def finish(self, step: StepInput) -> tuple[torch.Tensor, Event | None]:
+        with self._leader.together():
+            self._leader.tell(calls.finish())
+            return super().finish(step)
+
+    def copy_page(self, source: int, target: int, rank: int = 0) -> None:
+        call = calls.copy_page(source, target)
+        with self._leader.together():
+            if rank:
+                self._leader.tell_one(rank, call)
+                return
+            if self.state.sharers is None:
+                self._leader.tell(call)
+            super().copy_page(source, target)
+
+    def wait(self) -> None:
+        if self.state.device != "cpu":
+            event = torch.cuda.Event()
+            event.record()
+            self._leader.wait(event)
+
+    def close(self) -> bool:
+        if self._leader.whole:  # else the device may hang, and nothing there is touched any more
+            super().close()
+        self._leader.close()
+        return self._leader.whole
+
+    def _event(self) -> Event | None:
+        event = super()._event()
+        return WatchedEvent(event, self._leader) if isinstance(event, torch.cuda.Event) else None
+
+    def _tell(self, call: Callable[[Own], RankCall], own: Own, others: SequenceOf[Own]) -> None:
+        if others:
+            self._leader.tell_each([call(each) for each in others])
+        else:
+            self._leader.tell(call(own))
