@@ -78,12 +78,12 @@ def _tokenizer(
     written = {token.decode("latin-1").translate(_CHARACTERS): id for token, id in ranks.items()}
     merges = []
     for token in sorted(written, key=written.__getitem__):
-        ways = []
-        for at in range(1, len(token)):
-            left, right = token[:at], token[at:]
-            if left in written and right in written:
-                ways.append((written[left], written[right], left, right))
-        merges += [(left, right) for *_, left, right in sorted(ways)]
+        ways = [
+            (written[left], written[right], left, right)
+            for at in range(1, len(token))
+            if (left := token[:at]) in written and (right := token[at:]) in written
+        ]
+        merges += [way[2:] for way in sorted(ways)]
     vocabulary = written | dict(special)
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     made.pre_tokenizer = cut(pattern)

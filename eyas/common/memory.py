@@ -71,10 +71,10 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _cached(stat: Path) -> int:
-    """Bytes of files that were read and not lately; they go when memory is wanted."""
+    """Bytes of files that were read; they go when memory is needed, those that were read often last."""
     words = dict(line.split(" ", 1) for line in _read(stat).splitlines() if " " in line)
-    found = words.get("total_inactive_file", words.get("inactive_file", "0"))
-    return int(found) if found.isdigit() else 0
+    found = [words.get(f"total_{kind}", words.get(kind, "0")) for kind in ("inactive_file", "active_file")]
+    return sum(int(each) for each in found if each.isdigit())
 
 
 def _number(path: Path) -> int | None:

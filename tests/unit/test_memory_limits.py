@@ -28,8 +28,8 @@ def write(root: Path, files: dict[str, str | int]) -> Path:
     return root
 
 
-def v2(folder: str, most: str | int, now: int, inactive: int = 0) -> dict[str, str | int]:
-    stat = f"anon 1\ninactive_file {inactive}\nslab 2"
+def v2(folder: str, most: str | int, now: int, inactive: int = 0, active: int = 0) -> dict[str, str | int]:
+    stat = f"anon 1\ninactive_file {inactive}\nactive_file {active}\nslab 2"
     at = f"sys/fs/cgroup/{folder}".rstrip("/")
     return {f"{at}/memory.max": most, f"{at}/memory.current": now, f"{at}/memory.stat": stat}
 
@@ -44,6 +44,7 @@ CGROUP = "proc/self/cgroup"
 LIMITED = [
     ({CGROUP: "0::/"} | v2("", 64 * MIB, 24 * MIB), 40),
     ({CGROUP: "0::/"} | v2("", 64 * MIB, 24 * MIB, inactive=4 * MIB), 44),
+    ({CGROUP: "0::/"} | v2("", 64 * MIB, 24 * MIB, inactive=4 * MIB, active=3 * MIB), 47),
     ({CGROUP: "0::/a/b"} | v2("a/b", "max", 8 * MIB) | v2("a", 64 * MIB, 24 * MIB), 40),
     ({CGROUP: "0::/a/b"} | v2("a/b", 60 * MIB, 24 * MIB) | v2("a", 64 * MIB, 24 * MIB), 36),
     ({CGROUP: "0::/docker/x"} | v2("", 64 * MIB, 24 * MIB), 40),  # the path is the host's
