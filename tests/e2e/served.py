@@ -23,7 +23,7 @@ from eyas.common.config import NANO
 from eyas.worker.ports import free_ports
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
-START_S = 60.0
+START_S = 180.0
 STOP_S = 20.0
 
 

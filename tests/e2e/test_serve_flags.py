@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,8 +35,16 @@ def started(*flags: str) -> Iterator[Served]:
         yield served
 
 
+def get(url: str) -> httpx.Response:
+    return httpx.get(url, timeout=60, trust_env=False)
+
+
+def post(url: str, body: Any) -> httpx.Response:
+    return httpx.post(url, json=body, timeout=60, trust_env=False)
+
+
 def ask(url: str, path: str = "/v1/chat/completions", **body: Any) -> Any:
-    found = httpx.post(url + path, json=CHAT | body, timeout=60, trust_env=False)
+    found = post(url + path, CHAT | body)
     assert found.status_code == 200, found.text
     return found.json()
 
@@ -85,8 +94,8 @@ def restarted(served: Served, command: str) -> None:
     """Kills a process of the cluster, and waits until another one serves in its place."""
     before = process_of(served, command)
     before.kill()
-    wait_until(lambda: process_of(served, command, before.pid) is not None, 60)
-    wait_until(lambda: healthy(served.url), 60)
+    wait_until(lambda: process_of(served, command, before.pid) is not None, 180)
+    wait_until(lambda: answers(served.url), 180)
 
 
 def process_of(served: Served, command: str, other_than: int = 0) -> Any:
@@ -101,30 +110,36 @@ def process_of(served: Served, command: str, other_than: int = 0) -> Any:
     return None
 
 
-def healthy(url: str) -> bool:
+def answers(url: str) -> bool:
     try:
-        return httpx.get(url + "/health", timeout=5, trust_env=False).status_code == 200
+        found = post(url + "/v1/chat/completions", CHAT)
     except httpx.HTTPError:
         return False
+    return found.status_code == 200
+
+
+def levels(served: Served) -> set[str]:
+    """The first letters of the levels of all lines of logs."""
+    found = (re.match(r"\[\S+\] \d\d:\d\d:\d\d ([A-Z]) ", line) for line in served.lines)
+    return {line[1] for line in found if line}
 
 
 def test_names_a_proxy_and_a_debug_log() -> None:
     flags = ["--served-model-name", *NAMES, "--root-path", "/x", "--log-level", "debug"]
     with started(*flags) as served:
-        listed = httpx.get(served.url + "/v1/models", trust_env=False).json()["data"]
+        listed = get(served.url + "/v1/models").json()["data"]
         assert [model["id"] for model in listed] == NAMES
         assert [ask(served.url, model=name)["model"] for name in NAMES] == NAMES
-        asked = CHAT | {"model": "two"}
-        assert httpx.post(served.url + "/v1/chat/completions", json=asked, trust_env=False).status_code == 404
+        assert post(served.url + "/v1/chat/completions", CHAT | {"model": "two"}).status_code == 404
         with stripping_proxy("/x", served.port) as proxy:
             assert ask(proxy)["object"] == "chat.completion"
-            assert httpx.get(proxy + "/openapi.json", trust_env=False).json()["servers"] == [{"url": "/x"}]
-            assert 'fetch("openapi.json")' in httpx.get(proxy + "/docs", trust_env=False).text
-            assert httpx.get(proxy + "/", trust_env=False).headers["content-type"].startswith("text/html")
-            assert httpx.get(proxy + "/health", trust_env=False).json()["status"] == "ok"
+            assert get(proxy + "/openapi.json").json()["servers"] == [{"url": "/x"}]
+            assert 'fetch("openapi.json")' in get(proxy + "/docs").text
+            assert get(proxy + "/").headers["content-type"].startswith("text/html")
+            assert get(proxy + "/health").json()["status"] == "ok"
         assert ask(served.url + "/x")["object"] == "chat.completion", "and one that leaves it on"
         wait_until(lambda: served.says("prompt tokens and 1 choices of at most 24 tokens"), 20)
-        assert any(" DEBUG " in line for line in served.lines) and served.says(" INFO ")
+        assert levels(served) >= {"D", "I"}
 
 
 def test_a_seed_outlives_restarts_and_warnings_alone_are_logged() -> None:
@@ -134,20 +149,19 @@ def test_a_seed_outlives_restarts_and_warnings_alone_are_logged() -> None:
         assert said(served.url, temperature=1.0, seed=8) != first
         restarted(served, "worker")
         restarted(served, "gateway")
-        wait_until(lambda: healthy(served.url), 60)
+        wait_until(lambda: answers(served.url), 180)
         assert said(served.url, temperature=1.0) == first
-        assert not served.says(" INFO ") and not served.says(" DEBUG ")
+        assert levels(served) <= {"W", "E"}
 
 
 def test_every_process_has_the_tokenizer_of_another_folder(tmp_path: Path) -> None:
     """Two letters have each other's ids there: a grammar of the worker's own would write the other one."""
     folder = str(write_tokenizer(tmp_path / "t"))
     with started("--tokenizer", folder, "--chat-template", TEMPLATE) as served:
-        info = httpx.get(served.url + "/get_model_info", trust_env=False).json()
+        info = get(served.url + "/get_model_info").json()
         assert (info["model_path"], info["tokenizer_path"]) == (str(NANO), folder)
         assert said(served.url, structured_outputs={"regex": "Y{5}"}, temperature=0.0) == "YYYYY"
         tokens = ask(served.url, "/tokenize", prompt=None)["tokens"]
-        text = httpx.post(served.url + "/detokenize", json={"tokens": tokens}, trust_env=False).json()[
-            "prompt"
-        ]
+        asked = {"tokens": tokens, "skip_special_tokens": False}
+        text = post(served.url + "/detokenize", asked).json()["prompt"]
         assert text.endswith("<|im_start|>assistant\nOnce upon a time")
