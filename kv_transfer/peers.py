@@ -13,7 +13,7 @@ from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.pool import PoolInfo, RankPool
 from eyas.common.types import KvHandle, KvKind
 from kv_transfer.backends.base import Backend, Source
-from kv_transfer.board import BoardView
+from kv_transfer.lease_board import LeaseBoardView
 
 MOST_PEERS = 1024
 """Records at once. A worker beyond it is met anew, which costs a handshake and a proof."""
@@ -44,7 +44,7 @@ class KvPeer:
 
     worker: str
     epoch: int
-    board: BoardView | None
+    board: LeaseBoardView | None
     pools: dict[KvKind, PoolInfo] = field(default_factory=dict)
     proven: dict[tuple[KvKind, int], ProvenRoute] = field(default_factory=dict)
 
@@ -119,7 +119,7 @@ class KvPeers:
         peer = self._peers.get(worker)
         if peer is None or peer.epoch != info.epoch:
             self._peers = {name: other for name, other in self._peers.items() if not other.gone}
-            peer = KvPeer(worker, info.epoch, BoardView.find(info.board, self._pool_dir))
+            peer = KvPeer(worker, info.epoch, LeaseBoardView.find(info.board, self._pool_dir))
         peer.pools[group] = info
         self._use(peer)
         while len(self._peers) > MOST_PEERS:

@@ -29,10 +29,10 @@ from eyas.common.types import Role, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Alive, Cached, Command, Drain, Load, Ready, Shutdown, Step, Stopped
 from eyas.worker.flush import flush
+from eyas.worker.kv_puller import KvPuller
 from eyas.worker.link import FrontLink
 from eyas.worker.liveness import Liveness
 from eyas.worker.membership import Membership
-from eyas.worker.watches import Pulls
 from prefill_svc import servicer as prefill
 from prefill_svc import transfer
 
@@ -56,7 +56,7 @@ class Front:
         self._tls = service_tls(config.tls_dir)
         dial = rpc.dialer(self._tls)
         self._membership = Membership(config, self.describe, dial)
-        self._pulls = Pulls(self._engine, self._membership.find, dial)
+        self._pulls = KvPuller(self._engine, self._membership.find, dial)
         self._drafts = drafts.DraftStreams(self._engine, dial)
         figures, self._registry = CollectorRegistry(), CollectorRegistry()
         self._metrics = WorkerMetrics(figures)

@@ -48,7 +48,7 @@ class _Owner:
 
 
 class Probes:
-    """Owner of the running probes. `find` as for `eyas.worker.watches.Pulls`."""
+    """Owner of the running probes. `find` as for `eyas.worker.kv_puller.KvPuller`."""
 
     def __init__(
         self,

@@ -20,8 +20,8 @@ from eyas.common import clients, replies, rpc
 from eyas.common.types import KvHandle, Role
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Attach, Command, OpenPull, PullFailed, PullMet, Submit, WatchOpened
+from eyas.worker.kv_puller import KvPuller
 from eyas.worker.ports import free_ports
-from eyas.worker.watches import Pulls
 from prefill_svc.transfer import TransferServicer
 
 
@@ -136,7 +136,7 @@ async def test_handles_name_no_place_and_only_what_their_owner_described_is_told
     TransferServicer(owner).register(server)
     address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1', 0)}"
     await server.start()
-    pulls = Pulls(engine, find)
+    pulls = KvPuller(engine, find)
     good = handle(address)
     forged = [
         msgspec.structs.replace(good, layout="other"),

@@ -22,7 +22,7 @@ from page_owner import GEOMETRY, content, handle, ready
 from eyas.common.types import Shard
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import ClosePull, Command, CopyPages, CopyStopped, OpenPull, PullMet, PullReady
-from eyas.worker.watches import Pulls
+from eyas.worker.kv_puller import KvPuller
 from kv_transfer.area import Area, Pages
 from kv_transfer.backends.base import Copy, Site
 from kv_transfer.backends.shm import ShmBackend, map_file
@@ -82,7 +82,7 @@ async def pulling() -> AsyncIterator[Puller]:
 
         engine = EngineClient(send)
         engine.ready = ready(target)
-        pulls = Pulls(engine, anybody)
+        pulls = KvPuller(engine, anybody)
         pages = map_file(target, GEOMETRY.page_bytes).pages
         puller = Puller(engine, process, pages, source, heard)
         engine.dispatch([OpenPull(1, handle(address), 1)])

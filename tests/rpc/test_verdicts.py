@@ -13,7 +13,7 @@ from staged_rig import pair, request
 
 from eyas.common import replies
 from eyas.common.config import EngineConfig
-from kv_transfer.board import BoardView
+from kv_transfer.lease_board import LeaseBoardView
 from prefill_svc.transfer import TransferServicer
 
 SLOW_S = 2.0
@@ -41,7 +41,7 @@ async def test_a_verdict_is_waited_for_only_where_it_cannot_be_seen(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: None, elsewhere: bool
 ) -> None:
     if elsewhere:
-        monkeypatch.setattr(BoardView, "find", lambda export, folder: None)
+        monkeypatch.setattr(LeaseBoardView, "find", lambda export, folder: None)
     async with pair(config, tmp_path, "shm") as (a, b), decoding(b) as decode:
         began = time.monotonic()
         decode.attach(request(), await prefill(a, request()))
@@ -55,7 +55,7 @@ async def test_a_verdict_is_waited_for_only_where_it_cannot_be_seen(
 async def test_pages_whose_lease_was_struck_out_are_not_used(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BoardView, "holds", lambda view, lease: False)
+    monkeypatch.setattr(LeaseBoardView, "holds", lambda view, lease: False)
     async with pair(config, tmp_path, "shm") as (a, b), decoding(b) as decode:
         decode.attach(request(), await prefill(a, request()))
         assert (await decode.next(replies.Lost)).id == "r0"

@@ -16,8 +16,8 @@ from engine_rig import HandCopier, hand_pulls
 
 from eyas.common.config import EngineConfig
 from eyas.common.types import KvKind
-from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Generation, Sequence, Work
+from eyas.engine.batch.step_result import StepResult
 from eyas.engine.ipc.messages import (
     Command,
     Event,
@@ -29,7 +29,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import Node, PrefixCache
 from eyas.engine.kv.stager import Stager
 from eyas.engine.loop.engine import Engine, Parts
-from eyas.engine.loop.plain_runner import PlainFlight
+from eyas.engine.loop.plain_runner import ComputedStep
 from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.scheduling.fairness import Shares
 from eyas.engine.scheduling.limits import Limits
@@ -84,13 +84,13 @@ class FakeModel:
     def close(self) -> bool:
         return True
 
-    def launch(self, works: list[Work]) -> PlainFlight:
+    def launch(self, works: list[Work]) -> ComputedStep:
         for work in works:
             rows = range(work.start, work.start + len(work.tokens))
             for page in {work.seq.pages[row // PAGE] for row in rows}:
                 readers = self._tier.readers(page, but=work.seq)
                 assert not readers, f"page {page} is written, and read by {readers}"
-        return PlainFlight(works, [_landed(work) for work in works], 0.0)
+        return ComputedStep(works, [_landed(work) for work in works], 0.0)
 
     def copy_page(self, source: int, target: int) -> None:
         pass
@@ -103,10 +103,10 @@ def _standing() -> float:
     return 0.0
 
 
-def _landed(work: Work) -> Landed:
+def _landed(work: Work) -> StepResult:
     if not work.sample:
-        return Landed(work)
-    return Landed(work, TOKEN, forks={choice: (*TOKEN, None) for choice in work.seq.forks})
+        return StepResult(work)
+    return StepResult(work, TOKEN, forks={choice: (*TOKEN, None) for choice in work.seq.forks})
 
 
 def _leased(lease: Any) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ import torch
 from eyas.common.params import MAX_BAD_WORDS, MAX_TOP_LOGPROBS, SamplingParams
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.tables import Tables
-from eyas.engine.device.step import Joined, Late, StepInput
+from eyas.engine.device.step import CatchUp, JoinBatch, StepInput
 from eyas.engine.kernels.special import COLUMNS, REPORT_WORDS
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import Scores, score
@@ -81,7 +81,7 @@ class PaperDevice:
 
     # --- as the executor -----------------------------------------------------------------------------
 
-    def join(self, joined: Joined) -> None:
+    def join(self, joined: JoinBatch) -> None:
         self._apply(joined.writes)
         for (slot, token, position, _), feature in zip(joined.words.T.tolist(), joined.features, strict=True):
             length, root = int(self.tables.length[slot]), int(self.tables.root[slot])
@@ -90,7 +90,7 @@ class PaperDevice:
             self._settle(slot, length, [root], joined.width)
             self.joined += 1
 
-    def catch_up(self, late: Late) -> None:
+    def catch_up(self, late: CatchUp) -> None:
         self.catch_ups += 1
         for slot, count in late.words.T.tolist():
             length = int(self.tables.length[slot])

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.board import LEASES_PER_PAGE, BoardView, LeaseBoard
+from kv_transfer.lease_board import LEASES_PER_PAGE, LeaseBoard, LeaseBoardView
 
 PLACES = 2 * LEASES_PER_PAGE * 4  # of a pool of four pages
 
 
 def test_a_lease_is_seen_from_post_to_strike(tmp_path: Path) -> None:
     board = LeaseBoard(tmp_path / "eyas-1-a-leases", pages=4)
-    view = BoardView.find(board.export(), str(tmp_path))
+    view = LeaseBoardView.find(board.export(), str(tmp_path))
     assert view is not None
     first, second = board.new_id(), board.new_id()
     assert not view.holds(first)
@@ -29,7 +29,7 @@ def test_a_lease_is_seen_from_post_to_strike(tmp_path: Path) -> None:
 def test_every_id_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board = LeaseBoard(tmp_path / "board", pages=4)
     drawn = itertools.chain([0, 5, 5 + PLACES, 5 + 2 * PLACES, 6], itertools.repeat(7))
-    monkeypatch.setattr("kv_transfer.board.secrets.randbits", lambda bits: next(drawn))
+    monkeypatch.setattr("kv_transfer.lease_board.secrets.randbits", lambda bits: next(drawn))
     ids = []
     for _ in range(3):
         ids.append(board.new_id())
@@ -51,11 +51,11 @@ def test_an_owner_that_is_gone_is_seen_as_it_was(tmp_path: Path) -> None:
     lease = board.new_id()
     board.post(lease)
     export = board.export()
-    view = BoardView.find(export, str(tmp_path))
+    view = LeaseBoardView.find(export, str(tmp_path))
     board.close()
     assert list(tmp_path.iterdir()) == []
     assert view is not None and view.holds(lease)
-    assert BoardView.find(export, str(tmp_path)) is None
+    assert LeaseBoardView.find(export, str(tmp_path)) is None
 
 
 def test_a_board_of_another_host_or_folder_is_none(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_board_of_another_host_or_folder_is_none(tmp_path: Path) -> None:
         {**board, "path": b"\0"},
         {"path": board["path"]},
     ):
-        assert BoardView.find(export, str(here)) is None
+        assert LeaseBoardView.find(export, str(here)) is None
     short = here / "short"
     for content in (b"", b"x"):
         short.write_bytes(content)
-        assert BoardView.find({**board, "path": os.fsencode(short)}, str(here)) is None
+        assert LeaseBoardView.find({**board, "path": os.fsencode(short)}, str(here)) is None

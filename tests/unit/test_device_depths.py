@@ -174,7 +174,7 @@ def test_a_start_measures_rounds_that_follow_one_another(
     policy, found = depths()
     now = device = 0.0
 
-    class Flight:
+    class InFlightStep:
         def __init__(self, done: float) -> None:
             self.done = done
 
@@ -182,11 +182,11 @@ def test_a_start_measures_rounds_that_follow_one_another(
             nonlocal now
             now = max(now, self.done)
 
-    def launch(works: Any) -> Flight:
+    def launch(works: Any) -> InFlightStep:
         nonlocal now, device
         now += 0.003
         device = max(device, now) + 0.004
-        return Flight(device)
+        return InFlightStep(device)
 
     monkeypatch.setattr("eyas.engine.loading.depth_times.time.monotonic", lambda: now)
     runner: Any = SimpleNamespace(ahead=ahead, launch=launch)

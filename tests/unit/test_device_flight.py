@@ -8,12 +8,12 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, TokenLogprob
-from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Generation, Kind, RingPlace, Sequence, Work
+from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.window import KeptRows
-from eyas.engine.device.certain import Certain, Stays, staying, wanted
+from eyas.engine.device.accepted_features import AcceptedFeatures, DeviceResident, staying, wanted
 from eyas.engine.device.flight import Features, LaunchedStep, RankPart, Results
-from eyas.engine.device.special import SpecialRows, Told
+from eyas.engine.device.special import SpecialReport, SpecialRows
 from eyas.engine.device.step import Placed, StepShape
 from eyas.engine.kernels.special import REPORT_WORDS
 
@@ -31,12 +31,14 @@ def works(count: int) -> list[Work]:
 
 
 def landed(
-    special: Told | None = None, features: torch.Tensor | None = None, found: list[Work] | None = None
-) -> tuple[list[Landed], list[Work]]:
+    special: SpecialReport | None = None,
+    features: torch.Tensor | None = None,
+    found: list[Work] | None = None,
+) -> tuple[list[StepResult], list[Work]]:
     found = found or works(3)
     middle = Work(found[-1].seq, 0, [1], None, sample=False)
     result, last = torch.tensor([*RESULT, *PATHS], dtype=torch.int32), found[2:]
-    kept, told = None if features is None else Features(last, features), special or Told({})
+    kept, told = None if features is None else Features(last, features), special or SpecialReport({})
     placed = Placed(found[:2], (), [middle, *last])
     part = RankPart(placed, features=kept)
     flight = LaunchedStep(SHAPE, (), [part], lambda: Results(result[None], None, [told]))
@@ -103,14 +105,14 @@ def test_features_for_a_drafter_elsewhere_are_those_of_certain_rows() -> None:
         work.seq.drafting = True  # by the host
     memory = Memory()
     stay = staying(placed, memory)
-    assert stay == [Stays(memory, 5, 7), None, None, Stays(memory, 6, 0)]
+    assert stay == [DeviceResident(memory, 5, 7), None, None, DeviceResident(memory, 6, 0)]
     assert staying(placed, None) == [None] * 4
     asked = wanted(placed, shape, 2, (0, 1), stay)
     assert asked is not None and (asked.decoded, asked.rows) == ([2, 3, 6], [10])
     assert wanted(placed, shape, 2, (0, 0), stay[:1] + stay[3:]) is None
     rows = torch.tensor([*asked.decoded, *asked.rows])[:, None].float()
-    certain = Certain(rows, 2, (0, 1), stay)
-    results = Results(result[None], None, [Told({})], certain)
+    certain = AcceptedFeatures(rows, 2, (0, 1), stay)
+    results = Results(result[None], None, [SpecialReport({})], certain)
     flight = LaunchedStep(shape, (), [RankPart(placed)], lambda: results)
     flight.complete()
     landed = flight.land()

@@ -15,7 +15,7 @@ from eyas.common.types import DraftLimits, GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.device.occupants import Occupants
+from eyas.engine.device.slot_table import SlotTable
 from eyas.engine.device.step import Layout
 
 SIZES = TableSizes(slots=5, max_pages=7, width=4)
@@ -156,7 +156,7 @@ def test_who_takes_a_slot_is_told_once_with_or_without_drafts() -> None:
     """They may have come before its first round; a device writes a place that is named twice in any order."""
     tables = Tables(SIZES, "cpu")
     state: Any = SimpleNamespace(tables=tables, drafter=None, lookup=None, tap=object(), trees=False)
-    seats = Occupants(state, Layout(16, 4, 16), ())
+    seats = SlotTable(state, Layout(16, 4, 16), ())
     request = GenerationRequest("a", (1, 2), SamplingParams())
     for occupancy, tree in enumerate((DraftTree((7, 8), (-1, 0)), None)):
         seq = Sequence(1, Generation(request, 1, Kind.ATTACH, 0.0, 1.0), 0, (1, 2), [9])
@@ -172,7 +172,7 @@ def test_who_takes_a_slot_is_told_once_with_or_without_drafts() -> None:
 def test_a_slot_knows_the_limits_of_its_request() -> None:
     tables = Tables(SIZES, "cpu")
     state: Any = SimpleNamespace(tables=tables, drafter=object(), lookup=None, tap=None, trees=True)
-    seats = Occupants(state, Layout(16, 4, 16), ())
+    seats = SlotTable(state, Layout(16, 4, 16), ())
     for occupancy, limits in enumerate((DraftLimits(3, 2, 9), DraftLimits())):
         request = GenerationRequest("a", (1, 2), SamplingParams(), draft_limits=limits)
         seq = Sequence(1, Generation(request, 1, Kind.LOCAL, 0.0, 1.0), 0, (1, 2), [9])

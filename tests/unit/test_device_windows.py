@@ -20,7 +20,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.program import StepProgram
-from eyas.engine.device.step import Wanted
+from eyas.engine.device.step import FeatureRequest
 from eyas.engine.ipc.row_memory import Gpu
 from eyas.engine.kernels import mailbox
 from eyas.engine.loading import build, device_build, draft_channels
@@ -118,10 +118,10 @@ def test_no_features_of_rounds_come_to_the_host(
 ) -> None:
     plain = replace(config, speculation=DRAFTS["chain"])
     expected, _ = answers(replace(config, draft=None), requests())
-    came: list[Wanted] = []
+    came: list[FeatureRequest] = []
     certain = Executor._certain
 
-    def seeing(executor: Executor, program: StepProgram, wanted: Wanted) -> torch.Tensor:
+    def seeing(executor: Executor, program: StepProgram, wanted: FeatureRequest) -> torch.Tensor:
         came.append(wanted)
         return certain(executor, program, wanted)
 

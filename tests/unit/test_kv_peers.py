@@ -14,7 +14,7 @@ from eyas.common.pool import PoolInfo, RankPool
 from eyas.common.types import KvKind
 from kv_transfer import peers
 from kv_transfer.backends.base import Backend, Source
-from kv_transfer.board import LeaseBoard
+from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.peers import KvPeers, Route
 
 

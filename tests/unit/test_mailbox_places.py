@@ -21,8 +21,8 @@ from test_draft_engine import SPEC, WIDTH, _sequences
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
-from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import RingPlace, Sequence, Work
+from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import Drafts
 from eyas.engine.ipc.draft_channel import MailChannel, OfferedChannel, answer
 from eyas.engine.ipc.mailbox import PAGE
@@ -239,11 +239,11 @@ def test_a_channel_that_breaks_leaves_no_address(pair: GpuPair) -> None:
 # --- how long the device waits ----------------------------------------------------------------------
 
 
-def landed(*, offered: int, accepted: int = 0, mailed: bool = True) -> Landed:
+def landed(*, offered: int, accepted: int = 0, mailed: bool = True) -> StepResult:
     ring = RingPlace(0, 64, 1, 128 if mailed else 0)
     seq = SimpleNamespace(mailed=ring.mailbox != 0, occupancy=0)
     work = Work(seq, 5, [1], None, sample=True, round=True)  # type: ignore[arg-type]
-    return Landed(work, (1,), drafts=Drafts(accepted, offered, offered))
+    return StepResult(work, (1,), drafts=Drafts(accepted, offered, offered))
 
 
 def test_steps_that_waited_in_vain_do_not_lengthen_the_wait() -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace as varied
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Choice, GenerationRequest, Role
-from eyas.engine.batch.landed import NOT_FINITE
+from eyas.engine.batch.step_result import NOT_FINITE
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import sample as kernels
 from eyas.engine.models.eagle3 import Eagle3Draft

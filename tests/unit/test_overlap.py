@@ -17,7 +17,7 @@ from eyas.common.types import Choice, DraftLimits, Entry, GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.device import occupants
+from eyas.engine.device import slot_table
 from eyas.engine.device.masks import Nodes, StepMasks
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import StepShape
@@ -285,8 +285,8 @@ def _new_pages_are_not_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def _last_prompt_row_is_a_round_like_any_other(patch: pytest.MonkeyPatch) -> None:
-    told = occupants.Occupant
-    patch.setattr(occupants, "Occupant", lambda *known: told(*known, grows=True))
+    told = slot_table.Occupant
+    patch.setattr(slot_table, "Occupant", lambda *known: told(*known, grows=True))
 
 
 def _choices_sound_alike(patch: pytest.MonkeyPatch) -> None:

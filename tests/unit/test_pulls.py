@@ -40,8 +40,8 @@ from kv_transfer.area import Area
 from kv_transfer.backends.base import Site
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import StreamBackend
-from kv_transfer.board import LeaseBoard
 from kv_transfer.copier import Copier
+from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.peers import KvPeers
 from kv_transfer.route import Routes
 

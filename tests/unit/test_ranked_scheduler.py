@@ -14,7 +14,7 @@ from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
 from eyas.engine.scheduling.limits import Limits
 from eyas.engine.scheduling.placement import SLACK, Place, choose
-from eyas.engine.scheduling.ranked import OfRank, RankedScheduler
+from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView
 from eyas.engine.scheduling.scheduler import Scheduler
 
 PAGE, PAGES = 4, 12
@@ -36,14 +36,14 @@ class Elsewhere:
         return any(map(among, self.given))
 
 
-def _ranked(ranks: int = 2, running: int = 3) -> RankedScheduler:
+def _ranked(ranks: int = 2, running: int = 3) -> DataParallelScheduler:
     limits, elsewhere = Limits(PAGE, running, 16, 1), Elsewhere()
     schedulers = []
     for rank in range(ranks):
         pages = PagePool(PAGES, PAGES * rank)
         cache = PrefixCache(pages, PAGE, lookahead=0)
-        schedulers.append(Scheduler(pages, cache, limits, OfRank(elsewhere, rank)))
-    return RankedScheduler(schedulers)
+        schedulers.append(Scheduler(pages, cache, limits, RankView(elsewhere, rank)))
+    return DataParallelScheduler(schedulers)
 
 
 def _sequence(uid: int, prompt: tuple[int, ...], forks: int = 0, caller: str = "") -> Sequence:
@@ -55,7 +55,7 @@ def _sequence(uid: int, prompt: tuple[int, ...], forks: int = 0, caller: str = "
     return seq
 
 
-def _run(scheduler: RankedScheduler, works: list[Work]) -> None:
+def _run(scheduler: DataParallelScheduler, works: list[Work]) -> None:
     """A step that gives every sequence the token 1."""
     scheduler.pool.launched()
     for work in works:
@@ -230,7 +230,7 @@ def test_a_rank_takes_pages_back_from_its_own_pulls_alone() -> None:
     mine, theirs = (_sequence(uid, (1,)).generation for uid in range(2))
     mine.rank, theirs.rank = 0, 1
     elsewhere.given = [theirs]
-    here = OfRank(elsewhere, 0)
+    here = RankView(elsewhere, 0)
     assert not here.preempt() and list(here.coming()) == []
     elsewhere.given.append(mine)
     assert here.preempt() and list(here.coming()) == [mine]

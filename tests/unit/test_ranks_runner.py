@@ -17,7 +17,7 @@ from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, Buckets
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.device.step import Joined, Layout, StepInput, StepShape
+from eyas.engine.device.step import JoinBatch, Layout, StepInput, StepShape
 from eyas.engine.kernels.special import COLUMNS
 from eyas.engine.sampling.scores import Scores
 from tests.unit.paper_grammars import GRAMMAR, PaperGrammars
@@ -43,7 +43,7 @@ class Told:
             trees=False,
             path_rows=lambda width: width,
         )
-        self.joined: list[list[Joined]] = []
+        self.joined: list[list[JoinBatch]] = []
         self.shared: list[list[list[int]]] = []
         self.steps: list[list[StepInput]] = []
         self.sampled: list[list[np.ndarray]] = []
@@ -53,7 +53,7 @@ class Told:
     def begin(self, *steps: StepInput) -> None:
         self.steps.append(list(steps))
 
-    def join(self, *joined: Joined) -> None:
+    def join(self, *joined: JoinBatch) -> None:
         self.joined.append(list(joined))
 
     def features(self, *rows: list[int]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import Step
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
-from eyas.engine.loop.plain_runner import PlainFlight, verified
+from eyas.engine.loop.plain_runner import ComputedStep, verified
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.sampling.sampler import Sampled
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
@@ -71,13 +71,13 @@ class ToldRunner:
         self.copy_page = pool.copy_page
         self.chosen: list[int] = []
 
-    def launch(self, works: list[Work]) -> PlainFlight:
+    def launch(self, works: list[Work]) -> ComputedStep:
         (work,) = works
         for row, token in enumerate(work.tokens, start=work.start):
             self.pool.rows[work.seq.pages[row // 4] * 4 + row % 4] = token
         features = torch.tensor(work.tokens, dtype=torch.float32)[:, None].expand(-1, WIDTH)
         sampled, counts = Sampled(self.chosen, [None] * len(self.chosen)), [len(self.chosen)]
-        return PlainFlight(works, verified(works, counts, sampled, features, self.pool), 0.0)  # type: ignore[arg-type]
+        return ComputedStep(works, verified(works, counts, sampled, features, self.pool), 0.0)  # type: ignore[arg-type]
 
     def close(self) -> bool:
         return True

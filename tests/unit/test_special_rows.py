@@ -16,7 +16,7 @@ from eyas.engine.batch.sequence import Generation, Kind, Sequence
 from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.device.special import SpecialRows, SpecialSampler, Told, occupy_special
+from eyas.engine.device.special import SpecialReport, SpecialRows, SpecialSampler, occupy_special
 from eyas.engine.kernels import sample as sample_kernels
 from eyas.engine.sampling.sampler import Row, sample
 from tests.unit.crossed import crossed
@@ -83,7 +83,7 @@ class Step:
             found += [len(seq) - 1, *below, *[0] * (self.width - 1 - len(tree))]
         return torch.tensor(found, dtype=torch.int32, device=DEVICE)
 
-    def run(self) -> Told:
+    def run(self) -> SpecialReport:
         rows = SpecialRows(EOS)
         for i, seq in enumerate(self.rounds):
             rows.add_round(i * self.width, self.width, seq)

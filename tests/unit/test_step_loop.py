@@ -17,7 +17,7 @@ STEP_S = 0.2  # as long as the clock has learned that a step takes
 
 
 @dataclass
-class Flight:
+class InFlightStep:
     """Over when the test says so."""
 
     works: tuple[Any, ...]
@@ -41,10 +41,10 @@ class Runner:
     drafts, ahead = False, True
 
     def __init__(self) -> None:
-        self.flights: list[Flight] = []
+        self.flights: list[InFlightStep] = []
 
-    def launch(self, works: list[Any]) -> Flight:
-        self.flights.append(Flight(tuple(works)))
+    def launch(self, works: list[Any]) -> InFlightStep:
+        self.flights.append(InFlightStep(tuple(works)))
         return self.flights[-1]
 
 
@@ -81,7 +81,7 @@ def test_what_the_host_commits_is_not_the_time_of_a_step(monkeypatch: pytest.Mon
     monkeypatch.setattr(step_loop.time, "monotonic", lambda: now)
     began = now
 
-    class Timed(Flight):
+    class Timed(InFlightStep):
         def land(self) -> list[Any]:
             nonlocal now, began
             now = began = began + step_s
@@ -91,7 +91,7 @@ def test_what_the_host_commits_is_not_the_time_of_a_step(monkeypatch: pytest.Mon
         nonlocal now
         now += commit_s
 
-    monkeypatch.setattr(f"{__name__}.Flight", Timed)
+    monkeypatch.setattr(f"{__name__}.InFlightStep", Timed)
     loop = a_loop(Runner())
     loop._clock = StepClock(lambda: now)
     monkeypatch.setattr(loop.committer, "commit", commit)

@@ -28,7 +28,7 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.device import calls
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.rank0_executor import Rank0Executor
-from eyas.engine.device.step import Joined, StepInput, StepShape
+from eyas.engine.device.step import JoinBatch, StepInput, StepShape
 from eyas.engine.loading import build, follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.step_rates import Reach, measure
@@ -267,7 +267,7 @@ def test_special_rows_arrive() -> None:
 def test_those_who_join_arrive() -> None:
     words, features = np.arange(8, dtype=np.int32).reshape(4, 2), np.array([[0.5, -1.5, 3e9]] * 2, np.float32)
     writes = np.array([[7, 9], [1, -1]], np.int32)
-    joined = calls.joined_of(calls.join(Joined(words, features, 3, writes)))
+    joined = calls.joined_of(calls.join(JoinBatch(words, features, 3, writes)))
     assert np.array_equal(joined.words, words) and np.array_equal(joined.features, features)
     assert np.array_equal(joined.writes, writes) and joined.width == 3
     assert calls.features([3, 5]).numbers == (3, 5)

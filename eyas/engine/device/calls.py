@@ -12,7 +12,7 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
-from eyas.engine.device.step import Joined, Late, StepInput, StepShape
+from eyas.engine.device.step import CatchUp, JoinBatch, StepInput, StepShape
 from eyas.engine.parallel.ranks import RankCall
 
 BEGIN = "begin"
@@ -68,31 +68,31 @@ def sample(rows: np.ndarray) -> RankCall:
     return RankCall(SAMPLE, rows.shape, rows.tobytes())
 
 
-def join(joined: Joined) -> RankCall:
+def join(joined: JoinBatch) -> RankCall:
     """`joined`: as `Executor.join` takes it."""
     parts = (joined.words.reshape(-1), joined.features.view(np.int32).reshape(-1), joined.writes.reshape(-1))
     numbers = (*joined.features.shape, joined.width)
     return RankCall(JOIN, numbers, np.concatenate(parts, dtype=np.int32).tobytes())
 
 
-def joined_of(call: RankCall) -> Joined:
+def joined_of(call: RankCall) -> JoinBatch:
     """What `join` was made of."""
     count, width, rows = call.numbers
     array = np.frombuffer(bytearray(call.data), np.int32)
     words, features, writes = np.split(array, [4 * count, (4 + width) * count])
     rows_of_features = features.view(np.float32).reshape(count, width)
-    return Joined(words.reshape(4, count), rows_of_features, rows, writes.reshape(2, -1))
+    return JoinBatch(words.reshape(4, count), rows_of_features, rows, writes.reshape(2, -1))
 
 
-def catch_up(late: Late) -> RankCall:
+def catch_up(late: CatchUp) -> RankCall:
     """`late`: as `Executor.catch_up` takes it."""
     return RankCall(CATCH_UP, (late.width,), late.words.tobytes())
 
 
-def late_of(call: RankCall) -> Late:
+def late_of(call: RankCall) -> CatchUp:
     """What `catch_up` was made of."""
     words = np.frombuffer(bytearray(call.data), np.int32).reshape(2, -1)
-    return Late(words, call.numbers[0])
+    return CatchUp(words, call.numbers[0])
 
 
 def features(rows: SequenceOf[int]) -> RankCall:

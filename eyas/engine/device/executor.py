@@ -21,7 +21,7 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows
-from eyas.engine.device.step import Joined, Late, StepInput, StepShape, Wanted
+from eyas.engine.device.step import CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
 from eyas.engine.kernels.launching import CAPTURE
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.sampling.scores import Scores, score_slices
@@ -52,8 +52,8 @@ class Captured:
 
 
 @dataclass(frozen=True)
-class CapturedLate:
-    """How sequences catch up, recorded. `words`: where the graph reads `Late.words`, on the device."""
+class CapturedCatchUp:
+    """How sequences catch up, recorded. `words`: where the graph reads `CatchUp.words`, on the device."""
 
     words: torch.Tensor
     graph: torch.cuda.CUDAGraph
@@ -65,10 +65,10 @@ class Executor:
     def __init__(self, state: DeviceState) -> None:
         self.state = state
         self._captured: dict[StepShape, Captured] = {}
-        self._captured_late: dict[tuple[int, int], CapturedLate] = {}  # by sequences and width
+        self._captured_late: dict[tuple[int, int], CapturedCatchUp] = {}  # by sequences and width
         self._program: StepProgram | None = None
         self._rows: torch.Tensor | None = None  # of the step that was begun, if they are to be scored
-        self.certain: torch.Tensor | None = None  # features that were `Wanted` of the step that was finished
+        self.certain: torch.Tensor | None = None  # features requested of the step that was finished
         self._inputs = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
         self._results = torch.zeros(WORDS, dtype=torch.int32, device=state.device)
         self._outgoing = [_host(WORDS, state.device) for _ in range(IN_FLIGHT)]
@@ -89,7 +89,7 @@ class Executor:
     # --- a step ----------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def join(self, joined: Joined) -> None:
+    def join(self, joined: JoinBatch) -> None:
         """Before the next step: what the tables are told, and drafts for those that join.
 
         Where there is no head, these are looked up alone, and have features of no width.
@@ -97,7 +97,7 @@ class Executor:
         self._apply(joined.writes)
         self._join(joined)
 
-    def _join(self, joined: Joined) -> None:
+    def _join(self, joined: JoinBatch) -> None:
         words = _pinned(joined.words, self.state.device).to(self.state.device, non_blocking=True)
         if self.state.drafter is not None:
             features = _pinned(joined.features, self.state.device).to(self.state.device, non_blocking=True)
@@ -105,11 +105,11 @@ class Executor:
         self.state.look_up(words[0].clone())  # on 16 bytes, as kernels like it
 
     @torch.inference_mode()
-    def catch_up(self, late: Late) -> None:
+    def catch_up(self, late: CatchUp) -> None:
         """Before the next step: the draft head takes rows that wait for it."""
         self._catch_up(late)
 
-    def _catch_up(self, late: Late) -> None:
+    def _catch_up(self, late: CatchUp) -> None:
         words, captured = _pinned(late.words, self.state.device), self._captured_late.get(late.shape)
         if captured is None:
             self._take_late(words.to(self.state.device, non_blocking=True), late.width)
@@ -157,7 +157,7 @@ class Executor:
         index = _pinned(np.array(slots, np.int64), self.state.device)
         index = index.to(self.state.device, non_blocking=True)
         both = [table.index_select(0, index) for table in (self.tables.drafts, self.tables.parents)]
-        self._drafts = self.state.told(torch.stack(both, 1)).to("cpu", non_blocking=True)
+        self._drafts = self.state.all_gather_rows(torch.stack(both, 1)).to("cpu", non_blocking=True)
         self._drafts_read = self._event()
 
     @torch.inference_mode()
@@ -165,14 +165,14 @@ class Executor:
         """Special rows int32 [n, columns] of the step that was begun: their tokens, before its `finish`.
 
         Returns their reports, slice by slice; valid once the event of that `finish` has passed. All that is
-        returned of a step is as `DeviceState.told` has it.
+        returned of a step is as `DeviceState.all_gather_rows` has it.
         """
         assert self._program is not None
         reports = []
         for first in range(0, len(rows), SLICE):
             told = _pinned(rows[first : first + SLICE], self.state.device)
             found = self._program.sample_special(told)
-            reports.append(self.state.told(found).to("cpu", non_blocking=True, copy=True))
+            reports.append(self.state.all_gather_rows(found).to("cpu", non_blocking=True, copy=True))
         return reports
 
     @torch.inference_mode()
@@ -203,7 +203,7 @@ class Executor:
         tokens = _pinned(np.array(asked.tokens, np.int64), device).to(device, non_blocking=True)
         logits = partial(self.state.slice_logits, rows)
         found = score_slices(places, tokens, asked.top, logits)
-        return Scores(*map(self.state.told, (found.own, found.ids, found.best))).to_host()
+        return Scores(*map(self.state.all_gather_rows, (found.own, found.ids, found.best))).to_host()
 
     @torch.inference_mode()
     def features(self, rows: SequenceOf[int]) -> torch.Tensor:
@@ -214,9 +214,9 @@ class Executor:
     def _features(self, program: StepProgram, rows: SequenceOf[int]) -> torch.Tensor:
         places = _pinned(np.array(rows, np.int64), self.state.device)
         found = program.features(places.to(self.state.device, non_blocking=True))
-        return self.state.told(found.float()).to("cpu", non_blocking=True)
+        return self.state.all_gather_rows(found.float()).to("cpu", non_blocking=True)
 
-    def _certain(self, program: StepProgram, wanted: Wanted) -> torch.Tensor:
+    def _certain(self, program: StepProgram, wanted: FeatureRequest) -> torch.Tensor:
         device, count = self.state.device, len(wanted.decoded)
         told = _pinned(np.array([*wanted.decoded, *wanted.rows], np.int64), device)
         places, parts = told.to(device, non_blocking=True), []
@@ -249,7 +249,7 @@ class Executor:
 
     def _fetch(self, words: int) -> tuple[torch.Tensor, Event | None]:
         room = words if self.state.sharers is None else ProcessGroup.exchanged(words)
-        told = self.state.told(self._results[:room])
+        told = self.state.all_gather_rows(self._results[:room])
         host = self._incoming[self._turn][: told.numel()].view(told.shape)
         host.copy_(told, non_blocking=True)
         return host[:, :words], self._event()
@@ -282,7 +282,7 @@ class Executor:
             program.sample_special(_pinned(special, self.state.device))
         program.rest(program.choose())
         if self.state.tap is not None:
-            self._certain(program, Wanted(range(min(shape.round_rows, 1)), [0]))
+            self._certain(program, FeatureRequest(range(min(shape.round_rows, 1)), [0]))
         self.wait()
         return program
 
@@ -293,13 +293,13 @@ class Executor:
         self.wait()
         own = features[0].numpy()  # of several attention ranks one's is as good
         words = np.array([[self.state.tables.padding_slot], [0], [0], [-1]], np.int32)
-        self._join(Joined(words, own, self.tables.sizes.width, np.zeros((2, 0), np.int32)))
+        self._join(JoinBatch(words, own, self.tables.sizes.width, np.zeros((2, 0), np.int32)))
         self.wait()
 
     @torch.inference_mode()
     def rehearse_late(self, count: int, width: int) -> None:
         """Let `count` sequences of padding catch up."""
-        self._catch_up(Late.padding(count, width, self.tables.padding_slot))
+        self._catch_up(CatchUp.padding(count, width, self.tables.padding_slot))
         self.wait()
 
     def wait(self) -> None:
@@ -330,11 +330,11 @@ class Executor:
             self._captured[shape] = Captured(program, forward, rest)
         for count, width in late:
             self.rehearse_late(count, width)
-            padding = Late.padding(count, width, self.tables.padding_slot)
+            padding = CatchUp.padding(count, width, self.tables.padding_slot)
             words, graph = torch.from_numpy(padding.words).to(self.state.device), torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode=CAPTURE):
                 self._take_late(words, width)
-            self._captured_late[padding.shape] = CapturedLate(words, graph)
+            self._captured_late[padding.shape] = CapturedCatchUp(words, graph)
 
     # --- after the last step -------------------------------------------------------------------------
 

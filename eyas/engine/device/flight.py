@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from eyas.engine.batch.landed import NOT_FINITE, Landed
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.step_result import NOT_FINITE, StepResult
 from eyas.engine.batch.tree import Drafts
-from eyas.engine.device.certain import Certain
+from eyas.engine.device.accepted_features import AcceptedFeatures
 from eyas.engine.device.executor import Event
-from eyas.engine.device.special import Told
+from eyas.engine.device.special import SpecialReport
 from eyas.engine.device.step import Placed, StepShape
 from eyas.engine.sampling.scores import Scores
 
@@ -60,8 +60,8 @@ class Results:
 
     words: torch.Tensor
     event: Event | None
-    special: SequenceOf[Told]
-    certain: Certain | None = None
+    special: SequenceOf[SpecialReport]
+    certain: AcceptedFeatures | None = None
 
 
 @dataclass
@@ -90,20 +90,20 @@ class LaunchedStep:
         if self._results is None:
             self._results = self.finish()
 
-    def land(self) -> list[Landed]:
+    def land(self) -> list[StepResult]:
         """Waits for the devices; rank after rank, the chunks of each first."""
         assert self._results is not None, "complete first"
         results = self._results
         if results.event is not None:
             results.event.synchronize()
-        landed: list[Landed] = []
+        landed: list[StepResult] = []
         for part, words, special in zip(self.parts, results.words.numpy(), results.special, strict=True):
             landed += self._landed(part, words, special)
         if results.certain is None:
             return landed
         return results.certain.of(landed, len(self.parts[0].placed.rounds))
 
-    def _landed(self, part: RankPart, words: np.ndarray, special: Told) -> list[Landed]:
+    def _landed(self, part: RankPart, words: np.ndarray, special: SpecialReport) -> list[StepResult]:
         """`words`: as `StepShape.result_ends` says.
 
         The chunks come first here: first tokens are delivered before the next tokens of running sequences.
@@ -118,26 +118,26 @@ class LaunchedStep:
                 depth, tokens[count - 1] = NOT_FINITE - depth, NOT_FINITE
             place, drafts = i * shape.width, Drafts(count - 1, depth, nodes)
             logprobs, forks = special.logprobs(place, path[:count]), special.firsts(place)
-            landed.append(Landed(work, tuple(tokens[:count]), logprobs, drafts, forks))
+            landed.append(StepResult(work, tuple(tokens[:count]), logprobs, drafts, forks))
         first = shape.batch * shape.width
         alone = _rows(words[rounds:singles], shape.singles)
         for place, (work, row) in enumerate(zip(placed.singles, alone, strict=False), start=first):
             logprobs, forks = special.logprobs(place, (0,)), special.firsts(place)
             token = row[-1] if row[1] >= 0 else NOT_FINITE
-            landed.append(Landed(work, (token,), logprobs, forks=forks))
+            landed.append(StepResult(work, (token,), logprobs, forks=forks))
         return landed
 
-    def _prompts(self, part: RankPart, tokens: list[int], special: Told) -> list[Landed]:
+    def _prompts(self, part: RankPart, tokens: list[int], special: SpecialReport) -> list[StepResult]:
         """`tokens`: the first token of each chunk that ends its prompt, in order."""
         found, end = [], 0
         for work in part.placed.chunks:
             if work.sample:
                 place = self.shape.round_rows + end
                 logprobs, forks = special.logprobs(place, (0,)), special.firsts(place)
-                found.append(Landed(work, (tokens[end],), logprobs, forks=forks))
+                found.append(StepResult(work, (tokens[end],), logprobs, forks=forks))
                 end += 1
             else:
-                found.append(Landed(work))
+                found.append(StepResult(work))
         scores = {id(one.work): (one.asked, one.scores.packed()) for one in part.scored}
         features = {} if part.features is None else part.features.by_work()
         if not scores and not features:

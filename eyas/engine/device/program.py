@@ -73,7 +73,7 @@ class DeviceState:
         """Where the pool lies, as torch names it."""
         return self.pool.shape.device
 
-    def told(self, found: torch.Tensor) -> torch.Tensor:
+    def all_gather_rows(self, found: torch.Tensor) -> torch.Tensor:
         """What the host is told of a step: what each attention rank has found, [ranks, ...]."""
         return found[None] if self.sharers is None else self.sharers.gather(found.contiguous())
 

@@ -17,7 +17,7 @@ from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.device import calls
 from eyas.engine.device.executor import Event, Executor
 from eyas.engine.device.program import DeviceState
-from eyas.engine.device.step import Joined, Late, StepInput
+from eyas.engine.device.step import CatchUp, JoinBatch, StepInput
 from eyas.engine.parallel.leader import RankLeader, WatchedEvent
 from eyas.engine.parallel.ranks import RankCall
 from eyas.engine.sampling.scores import Scores
@@ -44,12 +44,12 @@ class Rank0Executor(Executor):
             self._leader.tell(calls.score(asked))
             return super().score(asked)
 
-    def join(self, joined: Joined, *others: Joined) -> None:
+    def join(self, joined: JoinBatch, *others: JoinBatch) -> None:
         with self._leader.together():
             self._tell(calls.join, joined, others)
             super().join(joined)
 
-    def catch_up(self, late: Late) -> None:
+    def catch_up(self, late: CatchUp) -> None:
         with self._leader.together():
             self._leader.tell(calls.catch_up(late))
             super().catch_up(late)

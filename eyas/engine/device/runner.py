@@ -1,7 +1,7 @@
 """Launches the scheduler's steps on one to N attention ranks and keeps their tables true.
 
 It turns works into a `StepInput` for each rank, and says which of its rows are special; what tables are told
-is the business of `eyas.engine.device.occupants`. It does not decide what runs, nor what tokens mean; and it
+is the business of `eyas.engine.device.slot_table`. It does not decide what runs, nor what tokens mean; and it
 waits for a device only where a grammar has to see the drafts.
 
 Several ranks have tables and pages of their own, and share their experts, those of a draft head too. So all
@@ -19,21 +19,21 @@ import numpy as np
 
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Work
+from eyas.engine.device.accepted_features import AcceptedFeatures, chunk_ends, staying, wanted
 from eyas.engine.device.buckets import Buckets
-from eyas.engine.device.certain import Certain, chunk_ends, staying, wanted
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.flight import Features, LaunchedStep, RankPart, Results, Scored
 from eyas.engine.device.masks import Nodes, StepMasks
-from eyas.engine.device.occupants import Occupant, Occupants, without_singles
-from eyas.engine.device.special import SpecialRows, Told, padding_rows
+from eyas.engine.device.slot_table import Occupant, SlotTable, without_singles
+from eyas.engine.device.special import SpecialReport, SpecialRows, padding_rows
 from eyas.engine.device.step import (
-    Late,
+    CatchUp,
+    FeatureRequest,
     Layout,
     Placed,
     StepInput,
     StepShape,
-    Wanted,
     pack,
 )
 from eyas.engine.grammar.grammars import Grammars
@@ -66,7 +66,7 @@ class DeviceRunner:
         self._depths = depths
         self._grammars = grammars
         self._padding_slot = layouts[0].padding_slot
-        self._ranks = [Occupants(executor.state, layout, grammars) for layout in layouts]
+        self._ranks = [SlotTable(executor.state, layout, grammars) for layout in layouts]
 
     def launch(self, works: SequenceOf[Work]) -> LaunchedStep:
         """Starts a step; `land` of the result waits for it."""
@@ -130,14 +130,16 @@ class DeviceRunner:
         self._executor.join(*joined)
         return [told[:, :0] for told in writes]
 
-    def _certain(self, placed: Placed, shape: StepShape) -> tuple[Certain | None, Wanted | None]:
+    def _certain(
+        self, placed: Placed, shape: StepShape
+    ) -> tuple[AcceptedFeatures | None, FeatureRequest | None]:
         """The step's features for a drafter elsewhere, still without rows, and what is to be asked for."""
         tap = self._executor.state.tap
         if tap is None:
             return None, None
         path_rows, ends = self._executor.state.path_rows(shape.width), chunk_ends(placed.chunks)
         stay = staying(placed, tap.windows)
-        return Certain(None, path_rows, ends, stay), wanted(placed, shape, path_rows, ends, stay)
+        return AcceptedFeatures(None, path_rows, ends, stay), wanted(placed, shape, path_rows, ends, stay)
 
     def _parts(
         self, placed: SequenceOf[Placed], asked: SequenceOf[list[tuple[Work, Asked]]], shape: StepShape
@@ -154,7 +156,7 @@ class DeviceRunner:
         step: StepInput,
         special: SequenceOf[SpecialRows],
         held: SequenceOf[SequenceOf[int]],
-        certain: Certain | None,
+        certain: AcceptedFeatures | None,
     ) -> Results:
         """What follows the forward of a step that was begun; masks are filled while the device computes.
 
@@ -177,7 +179,7 @@ class DeviceRunner:
             for slots, own in zip(held, self._executor.drafts(), strict=True)
         ]
 
-    def _sample(self, special: SequenceOf[SpecialRows]) -> list[Told]:
+    def _sample(self, special: SequenceOf[SpecialRows]) -> list[SpecialReport]:
         if not any(special):
             return [rows.told(()) for rows in special]
         arrays = [rows.array() for rows in special]
@@ -221,7 +223,7 @@ class DeviceRunner:
             some = late[first : first + LATE_AT_ONCE]
             size = next(size for size in late_sizes(self._padding_slot) if size >= len(some))
             some += [(self._padding_slot, 0)] * (size - len(some))
-            self._executor.catch_up(Late(np.array(some, np.int32).T.copy(), width))
+            self._executor.catch_up(CatchUp(np.array(some, np.int32).T.copy(), width))
 
     def _place(self, mine: SequenceOf[SequenceOf[Work]], buckets: Buckets) -> tuple[StepShape, list[Placed]]:
         """The shape of every rank's step, and its rows in it: those that nothing is drafted for have a row

@@ -18,8 +18,8 @@ import torch
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import TokenLogprob
-from eyas.engine.batch.landed import NO_FORKS
 from eyas.engine.batch.sequence import Sequence, Work
+from eyas.engine.batch.step_result import NO_FORKS
 from eyas.engine.batch.stopping import ending_ids
 from eyas.engine.batch.tables import Tables, TableWrites
 from eyas.engine.device.masks import StepMasks
@@ -116,9 +116,9 @@ class SpecialRows:
             masks[row] = mask
         return np.concatenate((rows, masks), axis=1)
 
-    def told(self, reports: SequenceOf[torch.Tensor]) -> Told:
+    def told(self, reports: SequenceOf[torch.Tensor]) -> SpecialReport:
         """What the reports of all rows, slice by slice, will say once the step has landed."""
-        return Told(self._asked, reports)
+        return SpecialReport(self._asked, reports)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _Asked:
 
 
 @dataclass
-class Told:
+class SpecialReport:
     """What a landed step says of its special rows, by the place of a round's root, or of a prompt's end."""
 
     asked: dict[int, _Asked]

@@ -109,7 +109,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FeatureRequest:
     """Features that a drafter elsewhere needs on the host: of `decoded`, rows of `StepProgram.certain`; then
     of `rows` of the forward, those of prompts.
     """
@@ -132,12 +132,12 @@ class StepInput:
     writes: np.ndarray
     spans: SequenceOf[Span] = ()
     scored: bool = False
-    wanted: Wanted | None = None
+    wanted: FeatureRequest | None = None
     held: SequenceOf[int] = ()
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinBatch:
     """J sequences before their first round whose drafts, and newest draft row below the root, are missing.
 
     `words` int32 [4, J]: each one's slot; of that row the token after it, its position and its physical row.
@@ -150,7 +150,7 @@ class Joined:
     width: int
     writes: np.ndarray
 
-    def filled(self, count: int, head_width: int, slot: int) -> Joined:
+    def filled(self, count: int, head_width: int, slot: int) -> JoinBatch:
         """`count` sequences: those behind its own are padding, in `slot`, without a row to be kept."""
         missing = count - self.words.shape[1]
         padding = np.array([[slot], [0], [0], [-1]], np.int32).repeat(missing, 1)
@@ -160,7 +160,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Late:
+class CatchUp:
     """Sequences whose rows wait for the draft head in its ring. `words`, `width`: as `DeviceDrafter.catch_up`
     has them.
     """
@@ -169,9 +169,9 @@ class Late:
     width: int
 
     @staticmethod
-    def padding(count: int, width: int, slot: int) -> Late:
+    def padding(count: int, width: int, slot: int) -> CatchUp:
         """`count` sequences in the slot of padding, which have nothing to catch up with."""
-        return Late(np.array([[slot] * count, [0] * count], np.int32), width)
+        return CatchUp(np.array([[slot] * count, [0] * count], np.int32), width)
 
     @property
     def shape(self) -> tuple[int, int]:

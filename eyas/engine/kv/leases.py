@@ -16,8 +16,8 @@ from eyas.engine.batch.sequence import Generation
 from eyas.engine.ipc.messages import Failure, Release, Released, WatchClosed, WatchOpened, WatchUpdate
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import Owned
-from kv_transfer.board import LeaseBoard
 from kv_transfer.layout import pages_for
+from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.owner import Offer, Owner, Update
 
 

@@ -57,7 +57,7 @@ from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.heads import head_family
 from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, Limits
-from eyas.engine.scheduling.ranked import OfRank, RankedScheduler, Schedulers
+from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.speculation.colocated import ColocatedDrafter
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
@@ -280,9 +280,9 @@ def _scheduler(config: EngineConfig, core: _Core, pulls: Pulls) -> Schedulers:
     if ranks == 1:
         host = host_loads(config, pools, pages[0], caches[0], core.slowest_step_s)
         return Scheduler(pages[0], caches[0], core.limits, pulls, host, holds)
-    return RankedScheduler(
+    return DataParallelScheduler(
         [
-            Scheduler(pages[rank], caches[rank], core.limits, OfRank(pulls, rank), holds=holds)
+            Scheduler(pages[rank], caches[rank], core.limits, RankView(pulls, rank), holds=holds)
             for rank in range(ranks)
         ]
     )

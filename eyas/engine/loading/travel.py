@@ -29,10 +29,10 @@ from eyas.engine.loading.spec import EngineSpec
 from kv_transfer.area import Area
 from kv_transfer.backends.base import Backend, Site
 from kv_transfer.backends.table import NONE, backend, direct, usable
-from kv_transfer.board import LeaseBoard
 from kv_transfer.copier import Copier
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import window_pages
+from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.own_files import new_path
 from kv_transfer.peers import KvPeers
 from kv_transfer.route import Routes

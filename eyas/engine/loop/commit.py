@@ -12,8 +12,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from eyas.common.types import FirstToken, Timings
-from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
+from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.stopping import finish
 from eyas.engine.ipc.messages import PrefillDone
 from eyas.engine.ipc.outbox import Outbox
@@ -39,7 +39,7 @@ class Committer:
     on_end: Callable[[Sequence], None]
     on_broken: Callable[[Generation], None]
 
-    def commit(self, landed: SequenceOf[Landed]) -> None:
+    def commit(self, landed: SequenceOf[StepResult]) -> None:
         """Apply one step; what it gave to those who were cancelled meanwhile is dropped.
 
         A prompt's rows have their draft KV before its pages are offered or copied, and no page is
@@ -64,14 +64,14 @@ class Committer:
         for seq in ended:
             self.on_end(seq)
 
-    def _is_alive(self, one: Landed) -> bool:
+    def _is_alive(self, one: StepResult) -> bool:
         seq, generation = one.work.seq, one.work.seq.generation
         seq.in_flight -= one.work.sample
         if one.scores is not None:
             generation.scored(*one.scores)
         return seq in generation.sequences
 
-    def _take(self, one: Landed) -> bool:
+    def _take(self, one: StepResult) -> bool:
         """What is certain now, and the tokens of a sequence that decodes here; True if they end it."""
         work, seq = one.work, one.work.seq
         if not work.sample or seq.generation.kind is Kind.PREFILL:
@@ -87,7 +87,7 @@ class Committer:
             self.drafting.certain(one, propose=why is None)
         return why is not None
 
-    def _fork(self, one: Landed) -> None:
+    def _fork(self, one: StepResult) -> None:
         """The prompt is done: its other choices get their first token, their pages, and their drafts."""
         leader, generation = one.work.seq, one.work.seq.generation
         choices, leader.forks = leader.forks, ()
@@ -105,7 +105,7 @@ class Committer:
                 self.runner.copy_page(*copy)
                 self.drafting.fork(leader, follower, one.features)
 
-    def _offer(self, one: Landed) -> None:
+    def _offer(self, one: StepResult) -> None:
         """Rows of a prompt for elsewhere are here; at its end token 0 of every choice goes to both sides."""
         work, seq, generation = one.work, one.work.seq, one.work.seq.generation
         self.leases.filled(generation, work.start + one.rows)

@@ -17,8 +17,8 @@ import torch
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import DraftLimits, KvHandle
-from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import KeptRows
 from eyas.engine.grammar.grammars import Grammars
@@ -60,7 +60,7 @@ class Drafting:
 
     # --- what is certain -------------------------------------------------------------------------------
 
-    def certain(self, one: Landed, *, propose: bool) -> None:
+    def certain(self, one: StepResult, *, propose: bool) -> None:
         """The rows of `one` whose next token is known: all of them where draft KV lives here."""
         seq, start = one.work.seq, one.work.start
         if propose:
@@ -205,7 +205,7 @@ class Drafting:
             tree = self._grammars.draft(seq, tree, min(nodes, depth))
         seq.tree = tree or None
 
-    def stepped(self, landed: SequenceOf[Landed], seconds: float) -> None:
+    def stepped(self, landed: SequenceOf[StepResult], seconds: float) -> None:
         """A step took `seconds`: learns for how long a proposal is worth waiting for."""
         if self.drafter is not None:
             self.patience.stepped(landed, seconds)

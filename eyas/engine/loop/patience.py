@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eyas.engine.batch.landed import Landed
+from eyas.engine.batch.step_result import StepResult
 
 SMOOTHING = 0.1
 GAIN = 1.0  # accepted drafts per proposal, before one has been seen
@@ -31,7 +31,7 @@ class Patience:
         """Seconds that a step may wait for a proposal; 0.0 before the first step."""
         return min(self._gain, MOST_STEPS) * self._step_s
 
-    def stepped(self, landed: Sequence[Landed], seconds: float) -> None:
+    def stepped(self, landed: Sequence[StepResult], seconds: float) -> None:
         """Learn from a step without prompt chunks.
 
         One that waited in vain on the device says nothing of a step's time, or waiting would breed waiting.

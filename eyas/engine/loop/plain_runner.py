@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.attention.forward import ForwardBatch
-from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
+from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.batch.tree import Drafts
 from eyas.engine.grammar.grammars import Grammars
@@ -30,11 +30,11 @@ from eyas.engine.speculation.verify import walk
 
 
 @dataclass(frozen=True)
-class PlainFlight:
+class ComputedStep:
     """A step whose results are already there."""
 
     works: SequenceOf[Work]
-    results: SequenceOf[Landed]
+    results: SequenceOf[StepResult]
     launched: float
     shape: None = None
     depth: None = None
@@ -43,7 +43,7 @@ class PlainFlight:
     def complete(self) -> None:
         """It is."""
 
-    def land(self) -> SequenceOf[Landed]:
+    def land(self) -> SequenceOf[StepResult]:
         """The results, one per work."""
         return self.results
 
@@ -91,7 +91,7 @@ class PlainRunner:
         return self._forward.close()
 
     @torch.inference_mode()
-    def launch(self, works: SequenceOf[Work]) -> PlainFlight:
+    def launch(self, works: SequenceOf[Work]) -> ComputedStep:
         """Computes the whole step before it returns."""
         launched, pool = time.monotonic(), self._pools[0]
         tokens = [t for work in works for t in work.tokens]
@@ -119,7 +119,7 @@ class PlainRunner:
         self._cleanse([one.work for one in landed if not one.finite])
         if residual.is_cuda:
             torch.cuda.current_stream(residual.device).synchronize()  # copies of its pages may begin now
-        return PlainFlight(works, landed, launched)
+        return ComputedStep(works, landed, launched)
 
     def _cleanse(self, works: list[Work]) -> None:
         """Takes NaN and infinity out of these sequences' pages: whoever has a page next attends over all of
@@ -130,7 +130,7 @@ class PlainRunner:
             sound = pool.tensor[pages].float().nan_to_num_(0.0, 0.0, 0.0)
             pool.tensor[pages] = sound.to(pool.tensor.dtype)
 
-    def _scored(self, results: list[Landed], residual: torch.Tensor) -> list[Landed]:
+    def _scored(self, results: list[StepResult], residual: torch.Tensor) -> list[StepResult]:
         """With the log-probabilities of the prompts' rows that somebody asked for."""
         first = 0
         for i, one in enumerate(results):
@@ -170,9 +170,9 @@ def verified(
     sampled: Sampled,
     features: torch.Tensor | None,
     pool: KvPool,
-) -> list[Landed]:
+) -> list[StepResult]:
     """What each work gets of a step, of which it has `counts` sampled rows; rows of accepted drafts move."""
-    landed: list[Landed] = []
+    landed: list[StepResult] = []
     moves: list[tuple[int, int]] = []
     first, at = 0, 0
     for work, count in zip(works, counts, strict=True):
@@ -189,20 +189,20 @@ def verified(
     return landed
 
 
-def _plain(work: Work, share: Sampled, features: torch.Tensor | None) -> tuple[Landed, list[int]]:
+def _plain(work: Work, share: Sampled, features: torch.Tensor | None) -> tuple[StepResult, list[int]]:
     """A row without drafts, or a chunk; the prompt's last row has a token for each choice."""
     firsts = zip(share.tokens[1:], share.logprobs[1:], strict=True)
     forks = dict(zip(work.seq.forks, firsts, strict=True)) if work.sample else {}
-    landed = Landed(work, tuple(share.tokens[:1]), share.logprobs[:1], forks=forks, features=features)
+    landed = StepResult(work, tuple(share.tokens[:1]), share.logprobs[:1], forks=forks, features=features)
     return landed, list(range(len(work.tokens)))
 
 
-def _walked(work: Work, share: Sampled, features: torch.Tensor | None) -> tuple[Landed, list[int]]:
+def _walked(work: Work, share: Sampled, features: torch.Tensor | None) -> tuple[StepResult, list[int]]:
     """A round with drafts: what the target agrees with, from the root down."""
     assert work.tree is not None
     verdict = walk(work.tree, share.tokens)
     nodes = [0, *(1 + node for node in verdict.path)]
-    landed = Landed(
+    landed = StepResult(
         work,
         verdict.tokens,
         [share.logprobs[node] for node in nodes],

@@ -10,11 +10,11 @@ from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
-from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.step_result import StepResult
 
 
-class Flight(Protocol):
+class InFlightStep(Protocol):
     """A step that was launched, at `launched` (monotonic seconds). Steps of one `shape` take equal times."""
 
     @property
@@ -46,7 +46,7 @@ class Flight(Protocol):
         """Once what landed before it is committed: launches what waits for those tokens, if anything does."""
         ...
 
-    def land(self) -> SequenceOf[Landed]:
+    def land(self) -> SequenceOf[StepResult]:
         """Once, complete, after all flights before it: what the step gave each work. Rows are where they
         belong.
         """
@@ -72,7 +72,7 @@ class Runner(Protocol):
         """May a step be launched while the one before it is in flight?"""
         ...
 
-    def launch(self, works: SequenceOf[Work]) -> Flight:
+    def launch(self, works: SequenceOf[Work]) -> InFlightStep:
         """Starts a step of these works, which come after all steps launched before."""
         ...
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from eyas.common.prompt_share import PromptShare
-from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Kind, Work
+from eyas.engine.batch.step_result import StepResult
 from eyas.engine.ipc.messages import PrefillStarted
 from eyas.engine.ipc.pulse import Beat, no_pulse
 from eyas.engine.loop.commit import Committer
-from eyas.engine.loop.runner import Flight, Runner
+from eyas.engine.loop.runner import InFlightStep, Runner
 from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.loop.step_paces import StepPaces
@@ -41,7 +41,7 @@ class StepLoop:
     beat: Beat = no_pulse
     counts: StepCounts = field(default_factory=StepCounts)
     share: PromptShare = field(default_factory=PromptShare)
-    _flight: Flight | None = field(default=None, init=False)
+    _flight: InFlightStep | None = field(default=None, init=False)
     _landed_at: float | None = field(default=None, init=False)  # the last step; None: it idled since
     _clock: StepClock = field(default_factory=StepClock, init=False)
 
@@ -83,7 +83,7 @@ class StepLoop:
             self.scheduler.pool.launched()
             self.scheduler.pool.landed()
 
-    def _launch(self, works: list[Work]) -> Flight:
+    def _launch(self, works: list[Work]) -> InFlightStep:
         now = time.monotonic()
         self.runner.draft_wait_s = self.committer.drafting.wait_s
         flight = self.runner.launch(works)
@@ -107,7 +107,7 @@ class StepLoop:
         seq.in_flight += work.sample
         seq.tree = None
 
-    def _land(self, following: Flight | None) -> None:
+    def _land(self, following: InFlightStep | None) -> None:
         """Waits for the flight in the air, if any; `following` flies while what landed is committed."""
         flight, self._flight = self._flight, following
         landed = flight.land() if flight is not None else ()
@@ -118,7 +118,7 @@ class StepLoop:
         if following is not None:
             following.complete()
 
-    def _commit(self, flight: Flight, landed: SequenceOf[Landed]) -> None:
+    def _commit(self, flight: InFlightStep, landed: SequenceOf[StepResult]) -> None:
         """What the flight gave counts, and how long it took is told to what learns from it."""
         self.scheduler.pool.landed()
         now = time.monotonic()

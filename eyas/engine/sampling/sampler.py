@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eyas.common.types import TokenLogprob
-from eyas.engine.batch.landed import NOT_FINITE
+from eyas.engine.batch.step_result import NOT_FINITE
 from eyas.engine.sampling.filters import survivors, tempered
 from eyas.engine.sampling.noise import gumbel_at, gumbel_rows, streams
 from eyas.engine.sampling.processors import adjusted

@@ -91,7 +91,7 @@ class RankedCache:
         return b"".join(came), b"".join(left)
 
 
-class OfRank:
+class RankView:
     """What one rank's scheduler sees of the prompts that come from elsewhere: those given its pages."""
 
     def __init__(self, incoming: IncomingToRanks, rank: int) -> None:
@@ -114,7 +114,7 @@ class OfRank:
         return generation.rank == self._rank
 
 
-class RankedScheduler:
+class DataParallelScheduler:
     """The schedulers of all ranks, for those who know one. `limits` are those of each rank."""
 
     host = None  # no rank's pages leave for the host's memory
@@ -266,5 +266,5 @@ def _place(rank: Scheduler, tokens: SequenceOf[int]) -> Place:
     return Place(rank.cache.reach(tokens), sequences, rank.pool.free)
 
 
-Schedulers: TypeAlias = Scheduler | RankedScheduler
+Schedulers: TypeAlias = Scheduler | DataParallelScheduler
 """What an engine schedules with."""

@@ -129,7 +129,7 @@ class DeviceDrafter:
     def join(self, words: torch.Tensor, features: torch.Tensor, width: int) -> None:
         """Sequences before their first round: the head runs their newest draft row, then proposes below it.
 
-        words int32 [4, J], features float32 [J, head width], as `device.step.Joined` has them; the tables
+        words int32 [4, J], features float32 [J, head width], as `device.step.JoinBatch` has them; the tables
         know the sequences already. `width`: as of `follow`.
         """
         slots, tokens, positions, kv_rows = (row.clone() for row in words)  # on 16 bytes, as kernels like it

@@ -26,8 +26,8 @@ class Commit:
     """Rows that became certain. Row j pairs the feature of position base + j with the token at base + j + 1.
 
     `features`: [len(tokens), head width], or where a device keeps them. `want`: the last row is the newest,
-    and a proposal below it should be like this; None: none is needed. `ringed`: as of `Landed`. `late`: the
-    round that made them certain had no drafts.
+    and a proposal below it should be like this; None: none is needed. `ringed`: as of `StepResult`. `late`:
+    the round that made them certain had no drafts.
     """
 
     seq: Sequence

@@ -12,8 +12,8 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from eyas.common.config import EngineConfig
-from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.step_result import StepResult
 from eyas.engine.speculation.acceptance import Ints
 from eyas.engine.speculation.depth import AdaptiveDepth, Batch
 
@@ -53,7 +53,7 @@ class Pacing:
         most, own = self.depths.spec.steps, seq.generation.request.draft_limits.deepest
         return min(own, most) if own else most
 
-    def landed(self, landed: SequenceOf[Landed], depth: int | None, seconds: float | None) -> None:
+    def landed(self, landed: SequenceOf[StepResult], depth: int | None, seconds: float | None) -> None:
         """A step has landed. `depth`: of its rounds; None: as was chosen when the last one landed, and
         then the next is chosen now. `seconds`: since the last one landed; None: the loop rested between them.
         """
@@ -70,7 +70,7 @@ class Pacing:
             here = [one.work.seq for one in rounds if one.work.seq.occupancy == one.work.occupancy]
             self.choose(here, [seq.generation.request.speculative for seq in here])
 
-    def _learn(self, rounds: SequenceOf[Landed], depth: int) -> None:
+    def _learn(self, rounds: SequenceOf[StepResult], depth: int) -> None:
         """Only from those whose slot is still theirs, and nothing from a plain round."""
         if not depth and not any(one.drafts.offered for one in rounds):
             return
@@ -85,7 +85,7 @@ class Pacing:
         limits = np.full(len(told), self.depths.spec.steps)
         self.depths.landed(Batch(slots, occupancies, limits), depth, accepted, offered)
 
-    def _offered(self, one: Landed, depth: int) -> int:
+    def _offered(self, one: StepResult, depth: int) -> int:
         """How deep its drafts were; one that was not found was as good as refused."""
         seq, drafts = one.work.seq, one.drafts
         if not (self._sparse and seq.generation.request.speculative):

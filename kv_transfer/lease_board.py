@@ -54,11 +54,11 @@ class LeaseBoard:
         self._path.unlink(missing_ok=True)
 
 
-class BoardView:
+class LeaseBoardView:
     """A puller's view of the board of one incarnation of an owner."""
 
     @classmethod
-    def find(cls, export: Export, folder: str) -> BoardView | None:
+    def find(cls, export: Export, folder: str) -> LeaseBoardView | None:
         """The board that an owner exports; None if it is not in `folder` of this host, or gone."""
         try:
             return cls(HostFile.find(export, folder).path)

@@ -55,7 +55,7 @@ class _Pull:
     releasing: bool = False  # the verdict is on its way: a Watch that ends now means nothing
 
 
-class Pulls:
+class KvPuller:
     """Owner of the open Watches and fetches, and of the lines for them; made once, before the engine speaks.
 
     `find` gives the address of a worker by the name in its handles, and raises EyasError unless it is a

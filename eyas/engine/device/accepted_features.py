@@ -11,20 +11,20 @@ from typing import NamedTuple
 
 import torch
 
-from eyas.engine.batch.landed import Landed
 from eyas.engine.batch.sequence import Work
+from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.window import ROWS, Keeper, KeptRows
-from eyas.engine.device.step import Placed, StepShape, Wanted
+from eyas.engine.device.step import FeatureRequest, Placed, StepShape
 
 
-class Stays(NamedTuple):
-    """Features that stay on the device, of the sequence in `slot`. `generation`: as of `Landed.ringed`."""
+class DeviceResident(NamedTuple):
+    """Features that stay on the device, of the sequence in `slot`. `generation`: as `StepResult.ringed`."""
 
     keeper: Keeper
     slot: int
     generation: int
 
-    def of(self, one: Landed) -> Landed:
+    def of(self, one: StepResult) -> StepResult:
         """With its features."""
         work = one.work
         rows = range(work.start, work.start + one.rows)
@@ -34,7 +34,7 @@ class Stays(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Certain:
+class AcceptedFeatures:
     """Features for a drafter elsewhere: float32 [n, head width], valid once the step has landed.
 
     `path_rows` rows for each round that comes to the host, those of its path and others behind them; then one
@@ -45,9 +45,9 @@ class Certain:
     rows: torch.Tensor | None
     path_rows: int
     chunks: SequenceOf[int]
-    stay: SequenceOf[Stays | None]
+    stay: SequenceOf[DeviceResident | None]
 
-    def of(self, landed: SequenceOf[Landed], rounds: int) -> list[Landed]:
+    def of(self, landed: SequenceOf[StepResult], rounds: int) -> list[StepResult]:
         """`landed`, chunks first, then as many rounds, then singles, with their features."""
         first, decoded = 0, []
         for i, (one, stays) in enumerate(zip(landed[len(self.chunks) :], self.stay, strict=True)):
@@ -77,25 +77,29 @@ def chunk_ends(chunks: SequenceOf[Work]) -> list[int]:
     ]
 
 
-def staying(placed: Placed, keeper: Keeper | None) -> list[Stays | None]:
+def staying(placed: Placed, keeper: Keeper | None) -> list[DeviceResident | None]:
     """Of rounds, then of singles. `keeper`: None: the device keeps nothing.
 
     Those of a sequence whose drafter takes features by the host come there.
     """
-    found: list[Stays | None] = []
+    found: list[DeviceResident | None] = []
     for work in (*placed.rounds, *placed.singles):
         seq = work.seq
         if keeper is None or (seq.drafting and seq.ring is None):
             found.append(None)
         else:
-            found.append(Stays(keeper, seq.slot, 0 if seq.ring is None else seq.ring.generation))
+            found.append(DeviceResident(keeper, seq.slot, 0 if seq.ring is None else seq.ring.generation))
     return found
 
 
 def wanted(
-    placed: Placed, shape: StepShape, path_rows: int, ends: SequenceOf[int], stay: SequenceOf[Stays | None]
-) -> Wanted | None:
-    """What `Certain` then has; None: nothing. `ends`: as of `chunk_ends`, `stay` as of `staying`."""
+    placed: Placed,
+    shape: StepShape,
+    path_rows: int,
+    ends: SequenceOf[int],
+    stay: SequenceOf[DeviceResident | None],
+) -> FeatureRequest | None:
+    """What `AcceptedFeatures` then has; None: nothing. `ends`: as of `chunk_ends`, `stay` as of `staying`."""
     decoded: list[int] = []
     for i, stays in enumerate(stay):
         if stays is None and i < len(placed.rounds):
@@ -107,4 +111,4 @@ def wanted(
     for work, count in zip(placed.chunks, ends, strict=True):
         end += len(work.tokens)
         rows += range(end - count, end)
-    return Wanted(decoded, rows) if decoded or rows else None
+    return FeatureRequest(decoded, rows) if decoded or rows else None

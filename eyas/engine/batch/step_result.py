@@ -20,7 +20,7 @@ NOT_FINITE = -1
 NO_FORKS: Mapping[int, tuple[int, TokenLogprob | None]] = {}
 
 
-class Landed(NamedTuple):
+class StepResult(NamedTuple):
     """The result of one `Work`, its verdict done and its rows where they belong.
 
     `tokens`: what the model says next, in order; none for a chunk that ends before its prompt does.

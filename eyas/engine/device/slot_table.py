@@ -20,7 +20,7 @@ from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.program import DeviceState
 from eyas.engine.device.special import occupy_special, reads_text
-from eyas.engine.device.step import Joined, Layout, Placed, StepShape, tiles_for
+from eyas.engine.device.step import JoinBatch, Layout, Placed, StepShape, tiles_for
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.kernels.mailbox import polls_in
 
@@ -45,7 +45,7 @@ class Occupant:
     grows: bool = False
 
 
-class Occupants:
+class SlotTable:
     """The slots of a device. `state`: of any attention rank, as all have the same; `layout`: with the rank's
     first page.
     """
@@ -67,7 +67,7 @@ class Occupants:
         writes, polls = TableWrites(self._state.tables), polls_in(draft_wait_s)
         return writes, [work for work in works if self._tell(work, writes, polls)]
 
-    def joined(self, joining: SequenceOf[Work], width: int, writes: np.ndarray) -> Joined:
+    def joined(self, joining: SequenceOf[Work], width: int, writes: np.ndarray) -> JoinBatch:
         """`width`: rows of the rounds in the step that follows; `writes`: what the tables are told before."""
         size, words, features = self.layout.page_size, [], np.zeros((len(joining), 0), np.float32)
         for work in joining:
@@ -78,7 +78,7 @@ class Occupants:
             rows = [work.seq.window.chunks[-1][-1:].float().cpu().numpy() for work in joining]
             features = np.concatenate(rows)
         told = np.array(words, np.int32).reshape(-1, 4).T.copy()
-        return Joined(told, features, width, writes)
+        return JoinBatch(told, features, width, writes)
 
     def place(self, works: SequenceOf[Work], width: int) -> tuple[Placed, StepShape]:
         """In the order of their rows, and the least shape that holds them. Attention begins with those that
