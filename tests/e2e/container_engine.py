@@ -12,6 +12,7 @@ import contextlib
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ NETWORK_PROGRAMS = (Path("/usr/lib/podman/netavark"), Path("/usr/lib/podman/aard
 INSTALLED = "podman buildah runc debootstrap catatonit netavark aardvark-dns"
 PACKAGES = "python3,python3-venv,ca-certificates,redis-server"
 MOST_PROCESSES = 32768  # to which podman lowers its own limit
+NAMES = Path("/run/containers/networks/aardvark-dns")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
@@ -117,6 +119,15 @@ class Engine:
     def started(self, name: str) -> str:
         """When a container was started, last."""
         return self.podman("inspect", "--format", "{{.State.StartedAt}}", name).strip()
+
+    @staticmethod
+    def forget_names(network: str) -> None:
+        """Removes the names of a network that is gone. The engine's name server keeps those of killed
+        containers: the next cluster would look for its Redis where none is. Without names it ends.
+        """
+        (NAMES / network).unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int((NAMES / "aardvark.pid").read_text()), signal.SIGHUP)
 
     def make_base(self) -> None:
         """The base and Redis images, unless they are here: one, of Debian's packages."""

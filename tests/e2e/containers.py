@@ -29,6 +29,7 @@ from tests.e2e.container_engine import IMAGE, USER, Engine, problem
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 PORT, GRPC_PORT = 18000, 18001
+NETWORK = "eyas_default"
 START_S, END_S = 300.0, 120.0
 STREAMS, TOKENS = 6, 160
 
@@ -230,6 +231,7 @@ def ended(compose: Compose, log: Log) -> Iterator[None]:
     finally:
         began = time.monotonic()
         compose.run("down", "--volumes")
+        compose.engine.forget_names(NETWORK)
         left = compose.engine.podman("ps", "--all", "--format", "{{.Names}}").split()
         log.say(f"compose down: {time.monotonic() - began:.1f} s, containers left: {left or 'none'}")
     assert not left, left
