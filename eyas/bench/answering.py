@@ -23,7 +23,7 @@ TIMEOUT_S = 3600.0  # of a request: the queue is long
 
 
 @dataclass
-class Answer:
+class EngineAnswer:
     """What an engine said to prompt `number`. `rounds`: (accepted, offered) of every step with drafts."""
 
     number: int
@@ -32,7 +32,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class EnginePrompt:
     """Ids to be continued by at most `longest`, and the number by which the answer is told."""
 
     number: int
@@ -50,10 +50,10 @@ class AnswerLink:
 
     def __init__(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[EnginePrompt],
         params: SamplingParams,
         ahead: int,
-        tell: Callable[[Answer], None],
+        tell: Callable[[EngineAnswer], None],
         saw: Callable[[Sequence[Entry]], None] = lambda entries: None,
     ) -> None:
         self._prompts = iter(prompts)
@@ -61,12 +61,12 @@ class AnswerLink:
         self._ahead = ahead
         self._tell = tell
         self._saw = saw
-        self._open: dict[str, Answer] = {}
+        self._open: dict[str, EngineAnswer] = {}
 
     def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
         """As many prompts as there is room for; when all are answered, the end."""
         new = list(itertools.islice(self._prompts, self._ahead - len(self._open)))
-        self._open |= {str(prompt.number): Answer(prompt.number) for prompt in new}
+        self._open |= {str(prompt.number): EngineAnswer(prompt.number) for prompt in new}
         if not self._open:
             return [Shutdown()]
         if not new:
@@ -86,7 +86,7 @@ class AnswerLink:
             elif isinstance(event, Stopped) and event.failure is not None:
                 raise EyasError(f"the engine ended: {event.failure.message}")
 
-    def _request(self, prompt: Prompt) -> GenerationRequest:
+    def _request(self, prompt: EnginePrompt) -> GenerationRequest:
         seed = self._params.seed + prompt.number
         params = msgspec.structs.replace(self._params, max_tokens=prompt.longest, seed=seed)
         return GenerationRequest(
@@ -104,9 +104,9 @@ class AnswerLink:
 
 def answer(
     config: EngineConfig,
-    prompts: Iterable[Prompt],
+    prompts: Iterable[EnginePrompt],
     params: SamplingParams,
-    tell: Callable[[Answer], None],
+    tell: Callable[[EngineAnswer], None],
 ) -> None:
     """Loads the engine, answers all prompts and ends it. `tell` is called in the order of completion.
 

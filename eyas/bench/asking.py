@@ -15,7 +15,7 @@ import msgspec
 
 from eyas.bench.backends import ParsedEvent, Question, RequestTemplate, ServerBackend
 from eyas.bench.http import Server
-from eyas.bench.jobs import Job
+from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.common.errors import EyasError
 
@@ -30,13 +30,13 @@ class Target:
     backend: ServerBackend
     template: RequestTemplate
 
-    async def ask(self, job: Job, question: Question, max_tokens: int) -> RequestRecord:
+    async def ask(self, job: LoadJob, question: Question, max_tokens: int) -> RequestRecord:
         """Sends one request and reads its answer; the clock starts just before the connection opens.
 
         `start_s` is the `time.perf_counter` of sending. Nothing is raised: a failure is in `error`.
         """
         body = msgspec.json.encode(self.backend.body(self.template, job, question, max_tokens))
-        reading = Reading(self.backend, time.perf_counter())
+        reading = AnswerReader(self.backend, time.perf_counter())
         record = reading.record
         try:
             await self.server.stream(self.backend.path, body, reading.event)
@@ -46,7 +46,7 @@ class Target:
         return record
 
 
-class Reading:
+class AnswerReader:
     """Reads the events of one answer into a record."""
 
     def __init__(self, backend: ServerBackend, began: float) -> None:

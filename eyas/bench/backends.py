@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from eyas.bench.jobs import Job, Prompt
+from eyas.bench.jobs import LoadJob, Prompt
 from eyas.common.errors import ConfigError, EyasError
 
 Message = Mapping[str, str]
@@ -53,7 +53,7 @@ class ServerBackend:
     """One way to ask. `chats`: it takes messages. `cumulative`: every event has all text so far."""
 
     path: str
-    body: Callable[[RequestTemplate, Job, Question, int], dict[str, Any]]
+    body: Callable[[RequestTemplate, LoadJob, Question, int], dict[str, Any]]
     """Of the run's template, the job, the prompt or messages, and the most tokens of the answer."""
     read: Callable[[bytes], ParsedEvent]
     """Raises EyasError for an event that is an error or is malformed."""
@@ -114,7 +114,7 @@ def _openai(data: bytes) -> ParsedEvent:
     return parsed
 
 
-def _openai_body(template: RequestTemplate, job: Job, max_tokens: int) -> dict[str, Any]:
+def _openai_body(template: RequestTemplate, job: LoadJob, max_tokens: int) -> dict[str, Any]:
     body = {
         "model": template.model,
         "max_tokens": max_tokens,
@@ -132,11 +132,11 @@ def _openai_body(template: RequestTemplate, job: Job, max_tokens: int) -> dict[s
     return body
 
 
-def _completion(template: RequestTemplate, job: Job, question: Question, max_tokens: int) -> dict[str, Any]:
+def _completion(template: RequestTemplate, job: LoadJob, question: Question, max_tokens: int) -> dict[str, Any]:
     return {**_openai_body(template, job, max_tokens), "prompt": question, **template.extra}
 
 
-def _chat(template: RequestTemplate, job: Job, question: Question, max_tokens: int) -> dict[str, Any]:
+def _chat(template: RequestTemplate, job: LoadJob, question: Question, max_tokens: int) -> dict[str, Any]:
     return {**_openai_body(template, job, max_tokens), "messages": question, **template.extra}
 
 
@@ -175,7 +175,7 @@ def _generate(data: bytes) -> ParsedEvent:
 
 
 def _generate_body(
-    template: RequestTemplate, job: Job, question: Question, max_tokens: int
+    template: RequestTemplate, job: LoadJob, question: Question, max_tokens: int
 ) -> dict[str, Any]:
     sampling: dict[str, Any] = {
         "temperature": template.temperature,
@@ -217,12 +217,12 @@ BACKENDS = {
 }
 
 
-def backend_for(jobs: Sequence[Job]) -> str:
+def backend_for(jobs: Sequence[LoadJob]) -> str:
     """The name of the backend that suits these jobs: completions for token ids, chats for texts."""
     return "sglang-oai" if isinstance(jobs[0].turns[0].prompt, tuple) else "sglang-oai-chat"
 
 
-def check(name: str, jobs: Sequence[Job]) -> None:
+def check(name: str, jobs: Sequence[LoadJob]) -> None:
     """Raises ConfigError if a backend cannot ask for these jobs."""
     ids = any(isinstance(turn.prompt, tuple) for job in jobs for turn in job.turns)
     if BACKENDS[name].chats and ids:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eyas.bench.answering import AnswerLink, Prompt
+from eyas.bench.answering import AnswerLink, EnginePrompt
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
@@ -76,7 +76,7 @@ class BatchesLink:
 
 
 def busy(
-    config: EngineConfig, sizes: Sequence[int], prompts: Sequence[Prompt]
+    config: EngineConfig, sizes: Sequence[int], prompts: Sequence[EnginePrompt]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Answers all prompts with each number of them at a time; (number, figures). The first warms up."""
     import torch

@@ -11,7 +11,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from eyas.bench.jobs import Job, Turn, draw_ids, poisson
+from eyas.bench.jobs import LoadJob, JobTurn, draw_ids, poisson
 from eyas.common.errors import ConfigError
 
 CLOSED = {"bs1": (1, 256, 512, 2), "bs8": (8, 256, 512, 8), "bs32": (32, 256, 512, 32)}
@@ -44,7 +44,7 @@ class LoadCase:
     """A named set of jobs, at most `concurrency` at once; `rate`: Poisson arrivals per second, if any."""
 
     name: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[LoadJob, ...]
     concurrency: int
     rate: float | None = None
 
@@ -58,7 +58,7 @@ def make_case(name: str, seed: int = 1) -> LoadCase:
         concurrency = int(chat[1])
         prompts = itertools.islice(itertools.cycle(CHATS), max(concurrency * 4, FEWEST_CHATS))
         return LoadCase(
-            name, tuple(Job((Turn(prompt, 128),), may_stop=True) for prompt in prompts), concurrency
+            name, tuple(LoadJob((JobTurn(prompt, 128),), may_stop=True) for prompt in prompts), concurrency
         )
     if shape := re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", name):
         concurrency, prompt, answer, count = map(int, shape.groups())
@@ -68,7 +68,7 @@ def make_case(name: str, seed: int = 1) -> LoadCase:
         raise ConfigError(f"CASE: {name!r} is none of {' '.join(CASES)}", param="CASE")
     if 0 in (concurrency, prompt, answer, count):
         raise ConfigError(f"CASE: {name!r} has a zero", param="CASE")
-    jobs = (Job.single(draw_ids(rng, prompt), answer) for _ in range(count))
+    jobs = (LoadJob.single(draw_ids(rng, prompt), answer) for _ in range(count))
     return LoadCase(name, tuple(jobs), concurrency)
 
 
@@ -83,5 +83,5 @@ def _open(name: str, rng: random.Random) -> LoadCase:
     ]
     rate = None if name == "inf1k" else POISSON_RATE
     dues = poisson(rng, rate or float("inf"))
-    jobs = (Job.single(ids, answer, due) for (ids, answer), due in zip(turns, dues, strict=False))
+    jobs = (LoadJob.single(ids, answer, due) for (ids, answer), due in zip(turns, dues, strict=False))
     return LoadCase(name, tuple(jobs), OPEN_REQUESTS, rate)

@@ -19,7 +19,7 @@ Prompt = tuple[int, ...] | str
 
 
 @dataclass(frozen=True)
-class Turn:
+class JobTurn:
     """One request of a job: token ids or a text, and the most tokens of its answer."""
 
     prompt: Prompt
@@ -27,22 +27,22 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Job:
+class LoadJob:
     """One request, or a conversation whose next turn waits for the answer to the one before.
 
     `due_s`: when it starts, in seconds since the run's zero; None: as the load's arrivals say. `may_stop`:
     answers may end before `max_tokens`. `schema`: a JSON schema that answers must follow.
     """
 
-    turns: tuple[Turn, ...]
+    turns: tuple[JobTurn, ...]
     due_s: float | None = None
     may_stop: bool = False
     schema: Mapping[str, Any] | None = None
 
     @classmethod
-    def single(cls, prompt: Prompt, max_tokens: int, due_s: float | None = None) -> Job:
+    def single(cls, prompt: Prompt, max_tokens: int, due_s: float | None = None) -> LoadJob:
         """A job of one request."""
-        return cls((Turn(prompt, max_tokens),), due_s)
+        return cls((JobTurn(prompt, max_tokens),), due_s)
 
 
 def generator(seed: int, what: str) -> random.Random:
@@ -55,12 +55,12 @@ def draw_ids(rng: random.Random, count: int) -> tuple[int, ...]:
     return tuple(rng.randrange(FIRST_PLAIN_ID, DRAWN_IDS) for _ in range(count))
 
 
-def fit(jobs: Iterable[Job], vocab_size: int) -> list[Job]:
+def fit(jobs: Iterable[LoadJob], vocab_size: int) -> list[LoadJob]:
     """The same jobs with token ids of a vocabulary that has `vocab_size` of them."""
     plain = vocab_size - FIRST_PLAIN_ID
     table = [FIRST_PLAIN_ID + (id - FIRST_PLAIN_ID) % plain for id in range(DRAWN_IDS)]
 
-    def fitted(turn: Turn) -> Turn:
+    def fitted(turn: JobTurn) -> JobTurn:
         if isinstance(turn.prompt, str):
             return turn
         return dataclasses.replace(turn, prompt=tuple(table[id] for id in turn.prompt))
@@ -81,7 +81,7 @@ def poisson(rng: random.Random, rate: float) -> Iterator[float]:
         due_s += rng.expovariate(rate) if rate != float("inf") else 0.0
 
 
-def arrivals(jobs: Sequence[Job], rate: float, seed: int) -> list[float]:
+def arrivals(jobs: Sequence[LoadJob], rate: float, seed: int) -> list[float]:
     """When each job is due, in seconds since the run's zero: as it says itself, else Poisson by `rate`."""
     drawn = poisson(generator(seed, "arrivals"), rate)
     return [due if job.due_s is None else job.due_s for job, due in zip(jobs, drawn, strict=False)]

@@ -14,7 +14,7 @@ from typing import Any
 from eyas.bench.asking import Target
 from eyas.bench.backends import BACKENDS, RequestTemplate
 from eyas.bench.http import Server
-from eyas.bench.jobs import Job, Turn, fit, unlike
+from eyas.bench.jobs import LoadJob, JobTurn, fit, unlike
 from eyas.bench.plan import LoadPlan
 from eyas.bench.records import RequestRecord, RunRecord
 from eyas.bench.runner import OnRecord, Workload, run_load
@@ -84,8 +84,8 @@ class Measurement:
 
     async def _warm_up(self) -> None:
         first = self._jobs[0].turns[0]
-        turn = Turn(unlike(first.prompt), min(first.max_tokens, WARMUP_TOKENS))
-        load = Workload([Job((turn,))] * self._plan.warmup, max_concurrency=self._plan.max_concurrency)
+        turn = JobTurn(unlike(first.prompt), min(first.max_tokens, WARMUP_TOKENS))
+        load = Workload([LoadJob((turn,))] * self._plan.warmup, max_concurrency=self._plan.max_concurrency)
         run = await run_load(self._target, load, {}, lambda _: None)
         if not run.complete:
             raise asyncio.CancelledError

@@ -70,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures and prints a table; 1 if anything failed."""
     from eyas.bench.fits import check
-    from eyas.bench.parts import Part, run_parts
+    from eyas.bench.parts import ChildPart, run_parts
 
     plan = plan_of(args)
     largest = max(batch.size for batch in plan.batches)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     for mode, chosen in modes:
         # The trace is of the way that serves.
         last = dataclasses.replace(plan, profile=plan.profile if mode == modes[-1][0] else None)
-        parts.append(Part(f"one-batch ({mode})", functools.partial(measure, chosen, last, mode)))
+        parts.append(ChildPart(f"one-batch ({mode})", functools.partial(measure, chosen, last, mode)))
     failed = run_parts(parts, lines.tell)
     return int(bool(failed or lines.failed))
 

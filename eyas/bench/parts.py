@@ -35,7 +35,7 @@ Tell: TypeAlias = Callable[[Line], None]
 
 
 @dataclass(frozen=True)
-class Part:
+class ChildPart:
     """`work` is called in a new process, so it must be picklable; what it tells arrives in the first one."""
 
     name: str
@@ -47,7 +47,7 @@ class _Failure:
     message: str
 
 
-def run_parts(parts: Iterable[Part], tell: Tell, silence_s: float = SILENCE_S) -> int:
+def run_parts(parts: Iterable[ChildPart], tell: Tell, silence_s: float = SILENCE_S) -> int:
     """Runs the parts one after the other; each line goes to `tell` when it comes.
 
     Names every part that failed on standard error and goes on; returns their number.
@@ -61,7 +61,7 @@ def run_parts(parts: Iterable[Part], tell: Tell, silence_s: float = SILENCE_S) -
     return failed
 
 
-def _run(part: Part, tell: Tell, silence_s: float) -> str | None:
+def _run(part: ChildPart, tell: Tell, silence_s: float) -> str | None:
     """What the part failed of, if it did."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -97,7 +97,7 @@ def _end(process: BaseProcess, grace_s: float) -> None:
     sweep(POOLS)
 
 
-def _main(part: Part, pipe: Connection) -> None:
+def _main(part: ChildPart, pipe: Connection) -> None:
     """The process of a part. Ctrl-C is the business of the first process, which then sends SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwinds, so that what is in files is unlinked

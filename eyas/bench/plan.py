@@ -11,7 +11,7 @@ from typing import Any
 from eyas.bench import backends
 from eyas.bench.datasets.draw import Draw
 from eyas.bench.datasets.table import DATASETS
-from eyas.bench.jobs import FIRST_PLAIN_ID, Job
+from eyas.bench.jobs import FIRST_PLAIN_ID, LoadJob
 from eyas.bench.slo import Slo
 from eyas.common.errors import ConfigError
 from eyas.flags import positive, whole
@@ -25,7 +25,7 @@ class LoadPlan:
 
     dataset: str
     draw: Draw
-    jobs: list[Job]
+    jobs: list[LoadJob]
     """With token ids of no vocabulary yet."""
     backend: str
     rate: float

@@ -17,7 +17,7 @@ import numpy as np
 
 from eyas.bench.asking import Target
 from eyas.bench.backends import Message, Question
-from eyas.bench.jobs import Job, Turn, arrivals
+from eyas.bench.jobs import LoadJob, JobTurn, arrivals
 from eyas.bench.records import RequestRecord, RunRecord
 from eyas.worker.descriptors import raise_limit
 
@@ -31,7 +31,7 @@ class Workload:
     `max_concurrency`: jobs that run at a time; None: any number. `seed` draws the arrivals.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[LoadJob]
     rate: float = float("inf")
     max_concurrency: int | None = None
     seed: int = 1
@@ -102,7 +102,7 @@ class _Sending:
         """In the order in which their jobs were due."""
         return [record for records in self._records for record in records]
 
-    async def _job(self, job: Job, due: float, records: list[RequestRecord]) -> None:
+    async def _job(self, job: LoadJob, due: float, records: list[RequestRecord]) -> None:
         """One job; `due` is a `time.perf_counter`. After a failure, the turns to come fail too."""
         history: list[Message] = []
         async with self._places:
@@ -117,7 +117,7 @@ class _Sending:
                 records.append(record)
                 self._on_record(record)
 
-    async def _turn(self, job: Job, turn: Turn, history: list[Message]) -> RequestRecord:
+    async def _turn(self, job: LoadJob, turn: JobTurn, history: list[Message]) -> RequestRecord:
         question: Question = turn.prompt
         if self._target.backend.chats:
             history.append({"role": "user", "content": str(turn.prompt)})

@@ -38,7 +38,7 @@ from eyas.worker.serve import LocalCluster
 
 
 @dataclass(frozen=True)
-class Output:
+class ResultFile:
     """Where results go. `details`: the line also has a list per request for each quantity."""
 
     file: Path | None
@@ -69,7 +69,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    output = Output(args.output_file, args.output_details, args.tag, args.plot)
+    output = ResultFile(args.output_file, args.output_details, args.tag, args.plot)
     output.check()
     plan = make_plan(args)
     if args.url:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     return run_on_screen(own_config(args), work, quiet=True)
 
 
-async def measure(server: Server, plan: LoadPlan, output: Output) -> int:
+async def measure(server: Server, plan: LoadPlan, output: ResultFile) -> int:
     """Measures a running server; prints and writes the result. Gives the exit code.
 
     Raises EyasError if nothing answers or no request succeeds.
@@ -120,7 +120,7 @@ def progress(total: int) -> Iterator[OnRecord]:
         yield on_record
 
 
-def _write(line: dict[str, Any], output: Output) -> None:
+def _write(line: dict[str, Any], output: ResultFile) -> None:
     append_line(output.file, line if output.details else without_details(line))
     if output.plot is not None and line["completed"]:
         run = from_figures(line, "the run", output.tag or line["model"])

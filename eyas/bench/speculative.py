@@ -28,7 +28,7 @@ from eyas.configuration import drafts
 from eyas.flags import add_engine, positive
 
 if TYPE_CHECKING:
-    from eyas.bench.answering import Prompt
+    from eyas.bench.answering import EnginePrompt
 
 Line = dict[str, Any]
 PLAIN = "no drafts"
@@ -51,7 +51,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class DraftSetting:
     """One point of the grid; None: no drafts."""
 
     spec: SpeculationConfig | None
@@ -98,7 +98,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures the grid, prints it and the best of it; 1 if anything failed."""
     from eyas.bench.fits import check
-    from eyas.bench.parts import Part, run_parts
+    from eyas.bench.parts import ChildPart, run_parts
 
     _check(args)
     batches = sorted(set(args.batch_size))
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         table.tell(line)
 
     parts = [
-        Part(setting.name, functools.partial(measure, config, setting, batches, prompts))
+        ChildPart(setting.name, functools.partial(measure, config, setting, batches, prompts))
         for setting, config in configs
     ]
     failed = run_parts(parts, tell)
@@ -142,19 +142,19 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(text, param="num-prompts")
 
 
-def settings(args: argparse.Namespace) -> list[Setting]:
+def settings(args: argparse.Namespace) -> list[DraftSetting]:
     """The model without drafts, all chains, and all trees that there can be.
 
     Raises ConfigError if no draft is among them.
     """
     found = [
-        Setting(spec)
+        DraftSetting(spec)
         for steps, topk in itertools.product(sorted(set(args.steps)), sorted(set(args.topk)))
         for spec in _shapes(steps, topk, args.draft_tokens)
     ]
     if not found:
         raise ConfigError("--draft-tokens: no tree of --steps and --topk has as many", param="draft-tokens")
-    return [Setting(None), *found]
+    return [DraftSetting(None), *found]
 
 
 def _shapes(steps: int, topk: int, nodes: Sequence[int]) -> Iterator[SpeculationConfig]:
@@ -169,7 +169,7 @@ def _shapes(steps: int, topk: int, nodes: Sequence[int]) -> Iterator[Speculation
             yield SpeculationConfig(steps, topk, count)
 
 
-def _config(args: argparse.Namespace, setting: Setting) -> EngineConfig:
+def _config(args: argparse.Namespace, setting: DraftSetting) -> EngineConfig:
     """The engine of one setting, launched as it serves. Raises ConfigError if nothing is drafted."""
     asked = argparse.Namespace(**vars(args))
     if setting.spec is not None and not drafts(args):
@@ -186,9 +186,9 @@ def _config(args: argparse.Namespace, setting: Setting) -> EngineConfig:
     return served
 
 
-def prompts_of(args: argparse.Namespace) -> list[Prompt]:
+def prompts_of(args: argparse.Namespace) -> list[EnginePrompt]:
     """The questions of a file, or held-out ones of the embedded model: as many as are wanted, then again."""
-    from eyas.bench.answering import Prompt
+    from eyas.bench.answering import EnginePrompt
     from eyas.configuration import is_nano
     from eyas.train.conversations import Speech, as_chats, read_lines
     from eyas.worker.hub import model_folder
@@ -206,11 +206,11 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
     if not questions:
         raise ConfigError(f"--prompts: {args.prompts} asks nothing", param="prompts")
     endless = itertools.islice(itertools.cycle(questions), args.num_prompts)
-    return [Prompt(i, ids, args.max_answer) for i, ids in enumerate(endless)]
+    return [EnginePrompt(i, ids, args.max_answer) for i, ids in enumerate(endless)]
 
 
 def measure(
-    config: EngineConfig, setting: Setting, batches: Sequence[int], prompts: Sequence[Prompt], tell: Any
+    config: EngineConfig, setting: DraftSetting, batches: Sequence[int], prompts: Sequence[EnginePrompt], tell: Any
 ) -> None:
     """Runs every batch size in one engine, and tells a line for each. In the process of a part."""
     from eyas.bench.busy import busy

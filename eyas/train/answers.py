@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.progress import Progress
 
-from eyas.bench.answering import Answer, Prompt, answer
-from eyas.bench.parts import Part, Tell, run_parts
+from eyas.bench.answering import EngineAnswer, EnginePrompt, answer
+from eyas.bench.parts import ChildPart, Tell, run_parts
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.params import SamplingParams
@@ -49,9 +49,9 @@ class Asking:
         """What answers depend on: the file's first line."""
         return {name: value for name, value in asdict(self).items() if name != "device"}
 
-    def prompt(self, number: int, question: Sequence[int]) -> Prompt:
+    def prompt(self, number: int, question: Sequence[int]) -> EnginePrompt:
         """One question, and how long its answer may be."""
-        return Prompt(number, question, min(self.longest, self.length - len(question)))
+        return EnginePrompt(number, question, min(self.longest, self.length - len(question)))
 
 
 def engine_of(device: str, target: str, draft: str | None = None, **asked: Any) -> EngineConfig:
@@ -74,7 +74,7 @@ def answers(asking: Asking, questions: Mapping[int, Sequence[int]], file: Path) 
                 bar.advance(task)
 
             work = partial(_ask, asking.engine, missing, _params(asking))
-            if run_parts([Part("answers", work)], tell):
+            if run_parts([ChildPart("answers", work)], tell):
                 raise EyasError(f"{asking.target} did not answer all questions; --resume goes on")
     return {number: found[number] for number in questions}
 
@@ -99,10 +99,10 @@ def _params(asking: Asking) -> SamplingParams:
     return SamplingParams(temperature=asking.temperature, seed=asking.seed)
 
 
-def _ask(config: EngineConfig, prompts: Sequence[Prompt], params: SamplingParams, tell: Tell) -> None:
+def _ask(config: EngineConfig, prompts: Sequence[EnginePrompt], params: SamplingParams, tell: Tell) -> None:
     """In the process of the part."""
 
-    def said(one: Answer) -> None:
+    def said(one: EngineAnswer) -> None:
         tell({"number": one.number, "tokens": one.tokens})
 
     answer(config, prompts, params, said)

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from eyas.bench.answering import Prompt
+from eyas.bench.answering import EnginePrompt
 from eyas.common.errors import ConfigError
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
@@ -145,7 +145,7 @@ def _other_readings(head: DraftConfig, target: ModelConfig) -> list[tuple[int, .
     return [layers for layers in shifted if 0 <= min(layers) and max(layers) <= last]
 
 
-def _prompts(args: argparse.Namespace) -> Sequence[Prompt]:
+def _prompts(args: argparse.Namespace) -> Sequence[EnginePrompt]:
     speech = Speech(args.target)
     if args.prompts is not None:
         lines = read_lines(args.prompts, "prompts")
@@ -156,7 +156,7 @@ def _prompts(args: argparse.Namespace) -> Sequence[Prompt]:
     questions = [ids for line in lines if (ids := speech.question(line))][: args.num_prompts]
     if not questions:
         raise ConfigError(f"--prompts: {args.prompts} asks nothing", param="prompts")
-    return [Prompt(i, ids, args.max_answer) for i, ids in enumerate(questions)]
+    return [EnginePrompt(i, ids, args.max_answer) for i, ids in enumerate(questions)]
 
 
 def _said(counts: ByDepth) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from eyas.bench.answering import Prompt
+from eyas.bench.answering import EnginePrompt
 from eyas.bench.files import append_line, check_writable
 from eyas.bench.plots.style import check_plot
 from eyas.common.errors import ConfigError
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         plot_training(history, args.plot, f"{args.kind} for {args.target.name}")
     console = Console()
     console.print(f"{folder.out}: {_summary(history[-1])}", soft_wrap=True)
-    prompts = [Prompt(i, q, args.max_answer) for i in held[:SERVED] if (q := speech.question(lines[i]))]
+    prompts = [EnginePrompt(i, q, args.max_answer) for i in held[:SERVED] if (q := speech.question(lines[i]))]
     if prompts:
         console.print(_served(args, prompts), soft_wrap=True)
     return 0
@@ -230,7 +230,7 @@ def _summary(line: Mapping[str, Any]) -> str:
     return text
 
 
-def _served(args: argparse.Namespace, prompts: Sequence[Prompt]) -> str:
+def _served(args: argparse.Namespace, prompts: Sequence[EnginePrompt]) -> str:
     """Measures chains through an engine, with the memory that training had."""
     if args.device != "cpu":
         gc.collect()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from eyas.bench.answering import Answer, Prompt, answer
-from eyas.bench.parts import Line, Part, Tell, run_parts
+from eyas.bench.answering import EngineAnswer, EnginePrompt, answer
+from eyas.bench.parts import Line, ChildPart, Tell, run_parts
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
@@ -22,7 +22,7 @@ CHAIN = SpeculationConfig(steps=5, draft_tokens=6)
 
 
 def served_acceptance(
-    device: str, target: Path, head: Path, prompts: Sequence[Prompt], captured: tuple[int, ...] = ()
+    device: str, target: Path, head: Path, prompts: Sequence[EnginePrompt], captured: tuple[int, ...] = ()
 ) -> ByDepth:
     """Of chains of five, in a process of its own that needs little memory beside the weights.
 
@@ -41,16 +41,16 @@ def served_acceptance(
         max_running=len(prompts),
         num_pages=len(prompts) * pages_for(length + AHEAD, EngineConfig.page_size),
     )
-    if run_parts([Part("acceptance", partial(_in_part, config, prompts))], lines.append):
+    if run_parts([ChildPart("acceptance", partial(_in_part, config, prompts))], lines.append):
         raise EyasError(f"the acceptance of {head} could not be measured")
     return ByDepth(**lines[-1])
 
 
-def count_rounds(config: EngineConfig, prompts: Sequence[Prompt]) -> ByDepth:
+def count_rounds(config: EngineConfig, prompts: Sequence[EnginePrompt]) -> ByDepth:
     """The same in this process."""
     counts = ByDepth()
 
-    def add(one: Answer) -> None:
+    def add(one: EngineAnswer) -> None:
         for accepted, offered in one.rounds:
             for depth in range(offered):
                 counts.add(depth, 1, int(accepted > depth))
@@ -59,6 +59,6 @@ def count_rounds(config: EngineConfig, prompts: Sequence[Prompt]) -> ByDepth:
     return counts
 
 
-def _in_part(config: EngineConfig, prompts: Sequence[Prompt], tell: Tell) -> None:
+def _in_part(config: EngineConfig, prompts: Sequence[EnginePrompt], tell: Tell) -> None:
     counts = count_rounds(config, prompts)
     tell({"offered": counts.offered, "accepted": counts.accepted})

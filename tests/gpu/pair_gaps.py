@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from eyas.bench.jobs import Job
+from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.bench.saved import Floats
 from tests.gpu.pair_load import Sent, send, token_ids
@@ -43,12 +43,12 @@ class Load:
     rate: float
     count: int
 
-    def jobs(self, vocabulary: int) -> list[Job]:
+    def jobs(self, vocabulary: int) -> list[LoadJob]:
         """The steady streams, then the prompts, with their due times."""
         steady = [(STEADY_PROMPT, self.answer, 0.0)] * self.streams
         asked = [(self.prompt, PROMPT_ANSWER, LEAD_S + i / self.rate) for i in range(self.count)]
         return [
-            Job.single(token_ids(vocabulary, prompt, SEED, number), answer, due_s)
+            LoadJob.single(token_ids(vocabulary, prompt, SEED, number), answer, due_s)
             for number, (prompt, answer, due_s) in enumerate([*steady, *asked])
         ]
 
@@ -115,7 +115,7 @@ async def _layout(setting: Setting, variant: Variant, load: Load, found: dict[st
 async def _warm_up(cluster: Served, load: Load) -> None:
     """As many prompts as workers, and some more."""
     ids = [token_ids(cluster.vocabulary, load.prompt, SEED + 1, number) for number in range(4)]
-    await send(cluster.target, [Job.single(one, PROMPT_ANSWER, 0.0) for one in ids], DRAIN_S)
+    await send(cluster.target, [LoadJob.single(one, PROMPT_ANSWER, 0.0) for one in ids], DRAIN_S)
 
 
 def read_gaps(steady: Sequence[RequestRecord], begin_s: float, end_s: float) -> Gaps:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import uvloop
 
-from eyas.bench.jobs import Job
+from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
 from tests.gpu.pair_load import Sent, send, token_ids
 from tests.gpu.pair_rig import Served, Setting, Variant, add_setting, make_setting, rounded, served, step
@@ -95,7 +95,7 @@ async def _layout(setting: Setting, variant: Variant, cases: Sequence[Case], lit
 async def _warm_up(cluster: Served) -> None:
     """The first requests of a cluster meet things that are made once: connections, routes of pages."""
     prompts = [token_ids(cluster.vocabulary, WARM_UP_PROMPT, 7, number) for number in range(WARM_UP)]
-    await send(cluster.target, [Job.single(ids, WARM_UP_ANSWER, 0.0) for ids in prompts], WARM_UP_S)
+    await send(cluster.target, [LoadJob.single(ids, WARM_UP_ANSWER, 0.0) for ids in prompts], WARM_UP_S)
 
 
 async def _case(setting: Setting, variant: Variant, case: Case, cluster: Served, little: bool) -> None:

@@ -26,7 +26,7 @@ import uvloop
 
 from eyas.bench.asking import Target
 from eyas.bench.backends import COMPLETIONS, ParsedEvent
-from eyas.bench.jobs import Job
+from eyas.bench.jobs import LoadJob
 from tests.gpu.pair_load import token_ids
 from tests.gpu.pair_rig import Setting, Variant, add_setting, make_setting, served, step
 
@@ -103,7 +103,7 @@ async def ask(target: Target, ids: tuple[int, ...]) -> Asked:
         return event
 
     spied = dataclasses.replace(target, backend=dataclasses.replace(COMPLETIONS, read=read))
-    record = await spied.ask(Job.single(ids, ANSWER), ids, ANSWER)
+    record = await spied.ask(LoadJob.single(ids, ANSWER), ids, ANSWER)
     if record.error or len(record.itls_s) < 3:
         raise RuntimeError(record.error or "too few tokens have a text")
     moved: dict[str, Any] = next((leg for leg in told.get("legs", ()) if "transfer_path" in leg), {})

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from eyas.bench.jobs import Job
+from eyas.bench.jobs import LoadJob
 from eyas.bench.slo import Slo
 from eyas.common.step_times import StepBudget
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
@@ -115,7 +115,7 @@ def small(workload: Workload) -> Workload:
     return replace(workload, draw=draw, targets=Targets(2.0, 0.2), knee=2.0, more=(), seconds=5.0, warm_s=1.0)
 
 
-def jobs(arrivals: Sequence[SimulatedRequest], vocabulary: int, *seed: int) -> list[Job]:
+def jobs(arrivals: Sequence[SimulatedRequest], vocabulary: int, *seed: int) -> list[LoadJob]:
     """The requests as they are sent: a block's tokens follow from its id, those after the blocks are new.
 
     So a cache of pages finds the same tokens of a prompt as the simulator's cache of blocks does.
@@ -129,7 +129,7 @@ def jobs(arrivals: Sequence[SimulatedRequest], vocabulary: int, *seed: int) -> l
                 blocks[block] = token_ids(vocabulary, BLOCK_TOKENS, *seed, 0, block)
             ids += blocks[block]
         ids += token_ids(vocabulary, arrival.prompt - len(ids), *seed, 1, number)
-        found.append(Job.single(tuple(ids), arrival.output, arrival.at_s))
+        found.append(LoadJob.single(tuple(ids), arrival.output, arrival.at_s))
     return found
 
 

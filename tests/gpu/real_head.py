@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.bench.answering import AnswerLink, Prompt
+from eyas.bench.answering import AnswerLink, EnginePrompt
 from eyas.bench.busy import BatchesLink, Steps
 from eyas.bench.files import append_line
 from eyas.common.config import SpeculationConfig
@@ -40,11 +40,11 @@ class Plan:
     device: str
     target: Path
     draft: Path
-    questions: Sequence[Prompt]
+    questions: Sequence[EnginePrompt]
     batches: Sequence[int]
     each: int
 
-    def asked(self, batch: int) -> Sequence[Prompt]:
+    def asked(self, batch: int) -> Sequence[EnginePrompt]:
         """Enough for a batch to be full for long."""
         return self.questions[: 8 + batch * self.each]
 
@@ -100,7 +100,7 @@ def main() -> int:
     given = parser.parse_args()
     speech = Speech(given.target)
     asked = [ids for line in read_lines(given.prompts, "prompts") if (ids := speech.question(line))]
-    questions = [Prompt(i, ids, given.longest) for i, ids in enumerate(asked)]
+    questions = [EnginePrompt(i, ids, given.longest) for i, ids in enumerate(asked)]
     plan = Plan(given.device, given.target, given.draft, questions, given.batches, given.each)
     for steps in (0, *CHAINS):
         with going_on(f"chain {steps}" if steps else "plain"):

@@ -14,7 +14,7 @@ from eyas.bench.datasets.draw import Draw
 from eyas.bench.datasets.multi_turn import WORDS
 from eyas.bench.datasets.table import DATASETS
 from eyas.bench.datasets.trace import BLOCK_TOKENS
-from eyas.bench.jobs import Job, arrivals, draw_lengths, fit, generator, poisson, unlike
+from eyas.bench.jobs import LoadJob, arrivals, draw_lengths, fit, generator, poisson, unlike
 from eyas.common.config import NANO
 from eyas.common.errors import ConfigError
 
@@ -25,11 +25,11 @@ TRACE = [
 ]
 
 
-def lengths(jobs: list[Job]) -> list[tuple[int, int]]:
+def lengths(jobs: list[LoadJob]) -> list[tuple[int, int]]:
     return [(len(turn.prompt), turn.max_tokens) for job in jobs for turn in job.turns]
 
 
-def ids(job: Job) -> tuple[int, ...]:
+def ids(job: LoadJob) -> tuple[int, ...]:
     (turn,) = job.turns
     assert isinstance(turn.prompt, tuple)
     return turn.prompt
@@ -94,9 +94,9 @@ def test_lengths_are_uniform_from_the_ratio_on() -> None:
 
 
 def test_arrivals_are_drawn_by_the_seed_alone() -> None:
-    jobs = [Job.single((1,), 1)] * 4
+    jobs = [LoadJob.single((1,), 1)] * 4
     dues = arrivals(jobs, 2.0, seed=1)
-    assert dues == arrivals([Job.single("a text", 9)] * 4, 2.0, seed=1)
+    assert dues == arrivals([LoadJob.single("a text", 9)] * 4, 2.0, seed=1)
     assert dues[0] == 0.0 and dues != arrivals(jobs, 2.0, seed=2)
     assert [due / 2 for due in dues] == pytest.approx(arrivals(jobs, 4.0, seed=1))
     assert arrivals(jobs, float("inf"), seed=1) == [0.0] * 4
@@ -105,7 +105,7 @@ def test_arrivals_are_drawn_by_the_seed_alone() -> None:
 
 
 def test_what_a_job_says_itself_comes_before_the_arrivals() -> None:
-    jobs = [Job.single((1,), 1, due_s=5.0), Job.single((1,), 1)]
+    jobs = [LoadJob.single((1,), 1, due_s=5.0), LoadJob.single((1,), 1)]
     assert arrivals(jobs, float("inf"), seed=1) == [5.0, 0.0]
 
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from eyas.bench.asking import DONE, Reading
+from eyas.bench.asking import DONE, AnswerReader
 from eyas.bench.backends import CHATS, COMPLETIONS, GENERATE, ServerBackend
 from eyas.bench.figures import figures, without_details
 from eyas.bench.measure import acceptance_length
@@ -59,7 +59,7 @@ SGLANG_DETAILS = {"input_lens", "output_lens", "ttfts", "itls", "generated_texts
 
 def read(backend: ServerBackend, *events: tuple[float, object], max_tokens: int = 99) -> RequestRecord:
     """The record of an answer that was asked for at 100.0, of events at times after that."""
-    reading = Reading(backend, began=100.0)
+    reading = AnswerReader(backend, began=100.0)
     for at, event in events:
         reading.event(event if isinstance(event, bytes) else json.dumps(event).encode(), 100.0 + at)
     reading.close(0, max_tokens)

@@ -13,7 +13,7 @@ import torch
 from eyas import cli
 from eyas.bench import shapes
 from eyas.bench.kernels import attention, command, floors, products, sampling, transfer
-from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting, cache_bytes
+from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting, cache_bytes
 from eyas.bench.kernels.floors import Floors
 from eyas.bench.parts import Line
 from eyas.common.config import EngineConfig, SpeculationConfig
@@ -36,8 +36,8 @@ def config(folder: Path, tmp_path: Path) -> EngineConfig:
 
 
 @pytest.fixture
-def setting(config: EngineConfig) -> Setting:
-    return dataclasses.replace(Setting.of(config), cache=1 << 14)
+def setting(config: EngineConfig) -> KernelSetting:
+    return dataclasses.replace(KernelSetting.of(config), cache=1 << 14)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.bench.kernels.timing.HOST_S", 0.0)
 
 
-def fast(setting: Setting, **changes: object) -> Setting:
+def fast(setting: KernelSetting, **changes: object) -> KernelSetting:
     """On the kernels of a GPU, which Triton's interpreter runs here."""
     config = dataclasses.replace(setting.config, attention_backend="triton", **changes)  # type: ignore[arg-type]
     return dataclasses.replace(setting, config=config)
@@ -67,7 +67,7 @@ def test_a_floor_is_the_longer_of_bytes_and_operations() -> None:
     assert FLOORS.us(copied) == pytest.approx(100.0)
 
 
-def test_floors_are_measured_here(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_floors_are_measured_here(setting: KernelSetting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floors, "SIDE_CPU", 64)
     found = Floors.measure(setting)
     assert set(found.bandwidth) == {"memory", "host"}
@@ -75,7 +75,7 @@ def test_floors_are_measured_here(setting: Setting, monkeypatch: pytest.MonkeyPa
     assert "GB/s" in str(found)
 
 
-def test_what_attention_must_do_at_least(setting: Setting) -> None:
+def test_what_attention_must_do_at_least(setting: KernelSetting) -> None:
     """tiny: 4 heads and 2 key heads of 16, in float32."""
     decode = attention.AttentionShape("", batch=3, below=70, width=1)
     keys, rows = 2 * 71 * 2 * 16, 2 * 1 * 4 * 16
@@ -88,7 +88,7 @@ def test_what_attention_must_do_at_least(setting: Setting) -> None:
     assert attention.least(windowed, decode) == (3 * 4 * (2 * 8 * 2 * 16 + rows), 3 * 4 * 4 * 16 * 8)
 
 
-def test_the_products_are_the_models_own(setting: Setting) -> None:
+def test_the_products_are_the_models_own(setting: KernelSetting) -> None:
     found = {p.name: (p.n, p.k) for p in products.products_of(setting)}
     assert found == {
         "qkv": (128, 64),
@@ -102,7 +102,7 @@ def test_the_products_are_the_models_own(setting: Setting) -> None:
     assert gate_up.flops(3) == 2 * 3 * 256 * 64
 
 
-def test_every_call_has_memory_that_no_cache_holds(setting: Setting) -> None:
+def test_every_call_has_memory_that_no_cache_holds(setting: KernelSetting) -> None:
     assert setting.calls(1 << 14) == 4
     assert setting.calls(1 << 12) == 16
     assert setting.calls(1) == 256
@@ -119,7 +119,7 @@ def test_every_call_has_memory_that_no_cache_holds(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("family", command.FAMILIES)
-def test_a_family_runs_on_a_cpu(family: str, setting: Setting, tmp_path: Path) -> None:
+def test_a_family_runs_on_a_cpu(family: str, setting: KernelSetting, tmp_path: Path) -> None:
     names = []
     for case in importlib.import_module(f"eyas.bench.kernels.{family}").cases(setting):
         line = command.figures(case, setting, FLOORS)
@@ -131,7 +131,7 @@ def test_a_family_runs_on_a_cpu(family: str, setting: Setting, tmp_path: Path) -
     assert left == [], "files of shared memory are gone"
 
 
-def test_a_case_that_cannot_be_made_is_an_error_line(setting: Setting) -> None:
+def test_a_case_that_cannot_be_made_is_an_error_line(setting: KernelSetting) -> None:
     def too_large() -> KernelCalls:
         raise RuntimeError("out of memory\ndetails")
 
@@ -139,7 +139,7 @@ def test_a_case_that_cannot_be_made_is_an_error_line(setting: Setting) -> None:
     assert command.figures(case, setting, FLOORS) == {"error": "RuntimeError: out of memory"}
 
 
-def test_copies_are_of_all_pages_and_come_as_they_were(setting: Setting) -> None:
+def test_copies_are_of_all_pages_and_come_as_they_were(setting: KernelSetting) -> None:
     shape = transfer._pages(setting)
     jobs = transfer._jobs(shape.pages, scattered=True)
     assert sorted(page for job in jobs for page in job) == list(range(shape.pages))
@@ -162,10 +162,10 @@ def same(ours: Call, plain: Call) -> None:
 
 @pytest.mark.parametrize("spec", [SpeculationConfig(steps=2, draft_tokens=3), TREE], ids=["chain", "tree"])
 def test_rounds_and_chunks_attend_as_the_specification_does(
-    setting: Setting, spec: SpeculationConfig, monkeypatch: pytest.MonkeyPatch
+    setting: KernelSetting, spec: SpeculationConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = fast(setting, speculation=spec)
-    monkeypatch.setattr(Setting, "calls", lambda *_: 2)
+    monkeypatch.setattr(KernelSetting, "calls", lambda *_: 2)
     shape = attention.AttentionShape("round", 2, 40, spec.width, tree=spec.topk > 1)
     rows = attention.PoolRows(setting, shape)
     fast_calls, plain_calls = (
@@ -176,8 +176,8 @@ def test_rounds_and_chunks_attend_as_the_specification_does(
         same(ours, plain)
 
 
-def test_a_chunk_attends_as_the_specification_does(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Setting, "calls", lambda *_: 1)
+def test_a_chunk_attends_as_the_specification_does(setting: KernelSetting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelSetting, "calls", lambda *_: 1)
     shape = attention.AttentionShape("chunk", 1, 20, 90)  # two tiles of 64 rows
     torch.manual_seed(0)
     (plain,) = attention._chunk(setting, shape).calls
@@ -186,7 +186,7 @@ def test_a_chunk_attends_as_the_specification_does(setting: Setting, monkeypatch
     same(ours, plain)
 
 
-def test_sampling_gives_the_specifications_tokens(setting: Setting) -> None:
+def test_sampling_gives_the_specifications_tokens(setting: KernelSetting) -> None:
     logits = [4 * torch.randn(2, 512, generator=torch.Generator().manual_seed(5))]
     for params in sampling.WAYS.values():
         (call,) = sampling._choose(fast(setting), params, logits)
@@ -196,8 +196,8 @@ def test_sampling_gives_the_specifications_tokens(setting: Setting) -> None:
 
 
 @pytest.mark.slow
-def test_skinny_products_run(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Setting, "calls", lambda *_: 1)
+def test_skinny_products_run(setting: KernelSetting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelSetting, "calls", lambda *_: 1)
     for product in products.products_of(setting):
         (call,) = products._work(fast(setting), product, 3).calls
         call()

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from eyas.bench.parts import Line, Part, Tell, run_parts
+from eyas.bench.parts import Line, ChildPart, Tell, run_parts
 from eyas.common.errors import ConfigError
 
 
@@ -36,14 +36,14 @@ def hang(tell: Tell) -> None:
 
 def test_lines_arrive_in_order_from_another_process() -> None:
     lines: list[Line] = []
-    assert run_parts([Part("some", partial(say, 3))], lines.append) == 0
+    assert run_parts([ChildPart("some", partial(say, 3))], lines.append) == 0
     assert [line["number"] for line in lines] == [0, 1, 2]
     assert os.getpid() not in {line["pid"] for line in lines}
 
 
 def test_a_broken_part_is_named_and_the_next_one_runs(capfd: pytest.CaptureFixture[str]) -> None:
     lines: list[Line] = []
-    parts = [Part("refused", refuse), Part("fell", stumble), Part("died", die), Part("well", partial(say, 1))]
+    parts = [ChildPart("refused", refuse), ChildPart("fell", stumble), ChildPart("died", die), ChildPart("well", partial(say, 1))]
     assert run_parts(parts, lines.append) == 3
     assert [line["number"] for line in lines] == [7, 0]
     told = capfd.readouterr().err.splitlines()
@@ -54,6 +54,6 @@ def test_a_broken_part_is_named_and_the_next_one_runs(capfd: pytest.CaptureFixtu
 
 def test_a_silent_part_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
-    assert run_parts([Part("silent", hang)], lambda _: None, silence_s=2.0) == 1
+    assert run_parts([ChildPart("silent", hang)], lambda _: None, silence_s=2.0) == 1
     assert "silent failed: it said nothing for 2 s" in capfd.readouterr().err
     assert time.monotonic() - began < 30

@@ -12,9 +12,9 @@ import pytest
 from eyas import cli
 from eyas.bench import busy, speculative
 from eyas.bench.busy import Steps
-from eyas.bench.parts import Part, Tell
+from eyas.bench.parts import ChildPart, Tell
 from eyas.bench.plots.speculative import plot_speculative
-from eyas.bench.speculative import Setting, best, settings, with_speedup
+from eyas.bench.speculative import DraftSetting, best, settings, with_speedup
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.types import Entry, Finish
@@ -96,7 +96,7 @@ def test_steps_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         Steps(2).figures()
 
 
-def run_here(parts: Iterable[Part], tell: Tell) -> int:
+def run_here(parts: Iterable[ChildPart], tell: Tell) -> int:
     for part in parts:
         part.work(tell)
     return 0
@@ -162,5 +162,5 @@ def test_bad_flags_end_it(flags: list[str], told: str, capsys: pytest.CaptureFix
 
 
 def test_a_setting_is_named() -> None:
-    assert Setting(SpeculationConfig(4, 2, 8)).name == "tree 4 x 2, 8 nodes"
-    assert Setting(None).name == speculative.PLAIN
+    assert DraftSetting(SpeculationConfig(4, 2, 8)).name == "tree 4 x 2, 8 nodes"
+    assert DraftSetting(None).name == speculative.PLAIN

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas import cli
-from eyas.bench.parts import Part, Tell
+from eyas.bench.parts import ChildPart, Tell
 from eyas.common.config import NANO, NANO_HEAD
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
@@ -30,7 +30,7 @@ def head(tmp_path: Path, target: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_here(parts: Iterable[Part], tell: Tell) -> int:
+    def run_here(parts: Iterable[ChildPart], tell: Tell) -> int:
         for part in parts:
             part.work(tell)
         return 0

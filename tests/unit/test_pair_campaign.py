@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eyas.bench.jobs import Job
+from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.simulator.cluster import ClusterLayout
 from eyas.simulator.goodput import Effort, find_knee
@@ -71,14 +71,14 @@ def test_rates_lie_near_the_knee_and_a_run_has_the_same_requests_every_time() ->
 class Slow:
     """A target that answers after as many seconds as a prompt has tokens."""
 
-    async def ask(self, job: Job, prompt: tuple[int, ...], most: int) -> RequestRecord:
+    async def ask(self, job: LoadJob, prompt: tuple[int, ...], most: int) -> RequestRecord:
         start = asyncio.get_running_loop().time()
         await asyncio.sleep(len(prompt) * 0.1)
         return RequestRecord(output_tokens=most, start_s=start, latency_s=len(prompt) * 0.1)
 
 
 async def test_what_does_not_end_in_time_fails_in_its_place() -> None:
-    load = [Job.single((1,) * length, 3, 0.1) for length in (1, 90, 2)]
+    load = [LoadJob.single((1,) * length, 3, 0.1) for length in (1, 90, 2)]
     sent = await send(Slow(), load, 0.6)  # type: ignore[arg-type]
     assert [bool(record.error) for record in sent.records] == [False, True, False]
     assert [record.latency_s for record in sent.records] == pytest.approx([0.1, 0.0, 0.2])

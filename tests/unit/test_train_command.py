@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eyas import cli
-from eyas.bench.parts import Part, Tell
+from eyas.bench.parts import ChildPart, Tell
 from eyas.common.config import NANO
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts without processes: they are tested elsewhere, and take seconds each."""
 
-    def run_here(parts: Iterable[Part], tell: Tell) -> int:
+    def run_here(parts: Iterable[ChildPart], tell: Tell) -> int:
         for part in parts:
             part.work(tell)
         return 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.bench.answering import Answer, Prompt, answer
+from eyas.bench.answering import EngineAnswer, EnginePrompt, answer
 from eyas.common.config import NANO, NANO_HEAD
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.params import SamplingParams
@@ -125,8 +125,8 @@ def test_answers_that_are_not_there_cannot_be_kept(speech: Speech) -> None:
 
 
 def test_an_engine_answers_in_this_process(speech: Speech) -> None:
-    prompts = [Prompt(3, speech.question(chat(QUESTION)), 40), Prompt(8, speech.question(chat(QUESTION)), 3)]
-    found: dict[int, Answer] = {}
+    prompts = [EnginePrompt(3, speech.question(chat(QUESTION)), 40), EnginePrompt(8, speech.question(chat(QUESTION)), 3)]
+    found: dict[int, EngineAnswer] = {}
     engine = engine_of("cpu", str(NANO), max_running=1, num_pages=64)
     answer(engine, prompts, SamplingParams(temperature=0.0), lambda one: found.update({one.number: one}))
     assert text(found[3].tokens) == f"The capital of Japan is Tokyo.{IM_END}"
@@ -137,7 +137,7 @@ def test_an_engine_answers_in_this_process(speech: Speech) -> None:
 def test_no_prompt_finds_the_queue_full() -> None:
     engine = engine_of("cpu", str(NANO), max_running=4, max_waiting=3, num_pages=64)
     told: list[int] = []
-    prompts = [Prompt(number, (5, 6, 7), 2) for number in range(20)]
+    prompts = [EnginePrompt(number, (5, 6, 7), 2) for number in range(20)]
     answer(engine, prompts, SamplingParams(ignore_eos=True), lambda one: told.append(one.number))
     assert sorted(told) == list(range(20))
 
@@ -145,12 +145,12 @@ def test_no_prompt_finds_the_queue_full() -> None:
 def test_a_prompt_that_is_refused_ends_it() -> None:
     engine = engine_of("cpu", str(NANO), num_pages=64)
     with pytest.raises(EyasError, match="prompt 0 was not answered"):
-        answer(engine, [Prompt(0, (5,) * 3000, 4)], SamplingParams(), lambda one: None)
+        answer(engine, [EnginePrompt(0, (5,) * 3000, 4)], SamplingParams(), lambda one: None)
 
 
 def test_rounds_are_counted_by_depth(speech: Speech) -> None:
     engine = engine_of("cpu", str(NANO), str(NANO_HEAD), num_pages=64)
-    counts = count_rounds(engine, [Prompt(0, speech.question(chat(QUESTION)), 40)])
+    counts = count_rounds(engine, [EnginePrompt(0, speech.question(chat(QUESTION)), 40)])
     assert counts.offered[0] >= 1 and counts.accepted[0] <= counts.offered[0]
     assert 2.0 < counts.length <= 6.0
     assert counts.shares == sorted(counts.shares, reverse=True)

@@ -10,7 +10,7 @@ import pytest
 
 from eyas import cli
 from eyas.bench.tuning import command, search
-from eyas.bench.tuning.search import Bench, Job, candidates, gated_pair, jobs_of
+from eyas.bench.tuning.search import Bench, TuningJob, candidates, gated_pair, jobs_of
 from eyas.common import gpus
 from eyas.common.errors import ConfigError
 from eyas.engine.kernels import grouped_tiles
@@ -44,7 +44,7 @@ def test_an_engine_reads_the_table_of_its_gpu(tmp_path: Path, monkeypatch: pytes
 def test_products_are_those_of_a_ranks_share(tmp_path: Path) -> None:
     write_family(tmp_path, "mixtral", vocab_size=128)
     (job,) = jobs_of(str(tmp_path), 2, "moe")
-    assert job == Job((Shape(4, 96, 48, True, 2), Shape(4, 48, 48, False, 2)), 2)
+    assert job == TuningJob((Shape(4, 96, 48, True, 2), Shape(4, 48, 48, False, 2)), 2)
     assert jobs_of(str(tmp_path), 1, "gemm") == ()
 
 
@@ -65,7 +65,7 @@ def test_every_candidate_fits() -> None:
 
 def test_a_search_finds_a_tile_that_gives_the_rules_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among right tiles the fastest wins: the clock here prefers wide ones."""
-    job = Job(gated_pair(4, 32, 64, 4), 2)
+    job = TuningJob(gated_pair(4, 32, 64, 4), 2)
     bench = Bench(job, "cpu")
     asked: list[Tile] = []
 

@@ -27,7 +27,7 @@ import uvloop
 from eyas.bench.asking import Target
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.http import Server
-from eyas.bench.jobs import Job
+from eyas.bench.jobs import LoadJob
 from eyas.bench.runner import Workload, run_load
 from eyas.common.children import python_module
 from eyas.common.config import GatewayConfig
@@ -101,7 +101,7 @@ async def measure_gateway(load: GatewayLoad | None = None) -> dict[str, Any]:
 
 async def _requests(target: Target) -> None:
     """Asks for answers of one token."""
-    load = Workload((Job.single(tuple(range(100, 164)), 1),) * REQUESTS, max_concurrency=CONCURRENCY)
+    load = Workload((LoadJob.single(tuple(range(100, 164)), 1),) * REQUESTS, max_concurrency=CONCURRENCY)
     run = await run_load(target, load, {}, lambda _: None)
     if failed := [record.error for record in run.records if record.error]:
         raise EyasError(f"the gateway failed {len(failed)} of {REQUESTS} requests: {failed[0]}")

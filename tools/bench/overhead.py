@@ -24,7 +24,7 @@ import uvloop
 from eyas.bench.asking import Target
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.http import Server
-from eyas.bench.jobs import Job
+from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import ClientMeter
 from eyas.common.errors import EyasError
@@ -62,7 +62,7 @@ async def measure_client(pace: Pace) -> dict[str, Any]:
     server = Server(f"http://127.0.0.1:{address}")
     async with child_server("tools.bench.overhead", words, server, "/"):
         target = Target(server, COMPLETIONS, RequestTemplate("stub"))
-        job = Job.single(tuple(range(64)), max(2, int(pace.seconds / pace.step_s)))
+        job = LoadJob.single(tuple(range(64)), max(2, int(pace.seconds / pace.step_s)))
         (turn,) = job.turns
         began = time.perf_counter()
         async with ClientMeter() as meter:

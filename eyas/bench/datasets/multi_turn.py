@@ -9,7 +9,7 @@ import random
 
 from eyas.bench.datasets import sharegpt
 from eyas.bench.datasets.draw import Draw
-from eyas.bench.jobs import Job, Turn, draw_lengths, generator
+from eyas.bench.jobs import LoadJob, JobTurn, draw_lengths, generator
 
 COUNT = 32
 WORDS = (
@@ -19,7 +19,7 @@ WORDS = (
 ).split()
 
 
-def jobs(draw: Draw) -> list[Job]:
+def jobs(draw: Draw) -> list[LoadJob]:
     """`draw.count` conversations of `draw.turns` turns. Raises ConfigError for a malformed file."""
     if draw.path is not None:
         return sharegpt.whole_conversations(draw)
@@ -31,8 +31,8 @@ def jobs(draw: Draw) -> list[Job]:
         generator(draw.seed, "output lengths"), draw.output_len, draw.range_ratio, count * draw.turns
     )
     words = generator(draw.seed, "words")
-    turns = [Turn(_say(words, length), answer) for length, answer in zip(inputs, outputs, strict=True)]
-    return [Job(tuple(turns[i * draw.turns : (i + 1) * draw.turns])) for i in range(count)]
+    turns = [JobTurn(_say(words, length), answer) for length, answer in zip(inputs, outputs, strict=True)]
+    return [LoadJob(tuple(turns[i * draw.turns : (i + 1) * draw.turns])) for i in range(count)]
 
 
 def _say(rng: random.Random, count: int) -> str:

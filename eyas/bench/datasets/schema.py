@@ -10,7 +10,7 @@ import itertools
 from typing import Any
 
 from eyas.bench.datasets.draw import Draw
-from eyas.bench.jobs import Job, Turn
+from eyas.bench.jobs import LoadJob, JobTurn
 from eyas.common.errors import ConfigError
 
 COUNT = 32
@@ -41,10 +41,10 @@ BUILT_IN: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def jobs(draw: Draw) -> list[Job]:
+def jobs(draw: Draw) -> list[LoadJob]:
     """The set or the file, over and over up to `draw.count`. Raises ConfigError for a malformed file."""
     if draw.path is None:
-        entries = [Job((Turn(prompt, draw.output_len),), may_stop=True, schema=s) for prompt, s in BUILT_IN]
+        entries = [LoadJob((JobTurn(prompt, draw.output_len),), may_stop=True, schema=s) for prompt, s in BUILT_IN]
         return list(itertools.islice(itertools.cycle(entries), draw.count or COUNT))
     entries = [_entry(draw, number, line) for number, line in draw.json_lines()]
     if not entries:
@@ -52,7 +52,7 @@ def jobs(draw: Draw) -> list[Job]:
     return list(itertools.islice(itertools.cycle(entries), draw.count or len(entries)))
 
 
-def _entry(draw: Draw, number: int, line: dict[str, Any]) -> Job:
+def _entry(draw: Draw, number: int, line: dict[str, Any]) -> LoadJob:
     prompt, schema = line.get("prompt"), line.get("schema")
     max_tokens = line.get("max_tokens", draw.output_len)
     if not isinstance(prompt, str) or not prompt:
@@ -61,4 +61,4 @@ def _entry(draw: Draw, number: int, line: dict[str, Any]) -> Job:
         draw.refuse(number, "schema is not a JSON object")
     if type(max_tokens) is not int or max_tokens < 1:
         draw.refuse(number, "max_tokens is not a positive whole number")
-    return Job((Turn(prompt, max_tokens),), may_stop=True, schema=schema)
+    return LoadJob((JobTurn(prompt, max_tokens),), may_stop=True, schema=schema)

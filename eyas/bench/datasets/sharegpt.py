@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from eyas.bench.datasets.draw import Draw
-from eyas.bench.jobs import Job, Turn, generator
+from eyas.bench.jobs import LoadJob, JobTurn, generator
 from eyas.common.errors import ConfigError
 
 COUNT = 100
@@ -21,16 +21,16 @@ PERSON, MODEL = ("human", "user"), ("gpt", "assistant")
 Talk = list[tuple[str, str]]  # who says what
 
 
-def jobs(draw: Draw) -> list[Job]:
+def jobs(draw: Draw) -> list[LoadJob]:
     """At most `draw.count` requests, each with the first turn of a conversation. Raises ConfigError."""
     count = draw.token_counter()
-    found: list[Job] = []
+    found: list[LoadJob] = []
     for talk in conversations(draw):
         (_, prompt), (_, answer) = talk[:2]
         tokens, length = count(prompt), draw.fixed_output_len or count(answer)
         if min(tokens, length) < FEWEST_TOKENS or tokens + length > (draw.context_len or tokens + length):
             continue
-        found.append(Job.single(prompt, length))
+        found.append(LoadJob.single(prompt, length))
         if len(found) == (draw.count or COUNT):
             break
     if not found:
@@ -38,10 +38,10 @@ def jobs(draw: Draw) -> list[Job]:
     return found
 
 
-def whole_conversations(draw: Draw) -> list[Job]:
+def whole_conversations(draw: Draw) -> list[LoadJob]:
     """At most `draw.count` conversations of at most `draw.turns` requests each. Raises ConfigError."""
     count = draw.token_counter()
-    found: list[Job] = []
+    found: list[LoadJob] = []
     for talk in conversations(draw):
         pairs = [
             (said, answer)
@@ -49,9 +49,9 @@ def whole_conversations(draw: Draw) -> list[Job]:
             if who in PERSON and other in MODEL and count(said) >= FEWEST_TOKENS
         ]
         lengths = [draw.fixed_output_len or max(1, count(answer)) for _, answer in pairs]
-        turns = [Turn(said, length) for (said, _), length in zip(pairs, lengths, strict=True)]
+        turns = [JobTurn(said, length) for (said, _), length in zip(pairs, lengths, strict=True)]
         if turns:
-            found.append(Job(tuple(turns[: draw.turns])))
+            found.append(LoadJob(tuple(turns[: draw.turns])))
         if len(found) == (draw.count or COUNT):
             break
     if not found:

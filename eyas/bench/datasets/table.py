@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from eyas.bench.datasets import multi_turn, random_ids, schema, sharegpt, trace
 from eyas.bench.datasets.draw import Draw
-from eyas.bench.jobs import Job
+from eyas.bench.jobs import LoadJob
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Dataset:
     """What it is, in a few words, and the function that gives its jobs."""
 
     text: str
-    jobs: Callable[[Draw], list[Job]]
+    jobs: Callable[[Draw], list[LoadJob]]
 
 
 DATASETS = {

@@ -10,12 +10,12 @@ import math
 from typing import Any
 
 from eyas.bench.datasets.draw import Draw
-from eyas.bench.jobs import Job, draw_ids, generator
+from eyas.bench.jobs import LoadJob, draw_ids, generator
 from eyas.common.errors import ConfigError
 from eyas.simulator.workload import BLOCK_TOKENS
 
 
-def jobs(draw: Draw) -> list[Job]:
+def jobs(draw: Draw) -> list[LoadJob]:
     """The file's first `draw.count` requests, due by their timestamps. Raises ConfigError."""
     lines = list(draw.json_lines())[: draw.count]
     if not lines:
@@ -30,7 +30,7 @@ def jobs(draw: Draw) -> list[Job]:
                 blocks[id] = draw_ids(generator(draw.seed, f"block {id}"), BLOCK_TOKENS)
         ids = tuple(token for id in entry.hash_ids for token in blocks[id])[: entry.input_length]
         due_s = 1e-3 * (entry.timestamp - first_ms) * draw.slowdown
-        found.append(Job.single(ids, entry.output_length, due_s))
+        found.append(LoadJob.single(ids, entry.output_length, due_s))
     return found
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting
+from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.batch.spans import Span
 from eyas.engine.kernels.attend import Launch, Queries, attend
@@ -43,7 +43,7 @@ class AttentionShape:
         return self.below + self.width
 
 
-def cases(setting: Setting) -> Iterator[KernelCase]:
+def cases(setting: KernelSetting) -> Iterator[KernelCase]:
     """Decode, verify and prefill. Sizes beyond the model's context are left out, or cut down to it."""
     for shape in _rounds(setting):
         yield KernelCase(shape.name, partial(_round, setting, shape))
@@ -55,7 +55,7 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
             yield KernelCase(f"{shape.name}, FA3", partial(_fa3, setting, shape))
 
 
-def _rounds(setting: Setting) -> Iterator[AttentionShape]:
+def _rounds(setting: KernelSetting) -> Iterator[AttentionShape]:
     spec = setting.config.speculation
     kind, tree = ("tree", True) if spec.topk > 1 else ("chain", False)
     for width, told in ((1, "decode"), (spec.width, f"verify {kind} {spec.width}")):
@@ -64,14 +64,14 @@ def _rounds(setting: Setting) -> Iterator[AttentionShape]:
             yield AttentionShape(f"{told}, {batch} x {below}", batch, below, width, tree and width > 1)
 
 
-def _chunks(setting: Setting) -> Iterator[AttentionShape]:
+def _chunks(setting: KernelSetting) -> Iterator[AttentionShape]:
     chunk, context = setting.config.chunk_tokens, setting.model.context_length
     sizes = [(below, min(count, chunk, context)) for below, count in PREFILL]
     for below, count in dict.fromkeys((min(below, context - count), count) for below, count in sizes):
         yield AttentionShape(f"prefill, {count} after {below}", 1, below, count)
 
 
-def least(setting: Setting, shape: AttentionShape) -> tuple[int, int]:
+def least(setting: KernelSetting, shape: AttentionShape) -> tuple[int, int]:
     """(bytes, operations) of one layer: keys, values, queries and results once; both products of scores."""
     spec = setting.model.layers[0].attention
     seen = [min(shape.below + i + 1, spec.window or math.inf) for i in range(shape.width)]
@@ -90,7 +90,7 @@ def least(setting: Setting, shape: AttentionShape) -> tuple[int, int]:
 class PoolRows:
     """A pool large enough for `calls` calls of a shape, and the pages of each set of its sequences."""
 
-    def __init__(self, setting: Setting, shape: AttentionShape) -> None:
+    def __init__(self, setting: KernelSetting, shape: AttentionShape) -> None:
         size, model = setting.config.page_size, setting.model
         nbytes, _ = least(setting, shape)
         calls = setting.calls(nbytes)
@@ -116,7 +116,7 @@ class PoolRows:
         tables = self.pages[chosen].tolist()
         return [Span(table, shape.below, shape.width, paths_of(shape)) for table in tables]
 
-    def tables(self, setting: Setting) -> torch.Tensor:
+    def tables(self, setting: KernelSetting) -> torch.Tensor:
         """int32 [sets * batch, pages each] on the device."""
         return self.pages.flatten(0, 1).to(torch.int32).to(setting.device)
 
@@ -141,13 +141,13 @@ def paths_of(shape: AttentionShape) -> tuple[tuple[int, ...], ...] | None:
 # --- rounds --------------------------------------------------------------------------------------------
 
 
-def _round(setting: Setting, shape: AttentionShape) -> KernelCalls:
+def _round(setting: KernelSetting, shape: AttentionShape) -> KernelCalls:
     rows = PoolRows(setting, shape)
     calls = _attend_calls(setting, shape, rows) if setting.fast else _torch_calls(setting, shape, rows)
     return KernelCalls(calls, *least(setting, shape), clock=setting.clock)
 
 
-def _attend_calls(setting: Setting, shape: AttentionShape, rows: PoolRows) -> Sequence[Call]:
+def _attend_calls(setting: KernelSetting, shape: AttentionShape, rows: PoolRows) -> Sequence[Call]:
     scores, tables = Scores.of(setting.model.layers[0].attention), rows.tables(setting)
     one = PagedKv(rows.pool.layer(0), tables, scores)
     launch = Launch.on(one, setting.model.num_heads, shape.batch, shape.width, setting.pdl)
@@ -164,7 +164,7 @@ def _attend_calls(setting: Setting, shape: AttentionShape, rows: PoolRows) -> Se
     return rows.calls(call)
 
 
-def _torch_calls(setting: Setting, shape: AttentionShape, rows: PoolRows) -> Sequence[Call]:
+def _torch_calls(setting: KernelSetting, shape: AttentionShape, rows: PoolRows) -> Sequence[Call]:
     """Planned once, as for the layers of one forward."""
     spec = setting.model.layers[0].attention
     attention = TorchAttention.of(setting.model, rows.shape)
@@ -179,7 +179,7 @@ def _torch_calls(setting: Setting, shape: AttentionShape, rows: PoolRows) -> Seq
 # --- prompts -------------------------------------------------------------------------------------------
 
 
-def _chunk(setting: Setting, shape: AttentionShape) -> KernelCalls:
+def _chunk(setting: KernelSetting, shape: AttentionShape) -> KernelCalls:
     rows = PoolRows(setting, shape)
     if not setting.fast:
         calls = _torch_calls(setting, shape, rows)
@@ -204,7 +204,7 @@ def _chunk(setting: Setting, shape: AttentionShape) -> KernelCalls:
     return KernelCalls(rows.calls(call), *least(setting, shape), clock=setting.clock)
 
 
-def _fa3(setting: Setting, shape: AttentionShape) -> KernelCalls:
+def _fa3(setting: KernelSetting, shape: AttentionShape) -> KernelCalls:
     """By flashinfer, planned once. Raises ConfigError where it has no template."""
     from eyas.engine.attention.flashinfer_backend import Fa3Build, PrefillAttention
 

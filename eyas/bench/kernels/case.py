@@ -55,7 +55,7 @@ class KernelCase:
 
 
 @dataclass(frozen=True)
-class Setting:
+class KernelSetting:
     """What cases are made for: one rank's share of a model, and the last cache of its device, in bytes."""
 
     config: EngineConfig

@@ -19,7 +19,7 @@ from eyas.configuration import engine_config
 from eyas.flags import add_engine
 
 if TYPE_CHECKING:
-    from eyas.bench.kernels.case import KernelCase, Setting
+    from eyas.bench.kernels.case import KernelCase, KernelSetting
     from eyas.bench.kernels.floors import Floors
     from eyas.bench.parts import Line, Tell
 
@@ -66,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
     args.load_format = "dummy"  # no weights are read
     config = engine_config(args)
     from eyas.bench.fits import check
-    from eyas.bench.parts import Part, run_parts
+    from eyas.bench.parts import ChildPart, run_parts
 
     check(config)
     lines = Lines(COLUMNS, args.output_file, _shown, first=KERNEL_WIDTH)
-    parts = [Part(name, functools.partial(measure, config, name)) for name in families]
+    parts = [ChildPart(name, functools.partial(measure, config, name)) for name in families]
     failed = run_parts(parts, lines.tell)
     return int(bool(failed or lines.failed))
 
@@ -79,11 +79,11 @@ def measure(config: EngineConfig, family: str, tell: Tell) -> None:
     """Measures the floors, then every case of one family, and tells a line for each. In a part's process."""
     import torch
 
-    from eyas.bench.kernels.case import Setting
+    from eyas.bench.kernels.case import KernelSetting
     from eyas.bench.kernels.floors import Floors
 
     torch.set_num_threads(config.threads)
-    setting = Setting.of(config)
+    setting = KernelSetting.of(config)
     with torch.inference_mode():
         floors = Floors.measure(setting)
         print(f"{family}: {about(setting)}; {floors}", flush=True)
@@ -91,7 +91,7 @@ def measure(config: EngineConfig, family: str, tell: Tell) -> None:
             tell({"family": family, "kernel": case.name} | figures(case, setting, floors))
 
 
-def figures(case: KernelCase, setting: Setting, floors: Floors) -> Line:
+def figures(case: KernelCase, setting: KernelSetting, floors: Floors) -> Line:
     """The case's time beside its floor; or its `error`, and the next one may still work."""
     from eyas.bench.kernels.timing import CLOCKS
     from eyas.bench.parts import brief
@@ -125,7 +125,7 @@ def figures(case: KernelCase, setting: Setting, floors: Floors) -> Line:
     }
 
 
-def about(setting: Setting) -> str:
+def about(setting: KernelSetting) -> str:
     """What is measured, and how memory is kept out of caches."""
     model, dtype, cache = model_name(setting.config.model), setting.config.dtype, setting.cache >> 20
     way = "the engine's kernels" if setting.fast else "plain torch"

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from eyas.bench.kernels.case import CACHES, KernelCalls, Setting
+from eyas.bench.kernels.case import CACHES, KernelCalls, KernelSetting
 from eyas.bench.kernels.timing import graph_us, host_us
 
 SIDE_GPU, SIDE_CPU = 8192, 1024  # of the square product
@@ -29,7 +29,7 @@ class Floors:
     flops: float
 
     @classmethod
-    def measure(cls, setting: Setting) -> Self:
+    def measure(cls, setting: KernelSetting) -> Self:
         """Takes about a second."""
         host = _host_copy(setting)
         if setting.device == "cpu":
@@ -59,7 +59,7 @@ class Floors:
         return f"passes: {roads}; products: {self.flops / 1e12:,.3g} TFLOP/s"
 
 
-def _device_memory(setting: Setting) -> float:
+def _device_memory(setting: KernelSetting) -> float:
     """Bytes per second of the fastest pass: a copy, a kernel that reads and writes, one that only reads."""
     there = torch.ones(COPY_BYTES_GPU // 4, device=setting.device)
     other, total = torch.empty_like(there), torch.empty((), device=setting.device)
@@ -70,7 +70,7 @@ def _device_memory(setting: Setting) -> float:
     return max(nbytes / graph_us([call] * 4) * 1e6 for nbytes, calls in passes.items() for call in calls)
 
 
-def _host_copy(setting: Setting) -> float:
+def _host_copy(setting: KernelSetting) -> float:
     """Bytes read and written per second by one thread, between buffers that no cache holds."""
     size = CACHES * setting.cache if setting.device == "cpu" else 256 << 20
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
@@ -85,7 +85,7 @@ def _crossing(source: torch.Tensor, target: torch.Tensor) -> float:
     return source.nbytes / host_us([copy]) * 1e6
 
 
-def _product(setting: Setting, side: int) -> float:
+def _product(setting: KernelSetting, side: int) -> float:
     a, b = setting.normal(side, side), setting.normal(side, side)
     out = torch.empty_like(a)
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting
+from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.engine.checkpoint.config import AttentionSpec
 from eyas.engine.kernels import skinny
 from eyas.engine.layers.linear import Linear
@@ -40,7 +40,7 @@ class Product:
         return 2 * m * self.n * self.k
 
 
-def products_of(setting: Setting) -> list[Product]:
+def products_of(setting: KernelSetting) -> list[Product]:
     """Those of one layer in the order of a forward, then the head's, as one rank has them."""
     model, layer = setting.model, setting.model.layers[0]
     heads, dim, hidden = layer.attention, model.head_dim, model.hidden_size
@@ -54,7 +54,7 @@ def products_of(setting: Setting) -> list[Product]:
     ]
 
 
-def cases(setting: Setting) -> Iterator[KernelCase]:
+def cases(setting: KernelSetting) -> Iterator[KernelCase]:
     """Every product by rows, and those of a layer for a prompt's chunk."""
     products = products_of(setting)
     for m in ROWS:
@@ -69,7 +69,7 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
         )
 
 
-def _work(setting: Setting, product: Product, m: int) -> KernelCalls:
+def _work(setting: KernelSetting, product: Product, m: int) -> KernelCalls:
     nbytes = product.nbytes(m, setting.dtype.itemsize)
     copies = setting.calls(product.n * product.k * setting.dtype.itemsize)
     weights = [setting.normal(product.n, product.k).mul_(product.k**-0.5) for _ in range(copies)]
@@ -89,7 +89,7 @@ def _work(setting: Setting, product: Product, m: int) -> KernelCalls:
 class _Rows:
     """m rows on their way through a layer, with everything that its products read and write beside them."""
 
-    def __init__(self, setting: Setting, m: int) -> None:
+    def __init__(self, setting: KernelSetting, m: int) -> None:
         model, self._setting, self._m = setting.model, setting, m
         self._hidden = self._normal(model.hidden_size)
         self._squares = torch.zeros(1, skinny.MAX_ROWS, device=setting.device)

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 import torch
 
-from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting
+from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.kernels import sample
@@ -29,7 +29,7 @@ WAYS = {
 FIELDS = ("temperature", "top_p", "min_p", "top_k", "seed")
 
 
-def cases(setting: Setting) -> Iterator[KernelCase]:
+def cases(setting: KernelSetting) -> Iterator[KernelCase]:
     """Every way by rows."""
     for count in ROWS:
         for name, params in WAYS.items():
@@ -37,7 +37,7 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
             yield KernelCase(told, partial(_work, setting, params, count))
 
 
-def _work(setting: Setting, params: SamplingParams, count: int) -> KernelCalls:
+def _work(setting: KernelSetting, params: SamplingParams, count: int) -> KernelCalls:
     size = (count, setting.model.vocab_size)
     nbytes = 4 * size[0] * size[1]
     logits = [setting.normal(*size, dtype=torch.float32).mul_(PEAKED) for _ in range(setting.calls(nbytes))]
@@ -53,7 +53,7 @@ def _sample(params: SamplingParams, logits: list[torch.Tensor]) -> list[Call]:
     return [partial(sampler.sample, some, rows) for some in logits]
 
 
-def _choose(setting: Setting, params: SamplingParams, logits: list[torch.Tensor]) -> list[Call]:
+def _choose(setting: KernelSetting, params: SamplingParams, logits: list[torch.Tensor]) -> list[Call]:
     count = logits[0].shape[0]
     tables = Tables(TableSizes(count + 1, 1), setting.device)
     for name in FIELDS:

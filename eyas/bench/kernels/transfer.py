@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, Setting
+from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import Shard
 from eyas.engine.kv.pool import KvPool, PoolShape
@@ -29,7 +29,7 @@ MOST_BYTES = 64 << 20  # of one call; never more than twice the cache, so that t
 COPY_S = 30.0  # for one copy
 
 
-def cases(setting: Setting) -> Iterator[KernelCase]:
+def cases(setting: KernelSetting) -> Iterator[KernelCase]:
     """By shared memory; on a GPU also out of the pool and into it."""
     for told, scattered in (("pages in a row", False), ("scattered pages", True)):
         yield KernelCase(f"shm, {told}", partial(_shm, setting, scattered))
@@ -38,7 +38,7 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
             yield KernelCase(f"staging to pool, {told}", partial(_staged, setting, scattered, False))
 
 
-def _pages(setting: Setting) -> PoolShape:
+def _pages(setting: KernelSetting) -> PoolShape:
     """A pool with the pages of all calls."""
     model, config = setting.model, setting.config
     one = PoolShape(model.kv_format, 1, config.page_size, setting.dtype, setting.device)
@@ -55,7 +55,7 @@ def _jobs(pages: int, scattered: bool) -> list[tuple[int, ...]]:
     return [tuple(numbers[i * each : (i + 1) * each]) for i in range(CALLS)]
 
 
-def _shm(setting: Setting, scattered: bool) -> KernelCalls:
+def _shm(setting: KernelSetting, scattered: bool) -> KernelCalls:
     shape, folder = _pages(setting), Path(setting.config.pool_dir)
     size = (shape.pages + 1) * shape.page_bytes
     paths = [new_path(name, folder) for name in ("source", "target")]
@@ -76,7 +76,7 @@ def _shm(setting: Setting, scattered: bool) -> KernelCalls:
     return KernelCalls(calls, 2 * shape.nbytes // CALLS, road="host", clock="host", close=kept.close)
 
 
-def _staged(setting: Setting, scattered: bool, out: bool) -> KernelCalls:
+def _staged(setting: KernelSetting, scattered: bool, out: bool) -> KernelCalls:
     shape = _pages(setting)
     pool = KvPool(shape)
     staging = Staging(pool, new_path("staging", Path(setting.config.pool_dir)), shape.pages)

@@ -44,7 +44,7 @@ Call = Callable[[], Rows]
 
 
 @dataclass(frozen=True)
-class Job:
+class TuningJob:
     """Products to be tuned: of experts `gate_up` and `down`, `per_row` each; or (0) one dense product."""
 
     shapes: tuple[Shape, ...]
@@ -60,7 +60,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Found:
+class FastestTile:
     """The fastest tile, its microseconds, and those of the rule's."""
 
     tile: Tile
@@ -68,19 +68,19 @@ class Found:
     ruled_us: float
 
 
-def jobs_of(model: str, ranks: int, products: str) -> tuple[Job, ...]:
+def jobs_of(model: str, ranks: int, products: str) -> tuple[TuningJob, ...]:
     """Of one rank's share of a model: those of experts ("moe"), or the dense ones in FP8 blocks ("gemm")."""
     config = config_of_rank(read_model(model, "dummy"), ranks)
     in_fp8 = bool(config.fp8 and config.fp8.rows)
     itemsize = 1 if in_fp8 else 2
-    jobs: dict[Job, None] = {}
+    jobs: dict[TuningJob, None] = {}
     for layer in config.layers:
         spec = layer.feed_forward
         if products == "moe" and isinstance(spec, ExpertsSpec):
             experts, per_row = spec.with_shared
-            jobs[Job(gated_pair(experts, spec.width, config.hidden_size, itemsize), per_row)] = None
+            jobs[TuningJob(gated_pair(experts, spec.width, config.hidden_size, itemsize), per_row)] = None
         elif products == "gemm" and in_fp8:
-            jobs |= dict.fromkeys(Job((shape,)) for shape in dense_shapes(layer, config.hidden_size))
+            jobs |= dict.fromkeys(TuningJob((shape,)) for shape in dense_shapes(layer, config.hidden_size))
     return tuple(jobs)
 
 
@@ -114,7 +114,7 @@ def _latent_shapes(spec: LatentSpec, hidden: int) -> Iterator[Shape]:
     yield Shape(1, hidden, spec.num_heads * spec.value_dim, False, 1)
 
 
-def search(jobs: tuple[Job, ...], device: str, deadline: float) -> Iterator[tuple[Key, Found]]:
+def search(jobs: tuple[TuningJob, ...], device: str, deadline: float) -> Iterator[tuple[Key, FastestTile]]:
     """The best tile of every product and number of rows, until the deadline (`time.monotonic`)."""
     for job in jobs:
         bench = Bench(job, device)
@@ -125,7 +125,7 @@ def search(jobs: tuple[Job, ...], device: str, deadline: float) -> Iterator[tupl
                 yield from bench.best(rows, deadline)
 
 
-def launches(jobs: tuple[Job, ...]) -> None:
+def launches(jobs: tuple[TuningJob, ...]) -> None:
     """Every launch that a search may make, on "meta": a recipe of `eyas.engine.kernels.warm`."""
     for job in jobs:
         bench = Bench(job, "meta")
@@ -164,7 +164,7 @@ def candidates(shape: Shape, choices: int, rows: int) -> list[Tile]:
 class Bench:
     """Weights and rows of a job, on a device."""
 
-    def __init__(self, job: Job, device: str) -> None:
+    def __init__(self, job: TuningJob, device: str) -> None:
         self.job, self._device = job, device
         self._launch = Launch.on(device, pdl=device != "cpu")
         self._weights = [self._weight(shape) for shape in job.shapes]
@@ -179,7 +179,7 @@ class Bench:
         by_vendor = vendor.is_there(self._device) and vendor.takes(rows, self._dtype, weight)
         return alone or by_few or by_vendor
 
-    def best(self, rows: int, deadline: float) -> Iterator[tuple[Key, Found]]:
+    def best(self, rows: int, deadline: float) -> Iterator[tuple[Key, FastestTile]]:
         """Both products of experts have blocks of one size: that of the smaller sum."""
         choices, fastest = rows * max(self.job.per_row, 1), None
         for block in self.blocks(rows):
@@ -227,13 +227,13 @@ class Bench:
             return products.read(products.dense_gated(given.x, weight, gate), weight)
         return products.read(products.gate_up(given.x, weight, given.order, self.job.per_row, gate), weight)
 
-    def _fastest(self, at: int, rows: int, block: int, deadline: float) -> Found:
+    def _fastest(self, at: int, rows: int, block: int, deadline: float) -> FastestTile:
         clock = host_us if self._device == "cpu" else graph_us
         choices, inputs = rows * max(self.job.per_row, 1), self.inputs(at, rows, block)
         ruled, *others = candidates(self.job.shapes[at], choices, block)
         first = self.calls(at, inputs, ruled, choices)
         wanted = meant(first[0]())
-        best = Found(ruled, (us := clock(first)), us)
+        best = FastestTile(ruled, (us := clock(first)), us)
         for tile in others:
             if time.monotonic() > deadline:
                 break
