@@ -17,7 +17,7 @@ import httpx
 
 from eyas.client.reach import ServerAddress, http_options, locked, unreachable
 from eyas.common.errors import EyasError, Unauthorized
-from eyas.evals.questions import Task
+from eyas.evals.questions import EvalTask
 from eyas.evals.sides import Side
 
 TIMEOUT_S = 600.0  # a whole request
@@ -25,7 +25,7 @@ CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Asking:
+class TaskOptions:
     """How a task is asked. `seed` counts above temperature 0 only; `max_tokens` None: the task's own."""
 
     parallel: int = 8
@@ -33,7 +33,7 @@ class Asking:
     seed: int = 1
     max_tokens: int | None = None
 
-    def body(self, task: Task, side: Side, index: int) -> dict[str, Any]:
+    def body(self, task: EvalTask, side: Side, index: int) -> dict[str, Any]:
         """The request for question `index` of the task."""
         prompt = task.questions[index].prompt
         body: dict[str, Any] = {
@@ -55,7 +55,7 @@ class Asking:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TaskAnswer:
     """What came back for one question. `error`: why none came; then no other field counts."""
 
     text: str = ""
@@ -78,10 +78,10 @@ class Outcome:
 
     side: Side
     seconds: float
-    answers: tuple[Answer, ...]
+    answers: tuple[TaskAnswer, ...]
 
 
-async def ask_all(side: Side, task: Task, asking: Asking, told: Callable[[], None]) -> Outcome:
+async def ask_all(side: Side, task: EvalTask, asking: TaskOptions, told: Callable[[], None]) -> Outcome:
     """Asks everything; calls `told` after each answer. A failed request becomes an Answer with its error.
 
     Raises EyasError if no server is there, or it lacks what the side asks of it.
@@ -99,7 +99,7 @@ async def ask_all(side: Side, task: Task, asking: Asking, told: Callable[[], Non
         extra = {"timings": True} if is_eyas else {}
         turn = asyncio.Semaphore(asking.parallel)
 
-        async def ask(index: int) -> Answer:
+        async def ask(index: int) -> TaskAnswer:
             async with turn:
                 answer = await _answer(client, path, asking.body(task, known, index) | extra)
                 told()
@@ -135,25 +135,25 @@ async def _meet(client: httpx.AsyncClient, side: Side) -> tuple[Side, bool]:
     return dataclasses.replace(side, model=model), is_eyas
 
 
-async def _answer(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Answer:
+async def _answer(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> TaskAnswer:
     start = time.perf_counter()
     try:
         async with asyncio.timeout(TIMEOUT_S):
             reply = await client.post(path, json=body)
     except (httpx.HTTPError, TimeoutError) as error:
-        return Answer(error=f"{type(error).__name__}: {error}".rstrip(": "))
+        return TaskAnswer(error=f"{type(error).__name__}: {error}".rstrip(": "))
     if reply.status_code != 200:
-        return Answer(error=f"HTTP {reply.status_code}: {_reason(reply)}")
+        return TaskAnswer(error=f"HTTP {reply.status_code}: {_reason(reply)}")
     try:
         return _read(reply.json(), time.perf_counter() - start)
     except (ValueError, LookupError, TypeError, AttributeError):
-        return Answer(error=f"not an answer in OpenAI's shape: {reply.text[:100]!r}")
+        return TaskAnswer(error=f"not an answer in OpenAI's shape: {reply.text[:100]!r}")
 
 
-def _read(reply: dict[str, Any], latency_s: float) -> Answer:
+def _read(reply: dict[str, Any], latency_s: float) -> TaskAnswer:
     choice, usage = reply["choices"][0], reply.get("usage") or {}
     details = usage.get("completion_tokens_details") or {}
-    return Answer(
+    return TaskAnswer(
         text=(choice["message"]["content"] if "message" in choice else choice["text"]) or "",
         ended=choice.get("finish_reason") == "stop",
         latency_s=latency_s,

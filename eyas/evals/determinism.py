@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProbeRequest:
     """One request: its name, its prompt's ids, and its sampling parameters."""
 
     name: str
@@ -100,7 +100,7 @@ async def _examine(server: ServerAddress, args: argparse.Namespace) -> int:
     return 1
 
 
-def made(model: dict[str, Any], count: int, max_tokens: int) -> list[Asked]:
+def made(model: dict[str, Any], count: int, max_tokens: int) -> list[ProbeRequest]:
     """`count` requests of very different lengths, every second one seeded."""
     dice, most = random.Random(SEED), min(LONGEST, model["max_model_len"] // 2 - max_tokens - TURN)
     if most < 1:
@@ -111,14 +111,14 @@ def made(model: dict[str, Any], count: int, max_tokens: int) -> list[Asked]:
         length = max(1, round(most ** dice.uniform(0.3, 1.0)))
         prompt = tuple(dice.randrange(model["vocab_size"]) for _ in range(length))
         noise = {"temperature": 0.8, "sampling_seed": i} if i % 2 else {"temperature": 0}
-        found.append(Asked(f"request {i}", prompt, usual | noise))
+        found.append(ProbeRequest(f"request {i}", prompt, usual | noise))
     return found
 
 
 class _Campaign:
     """The requests in every company, one after another; a line of the table for each."""
 
-    def __init__(self, http: httpx.AsyncClient, asked: Sequence[Asked], others: int) -> None:
+    def __init__(self, http: httpx.AsyncClient, asked: Sequence[ProbeRequest], others: int) -> None:
         self._http = http
         self._asked = list(asked)
         pairs = ((i, asked[i % len(asked)]) for i in range(others))
@@ -142,18 +142,18 @@ class _Campaign:
         differing += await self._told("among others, without drafts", plain, together, self._others)
         return differing + await self._told("second turns, among others", turns, together, self._others)
 
-    def _turn(self, request: Asked) -> Asked:
+    def _turn(self, request: ProbeRequest) -> ProbeRequest:
         """What follows a request's answer, whose pages the server may still have."""
         _, said = self._answers.said[request.name]
         prompt = (*request.prompt, *said, *request.prompt[:TURN])
         return dataclasses.replace(request, name=f"{request.name}, second turn", prompt=prompt)
 
     async def _told(
-        self, company: str, asked: Sequence[Asked], at_once: int, others: Sequence[Asked] = ()
+        self, company: str, asked: Sequence[ProbeRequest], at_once: int, others: Sequence[ProbeRequest] = ()
     ) -> int:
         room = asyncio.Semaphore(at_once + len(others))
 
-        async def answer(request: Asked) -> tuple[str, list[int]]:
+        async def answer(request: ProbeRequest) -> tuple[str, list[int]]:
             async with room:
                 return request.name, (await _ask(self._http, "/generate", request.body))["output_ids"]
 
@@ -165,7 +165,7 @@ class _Campaign:
         return len(texts)
 
 
-def _shuffled(requests: Sequence[Asked]) -> list[Asked]:
+def _shuffled(requests: Sequence[ProbeRequest]) -> list[ProbeRequest]:
     """In an order of its own, always the same."""
     return random.Random(SEED).sample(requests, len(requests))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eyas.common.errors import ConfigError
 from eyas.evals.flags import add_asking
-from eyas.evals.questions import Question, Task, read_json_lines
+from eyas.evals.questions import Question, EvalTask, read_json_lines
 from eyas.evals.run import evaluate
 from eyas.flags import whole
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     return evaluate(args, load(args))
 
 
-def load(args: argparse.Namespace) -> Task:
+def load(args: argparse.Namespace) -> EvalTask:
     """The problems of `--data` behind `--shots` worked examples. Raises ConfigError for unusable files."""
     asked = _problems(args.data)
     if args.train is None:
@@ -54,7 +54,7 @@ def load(args: argparse.Namespace) -> Task:
         Question(shots + _ask(question), answer.split(MARK)[-1].strip(), flexible_extract)
         for question, answer in asked[: args.limit]
     ]
-    return Task(
+    return EvalTask(
         name="gsm8k",
         questions=tuple(questions),
         max_tokens=LONGEST_ANSWER,

@@ -15,7 +15,7 @@ from pathlib import Path
 from eyas.common.errors import ConfigError
 from eyas.evals import sandbox
 from eyas.evals.flags import add_asking
-from eyas.evals.questions import Question, Task, read_json_lines
+from eyas.evals.questions import Question, EvalTask, read_json_lines
 from eyas.evals.run import evaluate
 
 LONGEST_ANSWER = 1024
@@ -42,13 +42,13 @@ def run(args: argparse.Namespace) -> int:
     return evaluate(args, load(args))
 
 
-def load(args: argparse.Namespace) -> Task:
+def load(args: argparse.Namespace) -> EvalTask:
     """The problems of `--data`. Raises ConfigError for an unusable file, or if no code may be run."""
     if not args.allow_code_execution:
         message = "--allow-code-execution: without it the answers, which are programs, cannot be judged"
         raise ConfigError(message, param="allow-code-execution")
     problems = [*read_json_lines(args.data, FIELDS).values()][: args.limit]
-    return Task(
+    return EvalTask(
         name="humaneval",
         questions=tuple(_question(problem, args.chat) for problem in problems),
         max_tokens=LONGEST_ANSWER,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from eyas.common.errors import ConfigError
 from eyas.evals.flags import add_asking
-from eyas.evals.questions import Question, Task, read_text
+from eyas.evals.questions import Question, EvalTask, read_text
 from eyas.evals.run import evaluate
 from eyas.flags import names, whole
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     return evaluate(args, load(args))
 
 
-def load(args: argparse.Namespace) -> Task:
+def load(args: argparse.Namespace) -> EvalTask:
     """The questions of all subjects, or of those named. Raises ConfigError for unusable files or names."""
     known = sorted(path.name.removesuffix("_test.csv") for path in (args.data / "test").glob("*_test.csv"))
     if not known:
@@ -50,7 +50,7 @@ def load(args: argparse.Namespace) -> Task:
         if name not in known:
             raise ConfigError(f"--subjects: {name!r} is none of {', '.join(known)}", param="subjects")
     asked = args.subjects or known
-    return Task(
+    return EvalTask(
         name="mmlu",
         questions=tuple(question for subject in asked for question in _subject(args, subject)),
         max_tokens=LONGEST_CHAT_ANSWER if args.chat else 1,

@@ -11,7 +11,7 @@ import dataclasses
 
 from eyas.evals.flags import add_asking
 from eyas.evals.heldout import question_sets
-from eyas.evals.questions import Task
+from eyas.evals.questions import EvalTask
 from eyas.evals.run import evaluate
 
 LONGEST_ANSWER = 512
@@ -27,10 +27,10 @@ def run(args: argparse.Namespace) -> int:
     return evaluate(args, load(args))
 
 
-def load(args: argparse.Namespace) -> Task:
+def load(args: argparse.Namespace) -> EvalTask:
     """`--limit` questions of each set, drawn by `--seed`, as chats."""
     sets = question_sets(args.limit, args.seed)
-    return Task(
+    return EvalTask(
         name="nano",
         questions=tuple(
             dataclasses.replace(question, group=found.name) for found in sets for question in found.questions

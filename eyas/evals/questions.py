@@ -29,7 +29,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Task:
+class EvalTask:
     """Questions, and how they are asked: as the one message of a chat, or as text to be continued."""
 
     name: str

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eyas.common.errors import ConfigError, EyasError
-from eyas.evals.asking import Asking, ask_all
+from eyas.evals.asking import TaskOptions, ask_all
 from eyas.evals.compare import Comparison, compare
-from eyas.evals.questions import Task
+from eyas.evals.questions import EvalTask
 from eyas.evals.scores import Judged, figures, judge
 from eyas.evals.sides import Side, sides_of
 from eyas.evals.table import score_table
@@ -24,7 +24,7 @@ from eyas.evals.table import score_table
 SETTINGS = ("shots", "chat", "limit", "max_tokens", "parallel", "temperature", "seed")  # flags that are told
 
 
-def evaluate(args: argparse.Namespace, task: Task) -> int:
+def evaluate(args: argparse.Namespace, task: EvalTask) -> int:
     """Asks one side or two, and tells what came of it.
 
     Gives 1 if a request failed, a bar was missed, or answers differ that must not; else 0. Raises EyasError
@@ -32,7 +32,7 @@ def evaluate(args: argparse.Namespace, task: Task) -> int:
     """
     sides = sides_of(args)
     _check(args, len(sides))
-    asking = Asking(args.parallel, args.temperature, args.seed, args.max_tokens)
+    asking = TaskOptions(args.parallel, args.temperature, args.seed, args.max_tokens)
     found = [_judged(side, task, asking) for side in sides]
     comparison = compare(*found) if len(found) > 1 else None
     if args.output_file:
@@ -62,7 +62,7 @@ def _check(args: argparse.Namespace, sides: int) -> None:
             raise ConfigError(f"--output-file: {args.output_file}: {error.strerror}") from error
 
 
-def _judged(side: Side, task: Task, asking: Asking) -> Judged:
+def _judged(side: Side, task: EvalTask, asking: TaskOptions) -> Judged:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         asked = progress.add_task(f"{task.name}: answers", total=len(task.questions))

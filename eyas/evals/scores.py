@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eyas.evals.asking import Answer, Outcome
-from eyas.evals.questions import Task
+from eyas.evals.asking import TaskAnswer, Outcome
+from eyas.evals.questions import EvalTask
 from eyas.evals.table import Score, unbroken
 
 JUDGES = 2  # at a time: some run programs
@@ -22,12 +22,12 @@ JUDGES = 2  # at a time: some run programs
 class Judged:
     """One side's outcome, and for each question whether the answer is right; None where none came."""
 
-    task: Task
+    task: EvalTask
     outcome: Outcome
     right: tuple[bool | None, ...]
 
     @property
-    def answered(self) -> list[Answer]:
+    def answered(self) -> list[TaskAnswer]:
         """The answers that came."""
         return [answer for answer in self.outcome.answers if not answer.error]
 
@@ -77,7 +77,7 @@ class Judged:
         return 1 + sum(answer.accepted for answer in told) / steps if steps else None
 
 
-def judge(task: Task, outcome: Outcome, told: Callable[[], None]) -> Judged:
+def judge(task: EvalTask, outcome: Outcome, told: Callable[[], None]) -> Judged:
     """Judges every answer; calls `told` after each."""
 
     def is_right(index: int) -> bool | None:
@@ -121,7 +121,7 @@ def figures(judged: Judged, details: bool) -> dict[str, Any]:
     return out | ({"questions": _details(judged)} if details else {})
 
 
-def latencies(answers: list[Answer]) -> dict[str, float | None]:
+def latencies(answers: list[TaskAnswer]) -> dict[str, float | None]:
     """The median and the 90th percentile of whole requests, in milliseconds; None without any."""
     times = [1e3 * answer.latency_s for answer in answers]
     if not times:

@@ -11,9 +11,9 @@ import pytest
 from eyas import cli
 from eyas.commands import USAGE_ERROR
 from eyas.common.errors import ConfigError
-from eyas.evals.asking import Answer, Outcome
+from eyas.evals.asking import TaskAnswer, Outcome
 from eyas.evals.compare import compare, mcnemar
-from eyas.evals.questions import Question, Task
+from eyas.evals.questions import Question, EvalTask
 from eyas.evals.scores import Judged, figures, judge
 from eyas.evals.sides import Side, read_side
 from tests.unit.scripted_server import Body, scripted
@@ -284,8 +284,8 @@ def test_mcnemar_is_exact(counts: tuple[int, int], p_value: float) -> None:
 def judged(*texts: str | None) -> Judged:
     """Answers to as many questions, to each of which "yes" is right; None: the request failed."""
     questions = [Question("?", "yes", str.__eq__) for _ in texts]
-    answers = [Answer(error="gone") if text is None else Answer(text) for text in texts]
-    task = Task("t", tuple(questions), 1)
+    answers = [TaskAnswer(error="gone") if text is None else TaskAnswer(text) for text in texts]
+    task = EvalTask("t", tuple(questions), 1)
     return judge(task, Outcome(Side("http://a"), 1.0, tuple(answers)), lambda: None)
 
 

@@ -13,7 +13,7 @@ from eyas import cli
 from eyas.common.errors import ConfigError
 from eyas.evals import gsm8k, humaneval, mmlu, nano
 from eyas.evals.guarded import SUCCESS
-from eyas.evals.questions import Task
+from eyas.evals.questions import EvalTask
 
 PROBLEMS = [  # in the official format, calculator marks included
     (
@@ -53,7 +53,7 @@ def write_subject(folder: Path, subject: str, test: list[str], dev: list[str] = 
 # --- gsm8k -------------------------------------------------------------------------------------------------
 
 
-def gsm8k_task(*flags: str) -> Task:
+def gsm8k_task(*flags: str) -> EvalTask:
     return gsm8k.load(args("gsm8k", *flags))
 
 
@@ -147,7 +147,7 @@ def test_a_line_may_hold_any_character(tmp_path: Path) -> None:
 # --- mmlu --------------------------------------------------------------------------------------------------
 
 
-def mmlu_task(*flags: str) -> Task:
+def mmlu_task(*flags: str) -> EvalTask:
     return mmlu.load(args("mmlu", *flags))
 
 
