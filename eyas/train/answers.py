@@ -27,7 +27,7 @@ Tokens = list[int]
 
 
 @dataclass(frozen=True)
-class Asking:
+class AnswerOptions:
     """How a target is asked. `target`: its folder. `longest`: tokens per answer; `length`: with the question
     before it.
     """
@@ -59,7 +59,7 @@ def engine_of(device: str, target: str, draft: str | None = None, **asked: Any) 
     return resolve_engine(device, model=target, draft=draft, worker="train", transfer=NONE, **asked)
 
 
-def answers(asking: Asking, questions: Mapping[int, Sequence[int]], file: Path) -> dict[int, Tokens]:
+def answers(asking: AnswerOptions, questions: Mapping[int, Sequence[int]], file: Path) -> dict[int, Tokens]:
     """The answer to every question, by its number. Raises EyasError if the engine gives up."""
     found = _known(asking, file)
     missing = [asking.prompt(number, ids) for number, ids in questions.items() if number not in found]
@@ -79,7 +79,7 @@ def answers(asking: Asking, questions: Mapping[int, Sequence[int]], file: Path) 
     return {number: found[number] for number in questions}
 
 
-def _known(asking: Asking, file: Path) -> dict[int, Tokens]:
+def _known(asking: AnswerOptions, file: Path) -> dict[int, Tokens]:
     """What the file has. A line that a kill cut short is dropped."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def _known(asking: Asking, file: Path) -> dict[int, Tokens]:
     return {line["number"]: line["tokens"] for line in map(json.loads, lines)}
 
 
-def _params(asking: Asking) -> SamplingParams:
+def _params(asking: AnswerOptions) -> SamplingParams:
     return SamplingParams(temperature=asking.temperature, seed=asking.seed)
 
 

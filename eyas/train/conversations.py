@@ -27,7 +27,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Line:
+class ConversationLine:
     """One line of a file; `where` names it in errors. It has one of `messages`, `prompt` and `text`."""
 
     where: str
@@ -37,7 +37,7 @@ class Line:
     text: str | None = None
 
 
-def read_lines(path: Path, flag: str = "data") -> list[Line]:
+def read_lines(path: Path, flag: str = "data") -> list[ConversationLine]:
     """All lines but empty ones, of the file that `flag` names.
 
     Raises ConfigError for the first that is wrong, and for a file that has none.
@@ -54,9 +54,9 @@ def read_lines(path: Path, flag: str = "data") -> list[Line]:
     return lines
 
 
-def as_chats(chats: Sequence[Sequence[Mapping[str, str]]]) -> list[Line]:
+def as_chats(chats: Sequence[Sequence[Mapping[str, str]]]) -> list[ConversationLine]:
     """Chats that are in no file."""
-    return [Line(f"chat {i}", messages=tuple(map(dict, chat))) for i, chat in enumerate(chats)]
+    return [ConversationLine(f"chat {i}", messages=tuple(map(dict, chat))) for i, chat in enumerate(chats)]
 
 
 class Speech:
@@ -72,7 +72,7 @@ class Speech:
         """Whether the model has a chat template."""
         return self._template is not None
 
-    def question(self, line: Line) -> Ids:
+    def question(self, line: ConversationLine) -> Ids:
         """What the target is to answer: the chat up to its last answer, or the prompt; (): there is none."""
         if line.prompt is not None:
             return self._tokenizer.encode(line.prompt)
@@ -81,7 +81,7 @@ class Speech:
             messages = messages[:-1]
         return self._tokenizer.encode(self._chat(line, messages, True), special=False) if messages else ()
 
-    def as_given(self, line: Line) -> Example:
+    def as_given(self, line: ConversationLine) -> Example:
         """The line as it is; what the assistant says is the answer, and all of a text.
 
         Raises ConfigError for a line without an answer.
@@ -96,7 +96,7 @@ class Speech:
             return _example([(both[:asked], False), (both[asked:], True)])
         return _example(self._turns(line))
 
-    def _turns(self, line: Line) -> list[tuple[Ids, bool]]:
+    def _turns(self, line: ConversationLine) -> list[tuple[Ids, bool]]:
         """The chat, cut where answers begin and end: the template's text grows by a turn at a time."""
         pieces: list[tuple[Ids, bool]] = []
         known = ""
@@ -119,7 +119,7 @@ class Speech:
     def _encode(self, text: str) -> Ids:
         return self._tokenizer.encode(text, special=False)
 
-    def _chat(self, line: Line, messages: Sequence[dict[str, str]], asks: bool) -> str:
+    def _chat(self, line: ConversationLine, messages: Sequence[dict[str, str]], asks: bool) -> str:
         template: ChatTemplate | None = self._template
         if template is None:
             raise ConfigError(f"{line.where}: messages: the target has no chat template")
@@ -139,7 +139,7 @@ def _example(pieces: Sequence[tuple[Ids, bool]]) -> Example:
     return Example(ids, np.concatenate([np.full(len(piece), answer) for piece, answer in pieces]))
 
 
-def _line(text: str, where: str) -> Line:
+def _line(text: str, where: str) -> ConversationLine:
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -151,11 +151,11 @@ def _line(text: str, where: str) -> Line:
         told = " and ".join(found) or "none of them"
         raise ConfigError(f"{where}: one of {', '.join(KINDS)} is needed, and it has {told}")
     if found == ["messages"]:
-        return Line(where, messages=_messages(value["messages"], where))
+        return ConversationLine(where, messages=_messages(value["messages"], where))
     for key in (found[0], "completion"):
         if key in value and (not isinstance(value[key], str) or not value[key]):
             raise ConfigError(f"{where}: {key} is not a text")
-    return Line(where, prompt=value.get("prompt"), completion=value.get("completion"), text=value.get("text"))
+    return ConversationLine(where, prompt=value.get("prompt"), completion=value.get("completion"), text=value.get("text"))
 
 
 def _messages(value: Any, where: str) -> tuple[dict[str, str], ...]:

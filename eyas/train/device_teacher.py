@@ -19,8 +19,8 @@ from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
-from eyas.train.heads.base import Ends
-from eyas.train.packing import Batch, upload
+from eyas.train.heads.base import SharedTensors
+from eyas.train.packing import PackedBatch, upload
 from eyas.train.teacher import PAGE, Room, Teacher, final_gain, first_pages
 from kv_transfer.layout import pages_for
 
@@ -41,17 +41,17 @@ class DeviceTeacher(Teacher):
         with FolderWeights(config.folder, config.spelling, placement, quantized=config.fp8) as weights:
             self._model = FusedDecoder(config, weights, context)
             gain = final_gain(config, weights)
-        super().__init__(config, Ends(self._model.embedding, self._model.lm_head, gain), placement)
+        super().__init__(config, SharedTensors(self._model.embedding, self._model.lm_head, gain), placement)
 
     def close(self) -> None:
         self._pool.close()
 
     @torch.inference_mode()
-    def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _run(self, batch: PackedBatch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         residual, tapped = self._model.forward(self._rows(batch), self._pool, taps)
         return tapped, self._model.final_norm(residual)
 
-    def _rows(self, batch: Batch) -> Rows:
+    def _rows(self, batch: PackedBatch) -> Rows:
         """Every text a chunk of prompt rows, cut into the attention's tiles; the host waits for nothing."""
         lengths, pages = np.array(batch.lengths), np.array(first_pages(batch.lengths))
         tables = pages[:, None] + np.arange(self._pages.shape[1])  # beyond a text's end: of the next ones

@@ -22,7 +22,7 @@ from eyas.engine.models.heads import head_family, read_head, target_alike
 from eyas.engine.models.table import read_model
 from eyas.flags import positive
 from eyas.train.acceptance import ByDepth
-from eyas.train.conversations import Line, Speech, as_chats, read_lines
+from eyas.train.conversations import ConversationLine, Speech, as_chats, read_lines
 from eyas.train.served import CHAIN, served_acceptance
 
 SAMPLES = (
@@ -152,7 +152,7 @@ def _prompts(args: argparse.Namespace) -> Sequence[EnginePrompt]:
     elif speech.chats:
         lines = as_chats([[{"role": "user", "content": text}] for text in SAMPLES])
     else:
-        lines = [Line(text, prompt=text) for text in SAMPLES]
+        lines = [ConversationLine(text, prompt=text) for text in SAMPLES]
     questions = [ids for line in lines if (ids := speech.question(line))][: args.num_prompts]
     if not questions:
         raise ConfigError(f"--prompts: {args.prompts} asks nothing", param="prompts")

@@ -25,11 +25,11 @@ from eyas.bench.plots.style import check_plot
 from eyas.common.errors import ConfigError
 from eyas.engine.models.table import read_model
 from eyas.flags import amount, positive, whole
-from eyas.train.answers import Asking, answers
+from eyas.train.answers import AnswerOptions, answers
 from eyas.train.checkpoint import Checkpoint
-from eyas.train.conversations import Line, Speech, answered, read_lines
+from eyas.train.conversations import ConversationLine, Speech, answered, read_lines
 from eyas.train.export import save_trained
-from eyas.train.head_run import HeadRun, Pace, Settings, Texts
+from eyas.train.head_run import HeadRun, RunIntervals, Settings, Texts
 from eyas.train.heads.table import head_kind
 from eyas.train.packing import MOST_TEXTS, Example
 from eyas.train.plot import plot_training
@@ -143,7 +143,7 @@ def _check(args: argparse.Namespace, folder: Folder) -> None:
 # --- texts -----------------------------------------------------------------------------------------------
 
 
-def _split(lines: Sequence[Line], held: int, seed: int) -> tuple[list[int], list[int]]:
+def _split(lines: Sequence[ConversationLine], held: int, seed: int) -> tuple[list[int], list[int]]:
     """Numbers of the lines that are held out, a tenth at most, and of the others."""
     order = list(range(len(lines)))
     random.Random(seed).shuffle(order)
@@ -152,7 +152,7 @@ def _split(lines: Sequence[Line], held: int, seed: int) -> tuple[list[int], list
 
 
 def _examples(
-    args: argparse.Namespace, speech: Speech, lines: Sequence[Line], folder: Folder
+    args: argparse.Namespace, speech: Speech, lines: Sequence[ConversationLine], folder: Folder
 ) -> dict[int, Example]:
     """The text of each line that has one which fits, by the line's number."""
     given = {
@@ -165,7 +165,7 @@ def _examples(
         Console(stderr=True).print(f"{left} questions are longer than {room} tokens and are left out")
     said: Mapping[int, Sequence[int]] = {}
     if fitting:
-        asking = Asking(
+        asking = AnswerOptions(
             target=str(args.target),
             device=args.device,
             temperature=args.temperature,
@@ -186,7 +186,7 @@ def _trained(args: argparse.Namespace, texts: Texts, folder: Folder) -> list[dic
     teacher = load_teacher(args.target, args.device, room)
     try:
         training = _run_of(args, teacher, texts, folder)
-        training.train(Pace(args.measure_every, args.save_every), lambda line: append_line(folder.log, line))
+        training.train(RunIntervals(args.measure_every, args.save_every), lambda line: append_line(folder.log, line))
         save_trained(training.head, head_kind(args.kind).described(training.head), folder.out)
         return training.progress.history
     finally:

@@ -23,7 +23,7 @@ from eyas.common.errors import ConfigError
 from eyas.train.acceptance import ByDepth, count_chains
 from eyas.train.checkpoint import Checkpoint
 from eyas.train.heads.table import head_kind
-from eyas.train.packing import Batch, Batches, Example
+from eyas.train.packing import PackedBatch, Batches, Example
 from eyas.train.recipe import Recipe, descend, optimisers, progress
 from eyas.train.teacher import Teacher
 from eyas.train.unroll import Course, unrolled_loss, unrolled_step
@@ -50,7 +50,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RunIntervals:
     """After how many steps the head is measured, and the run's state is saved."""
 
     measured: int
@@ -101,7 +101,7 @@ class HeadRun:
             optimiser.load_state_dict(kept)
         self.progress = Progress(state["step"], state["seconds"], state["history"])
 
-    def train(self, pace: Pace, tell: Callable[[Line], None]) -> None:
+    def train(self, pace: RunIntervals, tell: Callable[[Line], None]) -> None:
         """Goes on to the last step. `tell` is called with every measurement."""
         recipe, done = self._settings.recipe, self.progress
         batches = Batches(self._texts.learnt, recipe.rows, recipe.length, self._settings.seed)
@@ -146,7 +146,7 @@ class HeadRun:
         self.head.train()
         return counts
 
-    def _learn(self, batch: Batch) -> Tensor:
+    def _learn(self, batch: PackedBatch) -> Tensor:
         step = self.progress.step
         torch.manual_seed(self._settings.seed * 1_000_003 + step)  # so noise is the same after a resume
         with self._precision():
@@ -156,7 +156,7 @@ class HeadRun:
         return loss
 
     @torch.no_grad()
-    def _course(self, batch: Batch) -> tuple[Course, Tensor]:
+    def _course(self, batch: PackedBatch) -> tuple[Course, Tensor]:
         """What the head learns of a batch, and the target's first choice after each token, int64 [B, L]."""
         teacher, token_map = self._teacher, self.head.token_map
         observed = teacher.observe(batch, self._taps)

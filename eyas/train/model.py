@@ -51,7 +51,7 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     return (x * rope[0] + torch.cat((-high, low), -1) * rope[1]).to(x.dtype)
 
 
-class Norm(nn.Module):
+class TrainedNorm(nn.Module):
     """RMSNorm in float32."""
 
     def __init__(self, width: int, eps: float) -> None:

@@ -31,7 +31,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PackedBatch:
     """Rows of L tokens, R of which are of texts.
 
     `ids`, `positions` int64 [B, L]; `segments` int64 [B, L]: which text of its row a token is of, from 1 on
@@ -46,9 +46,9 @@ class Batch:
     places: Tensor
     lengths: tuple[int, ...]
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> PackedBatch:
         """The same on a device, without waiting for what it is doing."""
-        return Batch(
+        return PackedBatch(
             ids=upload(self.ids, device),
             positions=upload(self.positions, device),
             segments=upload(self.segments, device),
@@ -76,7 +76,7 @@ def rows_of(examples: Sequence[Example], length: int) -> Iterator[list[Example]]
     yield from filling
 
 
-def batch_of(rows: Sequence[list[Example]], length: int) -> Batch:
+def batch_of(rows: Sequence[list[Example]], length: int) -> PackedBatch:
     """Rows padded to one length."""
     ids, positions, segments = (np.zeros((len(rows), length), np.int64) for _ in range(3))
     answer = np.zeros((len(rows), length), bool)
@@ -87,7 +87,7 @@ def batch_of(rows: Sequence[list[Example]], length: int) -> Batch:
             ids[i, here], answer[i, here] = example.ids, example.answer
             positions[i, here], segments[i, here] = np.arange(len(example.ids)), number
             at += len(example.ids)
-    return Batch(
+    return PackedBatch(
         ids=torch.from_numpy(ids),
         positions=torch.from_numpy(positions),
         segments=torch.from_numpy(segments),
@@ -106,12 +106,12 @@ class Batches:
     length: int
     seed: int
 
-    def start(self, number: int) -> Iterator[Batch]:
+    def start(self, number: int) -> Iterator[PackedBatch]:
         """Those from a number on, without end."""
         for rows in itertools.islice(self._in_rows(self._endless()), number, None):
             yield batch_of(rows, self.length)
 
-    def once(self) -> Iterator[Batch]:
+    def once(self) -> Iterator[PackedBatch]:
         """Every text once, in order; the last batch may be short."""
         for rows in self._in_rows(rows_of(self.examples, self.length)):
             yield batch_of(rows, self.length)

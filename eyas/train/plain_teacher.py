@@ -11,8 +11,8 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import FolderWeights, Placement
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
-from eyas.train.heads.base import Ends
-from eyas.train.packing import Batch
+from eyas.train.heads.base import SharedTensors
+from eyas.train.packing import PackedBatch
 from eyas.train.teacher import PAGE, Room, Teacher, final_gain, first_pages
 from kv_transfer.layout import pages_for
 
@@ -28,13 +28,13 @@ class PlainTeacher(Teacher):
             # The decoder packs its output head; a head needs it as it is.
             name = "model.embed_tokens.weight" if config.tied_head else "lm_head.weight"
             lm_head = weights.take(name, (config.vocab_size, config.hidden_size))
-            ends = Ends(self._model.ends.embedding, lm_head, final_gain(config, weights))
+            ends = SharedTensors(self._model.ends.embedding, lm_head, final_gain(config, weights))
         super().__init__(config, ends, placement)
 
     def close(self) -> None:
         self._pool.close()
 
-    def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _run(self, batch: PackedBatch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         pages = first_pages(batch.lengths)
         spans = [
             Span(range(first, first + pages_for(count, PAGE)), 0, count)

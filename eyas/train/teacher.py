@@ -18,8 +18,8 @@ from torch import Tensor
 from eyas.engine.attention.soft_cap import soft_cap
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Placement, Weights
-from eyas.train.heads.base import Ends
-from eyas.train.packing import Batch
+from eyas.train.heads.base import SharedTensors
+from eyas.train.packing import PackedBatch
 from kv_transfer.layout import pages_for
 
 PAGE = 16
@@ -54,13 +54,13 @@ class Room:
 class Teacher(ABC):
     """A loaded target. `config`, `ends` and `placement` say what it is, what heads share, and where it is."""
 
-    def __init__(self, config: ModelConfig, ends: Ends, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, ends: SharedTensors, placement: Placement) -> None:
         self.config = config
         self.ends = ends
         self.placement = placement
 
     @torch.no_grad()
-    def observe(self, batch: Batch, taps: tuple[int, ...]) -> Observed:
+    def observe(self, batch: PackedBatch, taps: tuple[int, ...]) -> Observed:
         """Runs all texts of a batch, which is on the teacher's device."""
         tapped, hidden = self._run(batch, taps)
         return Observed(_placed(tapped, batch), _placed(hidden, batch))
@@ -76,7 +76,7 @@ class Teacher(ABC):
         """Gives its pages back."""
 
     @abstractmethod
-    def _run(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _run(self, batch: PackedBatch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Tapped rows [R, taps * hidden], and rows after the final norm [R, hidden], text after text."""
 
 
@@ -85,7 +85,7 @@ def first_pages(lengths: Sequence[int]) -> list[int]:
     return [0, *itertools.accumulate(pages_for(length, PAGE) for length in lengths)][:-1]
 
 
-def _placed(rows: Tensor, batch: Batch) -> Tensor:
+def _placed(rows: Tensor, batch: PackedBatch) -> Tensor:
     """Rows of texts [R, width] where their tokens stand: [B, L, width]."""
     found = rows.new_zeros(batch.ids.numel(), rows.shape[1])
     return found.index_copy_(0, batch.places, rows).view(*batch.ids.shape, -1)

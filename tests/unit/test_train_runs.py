@@ -17,7 +17,7 @@ from eyas.engine.models.table import read_model
 from eyas.train.acceptance import ByDepth, count_chains
 from eyas.train.checkpoint import Checkpoint
 from eyas.train.device_teacher import DeviceTeacher
-from eyas.train.head_run import HeadRun, Pace, Settings, Texts, frequent
+from eyas.train.head_run import HeadRun, RunIntervals, Settings, Texts, frequent
 from eyas.train.packing import Batches, Example, batch_of
 from eyas.train.plain_teacher import PlainTeacher
 from eyas.train.recipe import Recipe
@@ -64,7 +64,7 @@ def test_training_makes_drafts_right(kind: str, least: float, teacher: Teacher, 
     """On texts that were held out; of the 48 successors only 40 are in the EAGLE-3 head's vocabulary."""
     run, lines = run_of(kind, teacher, tmp_path), []
     assert run.measure().length < 1.3
-    run.train(Pace(measured=8, saved=100), lines.append)
+    run.train(RunIntervals(measured=8, saved=100), lines.append)
     assert [line["step"] for line in lines] == [8, 16]
     assert lines[-1]["acceptance_length"] > least
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -79,18 +79,18 @@ class Killed(Exception):
 def test_a_killed_run_ends_as_if_it_had_not_been(kind: str, teacher: Teacher, tmp_path: Path) -> None:
     """Bit for bit; the eagle head also has noise. The kill comes two steps after the last checkpoint."""
     whole = run_of(kind, teacher, tmp_path / "whole", steps=6)
-    whole.train(Pace(measured=5, saved=3), lambda line: None)
+    whole.train(RunIntervals(measured=5, saved=3), lambda line: None)
 
     def kill(_: object) -> None:
         raise Killed
 
     broken = run_of(kind, teacher, tmp_path / "broken", steps=6)
     with pytest.raises(Killed):
-        broken.train(Pace(measured=5, saved=3), kill)
+        broken.train(RunIntervals(measured=5, saved=3), kill)
     again = run_of(kind, teacher, tmp_path / "broken", steps=6)
     again.resume()
     assert again.progress.step == 3
-    again.train(Pace(measured=5, saved=3), lambda line: None)
+    again.train(RunIntervals(measured=5, saved=3), lambda line: None)
     ends = whole.head.state_dict(), again.head.state_dict()
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
     told = [[{**line, "seconds": 0} for line in run.progress.history] for run in (whole, again)]

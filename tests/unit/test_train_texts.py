@@ -13,8 +13,8 @@ from eyas.bench.answering import EngineAnswer, EnginePrompt, answer
 from eyas.common.config import NANO, NANO_HEAD
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.params import SamplingParams
-from eyas.train.answers import Asking, answers, engine_of
-from eyas.train.conversations import Line, Speech, answered, read_lines
+from eyas.train.answers import AnswerOptions, answers, engine_of
+from eyas.train.conversations import ConversationLine, Speech, answered, read_lines
 from eyas.train.served import count_rounds
 from tools.nano.tokenizer import END_OF_TEXT, IM_END, IM_END_ID, load_tokenizer
 
@@ -36,8 +36,8 @@ def text(ids: Any) -> str:
     return load_tokenizer(NANO).decode(list(ids), skip_special_tokens=False)
 
 
-def chat(*messages: dict[str, str]) -> Line:
-    return Line("here", messages=messages)
+def chat(*messages: dict[str, str]) -> ConversationLine:
+    return ConversationLine("here", messages=messages)
 
 
 def parts(example: Any) -> tuple[str, str]:
@@ -54,8 +54,8 @@ def test_a_question_is_the_chat_up_to_its_last_answer(speech: Speech) -> None:
     assert text(speech.question(chat(QUESTION, REPLY))) == asked
     again = speech.question(chat(QUESTION, REPLY, QUESTION, REPLY))
     assert text(again).startswith(asked + REPLY["content"] + IM_END)
-    assert text(speech.question(Line("here", prompt="One, two,"))) == "One, two,"
-    assert speech.question(Line("here", text="One, two, three")) == ()
+    assert text(speech.question(ConversationLine("here", prompt="One, two,"))) == "One, two,"
+    assert speech.question(ConversationLine("here", text="One, two, three")) == ()
 
 
 def test_kept_answers_are_the_assistants_turns(speech: Speech) -> None:
@@ -67,8 +67,8 @@ def test_kept_answers_are_the_assistants_turns(speech: Speech) -> None:
 
 
 def test_a_text_and_a_completion_are_answers(speech: Speech) -> None:
-    assert parts(speech.as_given(Line("here", text="One, two"))) == ("", "One, two")
-    given = speech.as_given(Line("here", prompt="One, two,", completion=" three"))
+    assert parts(speech.as_given(ConversationLine("here", text="One, two"))) == ("", "One, two")
+    given = speech.as_given(ConversationLine("here", prompt="One, two,", completion=" three"))
     assert parts(given) == ("One, two,", " three")
 
 
@@ -116,7 +116,7 @@ def test_a_file_without_lines_is_refused(tmp_path: Path) -> None:
 
 def test_answers_that_are_not_there_cannot_be_kept(speech: Speech) -> None:
     with pytest.raises(ConfigError, match="here: completion is missing"):
-        speech.as_given(Line("here", prompt="One"))
+        speech.as_given(ConversationLine("here", prompt="One"))
     with pytest.raises(ConfigError, match="here: messages has no answer"):
         speech.as_given(chat(QUESTION))
 
@@ -158,13 +158,13 @@ def test_rounds_are_counted_by_depth(speech: Speech) -> None:
 
 def test_answers_that_a_file_has_are_kept(tmp_path: Path) -> None:
     """Nothing is missing, so no engine starts; the line that a kill cut short is dropped."""
-    asking = Asking(str(NANO), "cpu", 0.0, 8, 64, seed=0)
+    asking = AnswerOptions(str(NANO), "cpu", 0.0, 8, 64, seed=0)
     file = tmp_path / "training" / "answers.jsonl"
     assert answers(asking, {}, file) == {}
     with file.open("a") as out:
         out.write('{"number": 4, "tokens": [7, 2]}\n{"number": 5, "tok')
     assert answers(asking, {4: (1, 2)}, file) == {4: [7, 2]}
     assert file.read_text().endswith("[7, 2]}\n")
-    other = Asking(str(NANO), "cpu", 0.5, 8, 64, seed=0)
+    other = AnswerOptions(str(NANO), "cpu", 0.5, 8, 64, seed=0)
     with pytest.raises(ConfigError, match="were asked for in another way"):
         answers(other, {4: (1, 2)}, file)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eyas.train.heads.base import DraftHead
 from eyas.train.heads.table import head_kind
-from eyas.train.packing import Batch, Example
+from eyas.train.packing import PackedBatch, Example
 from eyas.train.teacher import Room, Teacher
 from eyas.train.unroll import Course
 from tests.unit.tiny import write_tiny_llama
@@ -74,7 +74,7 @@ def new_head(kind: str, teacher: Teacher, token_map: Tensor | None = None) -> Dr
     return head.eval()
 
 
-def course_of(kind: str, teacher: Teacher, batch: Batch, token_map: Tensor | None = None) -> Course:
+def course_of(kind: str, teacher: Teacher, batch: PackedBatch, token_map: Tensor | None = None) -> Course:
     taps = head_kind(kind).taps(teacher.config)
     seen = teacher.observe(batch, taps)
     wanted = teacher.logits(seen.hidden)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eyas.train.heads.base import Ends
+from eyas.train.heads.base import SharedTensors
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
 from eyas.train.recipe import Recipe, descend, optimisers, progress
@@ -34,7 +34,7 @@ def head_shape(target: LlamaShape) -> LlamaShape:
 def head_of(target: Nano) -> Eagle3Head:
     """A new head, with the target's whole vocabulary."""
     head = Eagle3Head(head_shape(target.config), len(target.config.captured))
-    head.begin_as(Ends(target.embed_tokens.weight, target.embed_tokens.weight, target.norm.weight))
+    head.begin_as(SharedTensors(target.embed_tokens.weight, target.embed_tokens.weight, target.norm.weight))
     return head
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eyas.train.model import CacheView, GroupedAttention, LlamaShape, Mlp, Norm, rope_table
+from eyas.train.model import CacheView, GroupedAttention, LlamaShape, Mlp, TrainedNorm, rope_table
 
 
 class Block(nn.Module):
@@ -18,9 +18,9 @@ class Block(nn.Module):
 
     def __init__(self, config: LlamaShape) -> None:
         super().__init__()
-        self.input_layernorm = Norm(config.hidden, config.norm_eps)
+        self.input_layernorm = TrainedNorm(config.hidden, config.norm_eps)
         self.self_attn = GroupedAttention(config, config.hidden)
-        self.post_attention_layernorm = Norm(config.hidden, config.norm_eps)
+        self.post_attention_layernorm = TrainedNorm(config.hidden, config.norm_eps)
         self.mlp = Mlp(config.hidden, config.intermediate)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, view: CacheView | None) -> Tensor:
@@ -38,7 +38,7 @@ class Nano(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = Norm(config.hidden, config.norm_eps)
+        self.norm = TrainedNorm(config.hidden, config.norm_eps)
         self.apply(self._initialise)
 
     def _initialise(self, module: nn.Module) -> None:

@@ -24,7 +24,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Ends:
+class SharedTensors:
     """What a head may share with its target, or begin as: all of it stays as it is.
 
     `embedding`, `lm_head`: [vocab, hidden]. `gain`: of the norm before the output head, [hidden].
@@ -130,7 +130,7 @@ class SharedOutput(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, ends: Ends) -> None:
+    def __init__(self, ends: SharedTensors) -> None:
         super().__init__()
         self.register_buffer("weight", ends.lm_head, persistent=False)
 

@@ -14,7 +14,7 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
-    Ends,
+    SharedTensors,
     Lesson,
     SharedOutput,
     initialise,
@@ -23,7 +23,7 @@ from eyas.train.heads.base import (
     shape_for,
     soft_cross_entropy,
 )
-from eyas.train.model import GroupedAttention, LlamaShape, Mlp, Norm
+from eyas.train.model import GroupedAttention, LlamaShape, Mlp, TrainedNorm
 
 TOKENS_WEIGHT = 0.1
 """Of the distribution's part of the loss; the feature's part has 1."""
@@ -41,7 +41,7 @@ def taps(target: ModelConfig) -> tuple[int, ...]:
     return ()
 
 
-def head_for(target: ModelConfig, ends: Ends, token_map: Tensor | None) -> EagleHead:
+def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None) -> EagleHead:
     """A new head; its vocabulary is the target's."""
     return EagleHead(shape_for(target), ends)
 
@@ -57,7 +57,7 @@ class FirstLayer(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.self_attn = GroupedAttention(shape, shape.hidden)
-        self.post_attention_layernorm = Norm(shape.hidden, shape.norm_eps)
+        self.post_attention_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
         self.mlp = Mlp(shape.hidden, shape.intermediate)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
@@ -71,7 +71,7 @@ class FirstLayer(nn.Module):
 class EagleHead(DraftHead):
     """Its state is the feature: the target's hidden state after the final norm, or the prediction of it."""
 
-    def __init__(self, shape: LlamaShape, ends: Ends) -> None:
+    def __init__(self, shape: LlamaShape, ends: SharedTensors) -> None:
         """`ends`: the target's, of which it uses the output head."""
         super().__init__(shape)
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)

@@ -14,7 +14,7 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
-    Ends,
+    SharedTensors,
     Lesson,
     initialise,
     joined,
@@ -22,7 +22,7 @@ from eyas.train.heads.base import (
     shape_for,
     soft_cross_entropy,
 )
-from eyas.train.model import GroupedAttention, LlamaShape, Mlp, Norm
+from eyas.train.model import GroupedAttention, LlamaShape, Mlp, TrainedNorm
 
 UNROLL = 7
 
@@ -35,7 +35,7 @@ def taps(target: ModelConfig) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
-def head_for(target: ModelConfig, ends: Ends, token_map: Tensor | None) -> Eagle3Head:
+def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None) -> Eagle3Head:
     """A new head, whose output head and norm begin as the target's."""
     head = Eagle3Head(shape_for(target), len(taps(target)), token_map)
     head.begin_as(ends)
@@ -53,10 +53,10 @@ class MidLayer(nn.Module):
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
-        self.input_layernorm = Norm(shape.hidden, shape.norm_eps)
-        self.hidden_norm = Norm(shape.hidden, shape.norm_eps)
+        self.input_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
+        self.hidden_norm = TrainedNorm(shape.hidden, shape.norm_eps)
         self.self_attn = GroupedAttention(shape, 2 * shape.hidden)
-        self.post_attention_layernorm = Norm(shape.hidden, shape.norm_eps)
+        self.post_attention_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
         self.mlp = Mlp(shape.hidden, shape.intermediate)
 
     def forward(self, embeds: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
@@ -79,7 +79,7 @@ class Eagle3Head(DraftHead):
         super().__init__(shape, token_map)
         self.fc = nn.Linear(streams * shape.hidden, shape.hidden, bias=False)
         self.midlayer = MidLayer(shape)
-        self.norm = Norm(shape.hidden, shape.norm_eps)
+        self.norm = TrainedNorm(shape.hidden, shape.norm_eps)
         outputs = shape.vocab if token_map is None else len(token_map)
         self.lm_head = nn.Linear(shape.hidden, outputs, bias=False)
         initialise(self)
@@ -88,7 +88,7 @@ class Eagle3Head(DraftHead):
             kept = torch.zeros(shape.vocab, dtype=torch.bool)
             self.register_buffer("t2d", kept.index_fill_(0, token_map, True))
 
-    def begin_as(self, ends: Ends) -> None:
+    def begin_as(self, ends: SharedTensors) -> None:
         """Copies the target's output head, as far as the vocabulary goes, and its norm."""
         rows = (
             ends.lm_head if self.token_map is None else ends.lm_head[self.token_map.to(ends.lm_head.device)]

@@ -17,7 +17,7 @@ from eyas.engine.layers.rotary import tables
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
-    Ends,
+    SharedTensors,
     Lesson,
     SharedOutput,
     initialise,
@@ -25,7 +25,7 @@ from eyas.train.heads.base import (
     shape_for,
     soft_cross_entropy,
 )
-from eyas.train.model import GroupedAttention, LlamaShape, Mlp, Norm
+from eyas.train.model import GroupedAttention, LlamaShape, Mlp, TrainedNorm
 
 UNROLL = 4
 
@@ -35,7 +35,7 @@ def taps(target: ModelConfig) -> tuple[int, ...]:
     return ()
 
 
-def head_for(target: ModelConfig, ends: Ends, token_map: Tensor | None) -> MtpHead:
+def head_for(target: ModelConfig, ends: SharedTensors, token_map: Tensor | None) -> MtpHead:
     """A new head, whose layer is of the kind of the target's last one.
 
     Raises ConfigError, by name, for a layer that no equation here trains.
@@ -63,19 +63,19 @@ def described(head: DraftHead) -> dict[str, object]:
     return {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
 
 
-class MtpLayer(nn.Module):
+class TrainedMtpLayer(nn.Module):
     """Norms, join, decoder layer and final norm."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
-        self.token_layernorm = Norm(shape.hidden, shape.norm_eps)
-        self.hidden_layernorm = Norm(shape.hidden, shape.norm_eps)
+        self.token_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
+        self.hidden_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
         self.input_proj = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
-        self.input_layernorm = Norm(shape.hidden, shape.norm_eps)
+        self.input_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
         self.self_attn = GroupedAttention(shape, shape.hidden)
-        self.post_attention_layernorm = Norm(shape.hidden, shape.norm_eps)
+        self.post_attention_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
         self.mlp = Mlp(shape.hidden, shape.intermediate)
-        self.final_layernorm = Norm(shape.hidden, shape.norm_eps)
+        self.final_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
 
     def forward(self, embeds: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """embeds, hidden [batch, rows, hidden] -> the state after the final norm, [batch, rows, hidden]."""
@@ -90,7 +90,7 @@ class MtpLayer(nn.Module):
 class Stack(nn.Module):
     """The place of the layer in MiMo's names."""
 
-    def __init__(self, layer: MtpLayer) -> None:
+    def __init__(self, layer: TrainedMtpLayer) -> None:
         super().__init__()
         self.mtp_layers = nn.ModuleList([layer])
 
@@ -101,7 +101,7 @@ class MtpHead(DraftHead):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: LlamaShape, ends: Ends, rope: Rope) -> None:
+    def __init__(self, shape: LlamaShape, ends: SharedTensors, rope: Rope) -> None:
         """`ends`: the target's, of which it uses the output head, and whose final norm it begins with.
 
         `rope`: the target's, as its layer serves with it.
@@ -109,15 +109,15 @@ class MtpHead(DraftHead):
         super().__init__(shape)
         for name, table in zip(("cos", "sin"), tables(rope, shape.head_dim, shape.context), strict=True):
             self.register_buffer(name, table.repeat(1, 2), persistent=False)
-        self.model = Stack(MtpLayer(shape))
+        self.model = Stack(TrainedMtpLayer(shape))
         initialise(self)
         self._layer.final_layernorm.weight.data.copy_(ends.gain)
         self.output = SharedOutput(ends)
 
     @property
-    def _layer(self) -> MtpLayer:
+    def _layer(self) -> TrainedMtpLayer:
         layer = self.model.mtp_layers[0]
-        assert isinstance(layer, MtpLayer)
+        assert isinstance(layer, TrainedMtpLayer)
         return layer
 
     def enter(self, features: Tensor) -> Tensor:
