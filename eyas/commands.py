@@ -31,7 +31,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadLine:
     """A command line in the parser's own flags, and what is to be said of words that change nothing."""
 
     words: list[str]
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
     `reader`, if there is one, makes its command line of what was typed; its notes are `args.notes`.
     """
 
-    reader: Callable[[argparse.ArgumentParser, Sequence[str]], Reading] | None = None
+    reader: Callable[[argparse.ArgumentParser, Sequence[str]], ReadLine] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

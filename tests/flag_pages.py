@@ -13,7 +13,7 @@ from pathlib import Path
 from eyas import cli
 from eyas.common.config import NANO
 from eyas.peers import table
-from eyas.peers.meanings import BOTH, Alias, Row, Same
+from eyas.peers.meanings import BOTH, Alias, FlagRow, Same
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN, END = "<!-- generated: python -m tests.flag_pages -->\n", "<!-- end -->\n"
@@ -109,15 +109,15 @@ def coming_from() -> str:
     return "\n".join(parts)
 
 
-def _names(row: Row) -> str:
+def _names(row: FlagRow) -> str:
     return ", ".join(f"`{name}`" for name in row.names)
 
 
-def _servers(row: Row) -> str:
+def _servers(row: FlagRow) -> str:
     return "vLLM, SGLang" if row.servers == BOTH else row.servers
 
 
-def _here(row: Row, own: set[str]) -> str:
+def _here(row: FlagRow, own: set[str]) -> str:
     """A flag that Eyas has by now is the same, whatever the table says of those that it has not."""
     if not isinstance(row.meaning, Alias) and own.issuperset(row.names):
         return (row.meaning if isinstance(row.meaning, Same) else Same()).sentence()

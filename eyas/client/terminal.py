@@ -30,7 +30,7 @@ Ctrl-C  stop the answer"""
 
 
 @dataclass(frozen=True)
-class Told:
+class ShownAnswer:
     """An answer that was shown, and its figures. Times in seconds, from sending the question."""
 
     text: str
@@ -64,7 +64,7 @@ class Told:
 
 async def tell(
     client: AsyncClient, messages: Sequence[Message], prose: Prose, **options: Unpack[Options]
-) -> Told:
+) -> ShownAnswer:
     """Writes the answer to `prose` as it comes, and closes that. Raises EyasError if the call fails."""
     began = time.monotonic()
     first_s = 0.0
@@ -75,7 +75,7 @@ async def tell(
                 prose.write(delta.text)
     finally:
         prose.close()
-    return Told(prose.text, stream.usage, first_s, time.monotonic() - began)
+    return ShownAnswer(prose.text, stream.usage, first_s, time.monotonic() - began)
 
 
 def chat(server: ServerAddress, temperature: float) -> int:

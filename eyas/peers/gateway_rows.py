@@ -15,7 +15,7 @@ from eyas.peers.meanings import (
     Alias,
     Only,
     Refused,
-    Row,
+    FlagRow,
     Same,
     Translated,
     Usual,
@@ -47,117 +47,117 @@ _AT_METRICS = "the figures are at /metrics"
 _IN_LOGS = "texts of requests are never in the log: `--otlp-endpoint` traces calls"
 
 GATEWAY = (
-    Row(BOTH, ("--host",), Same(), example="127.0.0.1"),
-    Row(BOTH, ("--port",), Same(), example="8000"),
-    Row(SGLANG, ("--grpc-port",), Same(), example="8001"),
-    Row(BOTH, ("--api-key",), Same(note="several: `--api-key-file`"), example="k"),
-    Row(
+    FlagRow(BOTH, ("--host",), Same(), example="127.0.0.1"),
+    FlagRow(BOTH, ("--port",), Same(), example="8000"),
+    FlagRow(SGLANG, ("--grpc-port",), Same(), example="8001"),
+    FlagRow(BOTH, ("--api-key",), Same(note="several: `--api-key-file`"), example="k"),
+    FlagRow(
         SGLANG,
         ("--admin-api-key",),
         Refused("take `--api-key-file`, and `--key-limits` for what each key may use"),
         example="k",
     ),
-    Row(BOTH, ("--ssl-certfile",), Same(), example="c"),
-    Row(BOTH, ("--ssl-keyfile",), Same(), example="c"),
-    Row(
+    FlagRow(BOTH, ("--ssl-certfile",), Same(), example="c"),
+    FlagRow(BOTH, ("--ssl-keyfile",), Same(), example="c"),
+    FlagRow(
         BOTH,
         ("--ssl-ca-certs",),
         Refused("callers show keys (`--api-key-file`), no certificates"),
         example="c",
     ),
-    Row(
+    FlagRow(
         VLLM,
         ("--ssl-cert-reqs",),
         Only(("0",), "so it is", "callers show keys (`--api-key-file`), no certificates"),
         example="0",
     ),
-    Row(
+    FlagRow(
         BOTH,
         ("--enable-ssl-refresh",),
         Refused("restart the gateways one after the other (docs/security.md)"),
         NONE,
     ),
-    Row(VLLM, ("--root-path",), Same(), example="/eyas"),
-    Row(SGLANG, ("--fastapi-root-path",), Alias("--root-path"), example="/eyas"),
-    Row(
+    FlagRow(VLLM, ("--root-path",), Same(), example="/eyas"),
+    FlagRow(SGLANG, ("--fastapi-root-path",), Alias("--root-path"), example="/eyas"),
+    FlagRow(
         VLLM,
         ("--allowed-origins",),
         Alias("--cors-origin", values.listed, "a JSON list, as there"),
         example='["*"]',
     ),
-    Row(
+    FlagRow(
         VLLM,
         ("--allowed-methods", "--allowed-headers"),
         Only(('["*"]',), "so it is", "leave it out: `--cors-origin` allows what callers need"),
         example='["*"]',
     ),
-    Row(
+    FlagRow(
         VLLM, ("--allow-credentials",), Refused("leave it out: callers send a bearer token, no cookie"), NONE
     ),
-    Row(VLLM, ("--api-server-count", "-asc"), Alias("--gateway-workers"), example="2"),
-    Row(SGLANG, ("--tokenizer-worker-num",), Alias("--gateway-workers"), example="2"),
-    Row(VLLM, ("--middleware",), Refused("stand a proxy before it"), example="m"),
-    Row(
+    FlagRow(VLLM, ("--api-server-count", "-asc"), Alias("--gateway-workers"), example="2"),
+    FlagRow(SGLANG, ("--tokenizer-worker-num",), Alias("--gateway-workers"), example="2"),
+    FlagRow(VLLM, ("--middleware",), Refused("stand a proxy before it"), example="m"),
+    FlagRow(
         BOTH,
         ("--tool-call-parser",),
         Same(_TOOLS, "the chat template says it, if nothing does"),
         example="qwen25",
     ),
-    Row(
+    FlagRow(
         BOTH,
         ("--reasoning-parser",),
         Same(_REASONING, "the chat template says it, if nothing does"),
         example="deepseek-r1",
     ),
-    Row(VLLM, ("--enable-auto-tool-choice",), Usual("tools are called wherever a request has some"), NONE),
-    Row(VLLM, ("--enable-reasoning",), Usual("reasoning is told apart where the chat template has it"), NONE),
-    Row(
+    FlagRow(VLLM, ("--enable-auto-tool-choice",), Usual("tools are called wherever a request has some"), NONE),
+    FlagRow(VLLM, ("--enable-reasoning",), Usual("reasoning is told apart where the chat template has it"), NONE),
+    FlagRow(
         VLLM,
         ("--tool-parser-plugin", "--reasoning-parser-plugin"),
         Refused("the formats that Eyas reads are in docs/tools.md"),
         example="p",
     ),
-    Row(SGLANG, ("--tool-server",), Refused("the caller runs the tools: leave it out"), example="t"),
-    Row(VLLM, ("--exclude-tools-when-tool-choice-none",), Refused("leave `tools` out of the request"), NONE),
-    Row(SGLANG, ("--grammar-backend",), Only(("xgrammar",), "so it is", "leave it out"), example="xgrammar"),
-    Row(
+    FlagRow(SGLANG, ("--tool-server",), Refused("the caller runs the tools: leave it out"), example="t"),
+    FlagRow(VLLM, ("--exclude-tools-when-tool-choice-none",), Refused("leave `tools` out of the request"), NONE),
+    FlagRow(SGLANG, ("--grammar-backend",), Only(("xgrammar",), "so it is", "leave it out"), example="xgrammar"),
+    FlagRow(
         VLLM,
         ("--guided-decoding-backend",),
         Only(("auto", "xgrammar"), "so it is", "leave it out"),
         example="auto",
     ),
-    Row(
+    FlagRow(
         VLLM,
         ("--structured-outputs-config",),
         Refused("leave it out: every model follows grammars (docs/structured-output.md)"),
         example="{}",
     ),
-    Row(
+    FlagRow(
         SGLANG,
         ("--constrained-json-whitespace-pattern",),
         Refused("leave it out (docs/structured-output.md says which white space comes)"),
         example="x",
     ),
-    Row(
+    FlagRow(
         SGLANG,
         ("--constrained-json-disable-any-whitespace",),
         Refused("leave it out (docs/structured-output.md says which white space comes)"),
         NONE,
     ),
-    Row(VLLM, ("--enable-prompt-tokens-details",), Usual("`usage` counts cached tokens"), NONE),
-    Row(SGLANG, ("--enable-cache-report",), Usual("`usage` counts cached tokens"), NONE),
-    Row(VLLM, ("--enable-force-include-usage",), Refused("a request says it: `stream_options`"), NONE),
-    Row(VLLM, ("--return-tokens-as-token-ids",), Refused("a request says it: `return_token_ids`"), NONE),
-    Row(VLLM, ("--enable-request-id-headers",), Usual("every answer has an X-Request-Id"), NONE),
-    Row(
+    FlagRow(VLLM, ("--enable-prompt-tokens-details",), Usual("`usage` counts cached tokens"), NONE),
+    FlagRow(SGLANG, ("--enable-cache-report",), Usual("`usage` counts cached tokens"), NONE),
+    FlagRow(VLLM, ("--enable-force-include-usage",), Refused("a request says it: `stream_options`"), NONE),
+    FlagRow(VLLM, ("--return-tokens-as-token-ids",), Refused("a request says it: `return_token_ids`"), NONE),
+    FlagRow(VLLM, ("--enable-request-id-headers",), Usual("every answer has an X-Request-Id"), NONE),
+    FlagRow(
         VLLM,
         ("--disable-frontend-multiprocessing",),
         Refused("leave it out: the gateway is a process of its own"),
         NONE,
     ),
-    Row(VLLM, ("--disable-fastapi-docs",), Refused("leave it out: /docs shows what docs/api.md does"), NONE),
-    Row(SGLANG, ("--file-storage-path",), Refused("leave it out: no files are stored"), example="d"),
-    Row(
+    FlagRow(VLLM, ("--disable-fastapi-docs",), Refused("leave it out: /docs shows what docs/api.md does"), NONE),
+    FlagRow(SGLANG, ("--file-storage-path",), Refused("leave it out: no files are stored"), example="d"),
+    FlagRow(
         SGLANG,
         ("--weight-version",),
         Refused("leave it out: a model is named by `--served-model-name`"),
@@ -166,43 +166,43 @@ GATEWAY = (
 )
 
 LOGS = (
-    Row(BOTH, ("--config",), Same(note="YAML, with flags as keys"), example="/dev/null"),
-    Row(SGLANG, ("--log-level",), Same(), example="info"),
-    Row(VLLM, ("--uvicorn-log-level",), Usual(_NO_CALL_LINES), example="warning"),
-    Row(SGLANG, ("--log-level-http",), Usual(_NO_CALL_LINES), example="warning"),
-    Row(VLLM, ("--disable-uvicorn-access-log",), Usual(_NO_CALL_LINES), NONE),
-    Row(SGLANG, ("--uvicorn-access-log-exclude-prefixes",), Usual(_NO_CALL_LINES), MANY),
-    Row(VLLM, ("--disable-access-log-for-endpoints",), Usual(_NO_CALL_LINES), example="/health"),
-    Row(
+    FlagRow(BOTH, ("--config",), Same(note="YAML, with flags as keys"), example="/dev/null"),
+    FlagRow(SGLANG, ("--log-level",), Same(), example="info"),
+    FlagRow(VLLM, ("--uvicorn-log-level",), Usual(_NO_CALL_LINES), example="warning"),
+    FlagRow(SGLANG, ("--log-level-http",), Usual(_NO_CALL_LINES), example="warning"),
+    FlagRow(VLLM, ("--disable-uvicorn-access-log",), Usual(_NO_CALL_LINES), NONE),
+    FlagRow(SGLANG, ("--uvicorn-access-log-exclude-prefixes",), Usual(_NO_CALL_LINES), MANY),
+    FlagRow(VLLM, ("--disable-access-log-for-endpoints",), Usual(_NO_CALL_LINES), example="/health"),
+    FlagRow(
         VLLM,
         ("--disable-log-requests", "--no-enable-log-requests"),
         Usual("texts of requests are never in the log"),
         NONE,
     ),
-    Row(VLLM, ("--enable-log-requests", "--enable-log-outputs"), Refused(_IN_LOGS), NONE),
-    Row(VLLM, ("--max-log-len",), Usual("texts of requests are never in the log"), example="10"),
-    Row(SGLANG, ("--log-requests",), Refused(_IN_LOGS), NONE),
-    Row(SGLANG, ("--log-requests-level",), Refused(_IN_LOGS)),
-    Row(VLLM, ("--disable-log-stats",), Usual(_AT_METRICS), NONE),
-    Row(SGLANG, ("--enable-metrics",), Usual(_AT_METRICS), NONE),
-    Row(SGLANG, ("--enable-metrics-for-all-schedulers",), Usual("every worker has its own /metrics"), NONE),
-    Row(SGLANG, ("--decode-log-interval",), Refused(f"leave it out: {_AT_METRICS}"), example="40"),
-    Row(SGLANG, ("--show-time-cost",), Refused(f"leave it out: {_AT_METRICS}"), NONE),
-    Row(
+    FlagRow(VLLM, ("--enable-log-requests", "--enable-log-outputs"), Refused(_IN_LOGS), NONE),
+    FlagRow(VLLM, ("--max-log-len",), Usual("texts of requests are never in the log"), example="10"),
+    FlagRow(SGLANG, ("--log-requests",), Refused(_IN_LOGS), NONE),
+    FlagRow(SGLANG, ("--log-requests-level",), Refused(_IN_LOGS)),
+    FlagRow(VLLM, ("--disable-log-stats",), Usual(_AT_METRICS), NONE),
+    FlagRow(SGLANG, ("--enable-metrics",), Usual(_AT_METRICS), NONE),
+    FlagRow(SGLANG, ("--enable-metrics-for-all-schedulers",), Usual("every worker has its own /metrics"), NONE),
+    FlagRow(SGLANG, ("--decode-log-interval",), Refused(f"leave it out: {_AT_METRICS}"), example="40"),
+    FlagRow(SGLANG, ("--show-time-cost",), Refused(f"leave it out: {_AT_METRICS}"), NONE),
+    FlagRow(
         SGLANG,
         ("--bucket-time-to-first-token", "--bucket-inter-token-latency", "--bucket-e2e-request-latency"),
         Refused("leave it out: buckets are fixed"),
         MANY,
     ),
-    Row(
+    FlagRow(
         VLLM,
         ("--show-hidden-metrics-for-version",),
         Refused("leave it out: docs/metrics.md lists all"),
         example="0.9",
     ),
-    Row(VLLM, ("--kv-cache-metrics", "--enable-server-load-tracking"), Usual(_AT_METRICS), NONE),
-    Row(BOTH, ("--otlp-traces-endpoint",), Alias("--otlp-endpoint", values.address), example="h:4317"),
-    Row(
+    FlagRow(VLLM, ("--kv-cache-metrics", "--enable-server-load-tracking"), Usual(_AT_METRICS), NONE),
+    FlagRow(BOTH, ("--otlp-traces-endpoint",), Alias("--otlp-endpoint", values.address), example="h:4317"),
+    FlagRow(
         SGLANG,
         ("--enable-trace",),
         With(
@@ -210,19 +210,19 @@ LOGS = (
         ),
         NONE,
     ),
-    Row(
+    FlagRow(
         VLLM,
         ("--collect-detailed-traces",),
         Refused("leave it out: a trace has all parts of a call (docs/tracing.md)"),
         example="all",
     ),
-    Row(
+    FlagRow(
         SGLANG,
         ("--crash-dump-folder",),
         Refused("leave it out: nothing of a request is written to a disk"),
         example="d",
     ),
-    Row(
+    FlagRow(
         BOTH,
         ("--kv-events-config",),
         Refused("leave it out: the gateway knows its workers' caches"),
@@ -231,7 +231,7 @@ LOGS = (
 )
 
 SPLIT = (
-    Row(
+    FlagRow(
         SGLANG,
         ("--disaggregation-mode",),
         Translated(
@@ -240,24 +240,24 @@ SPLIT = (
         ),
         example="null",
     ),
-    Row(
+    FlagRow(
         SGLANG,
         ("--disaggregation-transfer-backend",),
         Alias("--transfer", note="nixl; others of ours too"),
         example="auto",
     ),
-    Row(
+    FlagRow(
         SGLANG,
         ("--disaggregation-bootstrap-port",),
         Refused("leave it out: workers find each other by `--registry`"),
     ),
-    Row(
+    FlagRow(
         SGLANG,
         ("--disaggregation-ib-device",),
         Refused("leave it out: UCX takes its devices from the environment (UCX_NET_DEVICES)"),
         example="m",
     ),
-    Row(
+    FlagRow(
         VLLM,
         ("--kv-transfer-config",),
         Refused(

@@ -22,7 +22,7 @@ Convert = Callable[[str], str]
 
 
 @dataclass(frozen=True)
-class Setting:
+class FlagSetting:
     """One flag of Eyas with its values. `weak`: only if nothing else sets the same."""
 
     flag: str
@@ -109,7 +109,7 @@ class Refused:
 class Translated:
     """Its value becomes flags of Eyas. `settings` raises ValueError, with a sentence, for one that cannot."""
 
-    settings: Callable[[str, Knows], list[Setting]]
+    settings: Callable[[str, Knows], list[FlagSetting]]
     says: str
 
     def sentence(self) -> str:
@@ -121,7 +121,7 @@ Meaning = Same | Alias | Usual | Only | With | Refused | Translated
 
 
 @dataclass(frozen=True)
-class Row:
+class FlagRow:
     """One flag of other servers: its names there, what it means here, and how many values it takes.
 
     `takes` counts only where no flag of Eyas says it. `example`: a value that is accepted, for tests.

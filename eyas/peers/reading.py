@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from eyas.commands import Reading
+from eyas.commands import ReadLine
 from eyas.common.nearest import nearest
 from eyas.peers.meanings import (
     MANY,
@@ -21,9 +21,9 @@ from eyas.peers.meanings import (
     Alias,
     Only,
     Refused,
-    Row,
+    FlagRow,
     Same,
-    Setting,
+    FlagSetting,
     Translated,
     Usual,
     With,
@@ -50,10 +50,10 @@ class _Given:
     """A setting, and the name under which it was typed."""
 
     typed: str
-    setting: Setting
+    setting: FlagSetting
 
 
-def read(parser: argparse.ArgumentParser, words: Sequence[str]) -> Reading:
+def read(parser: argparse.ArgumentParser, words: Sequence[str]) -> ReadLine:
     """The command line `words` of `parser`'s command. Ends the command where it cannot be read."""
     line = _Line(parser)
     line.read(words)
@@ -95,7 +95,7 @@ class _Line:
             elif any(action.dest == MODEL for action in self._parser._actions):
                 if any(given.typed == MODEL for given in self.given):
                     self._parser.error(f"unknown: {word!r}: a server has one model")
-                self._give(MODEL, Setting("--model", (word,)))
+                self._give(MODEL, FlagSetting("--model", (word,)))
             else:
                 self._rest.append(word)
 
@@ -166,14 +166,14 @@ class _Line:
         if typed in self._actions:
             convert = row.meaning.convert if row is not None and isinstance(row.meaning, Same) else None
             flag = self._actions[typed].option_strings[0]
-            self._give(typed, Setting(flag, self._converted(typed, convert, values)))
+            self._give(typed, FlagSetting(flag, self._converted(typed, convert, values)))
             return
         assert row is not None
         if self._takes(typed) not in (NONE, SWITCH) and not values:
             self._fail(typed, "needs a value")
         self._mean_row(typed, row, values)
 
-    def _mean_row(self, typed: str, row: Row, values: tuple[str, ...]) -> None:
+    def _mean_row(self, typed: str, row: FlagRow, values: tuple[str, ...]) -> None:
         meaning = row.meaning
         if isinstance(meaning, Same):
             self._fail(typed, f"is no flag of `{self._parser.prog}`: it is one of `eyas serve`")
@@ -199,7 +199,7 @@ class _Line:
         values = self._converted(typed, meaning.convert, values)
         for value in values:
             self._check(typed, action, value)
-        self._give(typed, Setting(action.option_strings[0], values))
+        self._give(typed, FlagSetting(action.option_strings[0], values))
 
     def _translate(self, typed: str, meaning: Translated, value: str) -> None:
         try:
@@ -238,7 +238,7 @@ class _Line:
         if action.choices is not None and parsed not in action.choices:
             self._fail(typed, f"{value!r} is none of {', '.join(map(str, action.choices))}")
 
-    def _give(self, typed: str, setting: Setting) -> None:
+    def _give(self, typed: str, setting: FlagSetting) -> None:
         """Takes a setting, unless another name of its flag has another value. A repeated name counts last."""
         for given in () if setting.weak else self.given:
             same = given.setting.flag == setting.flag and not given.setting.weak
@@ -254,7 +254,7 @@ class _Line:
 
     # --- the end -------------------------------------------------------------------------------------------
 
-    def reading(self, below: _Line | None = None) -> Reading:
+    def reading(self, below: _Line | None = None) -> ReadLine:
         """The command line in Eyas' own flags; what it sets stands above what `below` does."""
         above = {given.setting.flag for given in self.given if not given.setting.weak}
         lower = [] if below is None else [given for given in below.given if given.setting.flag not in above]
@@ -269,10 +269,10 @@ class _Line:
             notes = notes | {typed: condition.why}
         rest = [*(below._rest if below is not None else ()), *self._rest]
         told = tuple(f"{typed} changes nothing: {why}" for typed, why in notes.items())
-        return Reading([*_words(settings), *rest], told)
+        return ReadLine([*_words(settings), *rest], told)
 
 
-def _words(settings: Sequence[Setting]) -> Iterator[str]:
+def _words(settings: Sequence[FlagSetting]) -> Iterator[str]:
     for setting in settings:
         if len(setting.values) == 1:
             yield f"{setting.flag}={setting.values[0]}"
@@ -296,5 +296,5 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _said(setting: Setting) -> str:
+def _said(setting: FlagSetting) -> str:
     return " ".join(setting.values) or "on"

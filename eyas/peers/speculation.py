@@ -9,7 +9,7 @@ import difflib
 import json
 from typing import Any
 
-from eyas.peers.meanings import Knows, Setting
+from eyas.peers.meanings import Knows, FlagSetting
 
 _HEADS = ("eagle", "eagle3")
 _OWN_LAYERS = ("mtp", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "longcat_flash_mtp")
@@ -25,7 +25,7 @@ _ADVICE = {
 }
 
 
-def from_json(text: str, _: Knows) -> list[Setting]:
+def from_json(text: str, _: Knows) -> list[FlagSetting]:
     """The settings of vLLM's --speculative-config."""
     asked = _object(text)
     method, model = asked.get("method"), asked.get("model")
@@ -39,9 +39,9 @@ def from_json(text: str, _: Knows) -> list[Setting]:
     if not isinstance(draft, str):
         raise ValueError("it names no draft head: give it a model (--draft DIR), or the method mtp or ngram")
     steps = asked.get("num_speculative_tokens")
-    found = [Setting("--draft", (draft,))]
+    found = [FlagSetting("--draft", (draft,))]
     if steps is not None:
-        found.append(Setting("--spec-steps", (str(steps),)))
+        found.append(FlagSetting("--spec-steps", (str(steps),)))
     return found
 
 
@@ -65,11 +65,11 @@ def _object(text: str) -> dict[str, Any]:
     return asked
 
 
-def from_algorithm(text: str, _: Knows) -> list[Setting]:
+def from_algorithm(text: str, _: Knows) -> list[FlagSetting]:
     """The settings of SGLang's --speculative-algorithm; --draft, where it is given, names the head."""
     name = text.upper()
     if name in ("EAGLE", "EAGLE3", "NEXTN"):
-        return [Setting("--draft", ("mtp",), weak=True)]  # as there: without a head's path, the model's own
+        return [FlagSetting("--draft", ("mtp",), weak=True)]  # as there: without a head's path, the model's own
     if name == "NGRAM":
-        return [Setting("--draft", ("ngram",))]
+        return [FlagSetting("--draft", ("ngram",))]
     raise ValueError(f"{text} is not served: {_NO_METHOD}")

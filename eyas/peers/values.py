@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from eyas.peers.meanings import Convert, Knows, Setting
+from eyas.peers.meanings import Convert, Knows, FlagSetting
 
 PAGE = 16  # tokens per KV page
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -51,14 +51,14 @@ def address(text: str) -> str:
     return text if "://" in text else f"http://{text}"
 
 
-def pages(text: str, _: Knows) -> list[Setting]:
+def pages(text: str, _: Knows) -> list[FlagSetting]:
     """A number of tokens in the KV cache, as pages."""
     if not text.isdigit() or int(text) < PAGE:
         raise ValueError(f"{text!r} is not a number of tokens, {PAGE} or more")
-    return [Setting("--num-pages", (str(int(text) // PAGE),))]
+    return [FlagSetting("--num-pages", (str(int(text) // PAGE),))]
 
 
-def role(text: str, knows: Knows) -> list[Setting]:
+def role(text: str, knows: Knows) -> list[FlagSetting]:
     """The kind of work of one server in a disaggregated cluster."""
     if text == "null":
         return []
@@ -67,4 +67,4 @@ def role(text: str, knows: Knows) -> list[Setting]:
     if not knows("--roles"):
         advice = f"start `eyas worker --roles {text}`, or a cluster of both with `eyas serve --layout split`"
         raise ValueError(advice)
-    return [Setting("--roles", (text,))]
+    return [FlagSetting("--roles", (text,))]

@@ -10,7 +10,7 @@ import pytest
 from test_cli import told
 
 from eyas import cli
-from eyas.commands import Reading
+from eyas.commands import ReadLine
 from eyas.peers.meanings import (
     BOTH,
     NONE,
@@ -21,7 +21,7 @@ from eyas.peers.meanings import (
     Alias,
     Only,
     Refused,
-    Row,
+    FlagRow,
     Same,
     Translated,
     Usual,
@@ -51,7 +51,7 @@ def refused(capsys: pytest.CaptureFixture[str], parser: argparse.ArgumentParser,
     return said
 
 
-def spelled(parser: argparse.ArgumentParser, name: str, row: Row) -> list[str]:
+def spelled(parser: argparse.ArgumentParser, name: str, row: FlagRow) -> list[str]:
     """The flag with its example, or alone if it takes nothing."""
     own = row.meaning.flag if isinstance(row.meaning, Alias) else name
     action = parser._option_string_actions.get(own)
@@ -63,7 +63,7 @@ def spelled(parser: argparse.ArgumentParser, name: str, row: Row) -> list[str]:
     ("name", "row"), [pytest.param(name, row, id=name) for row in ROWS for name in row.names]
 )
 def test_every_row(
-    serve: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str], name: str, row: Row
+    serve: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str], name: str, row: FlagRow
 ) -> None:
     words, meaning = spelled(serve, name, row), row.meaning
     own = name in serve._option_string_actions
@@ -184,7 +184,7 @@ def test_a_worker_has_one_side_of_a_split_cluster(
 # --- a file of flags ---------------------------------------------------------------------------------------
 
 
-def from_file(parser: argparse.ArgumentParser, folder: Path, text: str, *words: str) -> Reading:
+def from_file(parser: argparse.ArgumentParser, folder: Path, text: str, *words: str) -> ReadLine:
     file = folder / "flags.yaml"
     file.write_text(text)
     return read(parser, ["--config", str(file), *words])
