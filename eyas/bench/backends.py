@@ -132,7 +132,9 @@ def _openai_body(template: RequestTemplate, job: LoadJob, max_tokens: int) -> di
     return body
 
 
-def _completion(template: RequestTemplate, job: LoadJob, question: Question, max_tokens: int) -> dict[str, Any]:
+def _completion(
+    template: RequestTemplate, job: LoadJob, question: Question, max_tokens: int
+) -> dict[str, Any]:
     return {**_openai_body(template, job, max_tokens), "prompt": question, **template.extra}
 
 

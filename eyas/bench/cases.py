@@ -11,7 +11,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from eyas.bench.jobs import LoadJob, JobTurn, draw_ids, poisson
+from eyas.bench.jobs import JobTurn, LoadJob, draw_ids, poisson
 from eyas.common.errors import ConfigError
 
 CLOSED = {"bs1": (1, 256, 512, 2), "bs8": (8, 256, 512, 8), "bs32": (32, 256, 512, 32)}

@@ -14,7 +14,7 @@ from typing import Any
 from eyas.bench.asking import Target
 from eyas.bench.backends import BACKENDS, RequestTemplate
 from eyas.bench.http import Server
-from eyas.bench.jobs import LoadJob, JobTurn, fit, unlike
+from eyas.bench.jobs import JobTurn, LoadJob, fit, unlike
 from eyas.bench.plan import LoadPlan
 from eyas.bench.records import RequestRecord, RunRecord
 from eyas.bench.runner import OnRecord, Workload, run_load

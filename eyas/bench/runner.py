@@ -17,7 +17,7 @@ import numpy as np
 
 from eyas.bench.asking import Target
 from eyas.bench.backends import Message, Question
-from eyas.bench.jobs import LoadJob, JobTurn, arrivals
+from eyas.bench.jobs import JobTurn, LoadJob, arrivals
 from eyas.bench.records import RequestRecord, RunRecord
 from eyas.worker.descriptors import raise_limit
 

@@ -210,7 +210,11 @@ def prompts_of(args: argparse.Namespace) -> list[EnginePrompt]:
 
 
 def measure(
-    config: EngineConfig, setting: DraftSetting, batches: Sequence[int], prompts: Sequence[EnginePrompt], tell: Any
+    config: EngineConfig,
+    setting: DraftSetting,
+    batches: Sequence[int],
+    prompts: Sequence[EnginePrompt],
+    tell: Any,
 ) -> None:
     """Runs every batch size in one engine, and tells a line for each. In the process of a part."""
     from eyas.bench.busy import busy

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eyas.common.errors import ConfigError
 from eyas.evals.flags import add_asking
-from eyas.evals.questions import Question, EvalTask, read_json_lines
+from eyas.evals.questions import EvalTask, Question, read_json_lines
 from eyas.evals.run import evaluate
 from eyas.flags import whole
 

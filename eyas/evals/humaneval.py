@@ -15,7 +15,7 @@ from pathlib import Path
 from eyas.common.errors import ConfigError
 from eyas.evals import sandbox
 from eyas.evals.flags import add_asking
-from eyas.evals.questions import Question, EvalTask, read_json_lines
+from eyas.evals.questions import EvalTask, Question, read_json_lines
 from eyas.evals.run import evaluate
 
 LONGEST_ANSWER = 1024

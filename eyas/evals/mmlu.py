@@ -16,7 +16,7 @@ from pathlib import Path
 
 from eyas.common.errors import ConfigError
 from eyas.evals.flags import add_asking
-from eyas.evals.questions import Question, EvalTask, read_text
+from eyas.evals.questions import EvalTask, Question, read_text
 from eyas.evals.run import evaluate
 from eyas.flags import names, whole
 

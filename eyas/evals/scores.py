@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eyas.evals.asking import TaskAnswer, Outcome
+from eyas.evals.asking import Outcome, TaskAnswer
 from eyas.evals.questions import EvalTask
 from eyas.evals.table import Score, unbroken
 

@@ -13,9 +13,9 @@ from eyas.peers.meanings import (
     SWITCH,
     VLLM,
     Alias,
+    FlagRow,
     Only,
     Refused,
-    FlagRow,
     Same,
     Translated,
     Usual,
@@ -124,7 +124,9 @@ MEMORY = (
         example="1G",
     ),
     FlagRow(VLLM, ("--kv-offloading-size",), Alias("--host-cache-gb", note="GiB, per worker"), example="0.5"),
-    FlagRow(VLLM, ("--kv-offloading-backend",), Only(("native",), "so it is", "leave it out"), example="native"),
+    FlagRow(
+        VLLM, ("--kv-offloading-backend",), Only(("native",), "so it is", "leave it out"), example="native"
+    ),
     FlagRow(SGLANG, ("--hicache-size",), Alias("--host-cache-gb", note="GiB, per worker"), example="0.5"),
     FlagRow(
         SGLANG,
@@ -201,7 +203,9 @@ MEMORY = (
         ("--schedule-conservativeness",),
         Refused("leave it out: `--max-running-requests` bounds a step"),
     ),
-    FlagRow(VLLM, ("--preemption-mode",), Only(("recompute",), "so it is", "leave it out"), example="recompute"),
+    FlagRow(
+        VLLM, ("--preemption-mode",), Only(("recompute",), "so it is", "leave it out"), example="recompute"
+    ),
     FlagRow(SGLANG, ("--num-continuous-decode-steps",), Only(("1",), "so it is", "leave it out")),
     FlagRow(VLLM, ("--num-scheduler-steps",), Only(("1",), "so it is", "leave it out")),
     FlagRow(BOTH, ("--stream-interval",), Only(("1",), "tokens are sent as they come", "leave it out")),
@@ -226,7 +230,9 @@ COMPUTING = (
         NONE,
     ),
     FlagRow(VLLM, ("--enable-expert-parallel", "-ep"), Refused(_SHARED_EXPERTS), NONE),
-    FlagRow(SGLANG, ("--ep-size", "--ep", "--expert-parallel-size"), Only(("1",), "so it is", _SHARED_EXPERTS)),
+    FlagRow(
+        SGLANG, ("--ep-size", "--ep", "--expert-parallel-size"), Only(("1",), "so it is", _SHARED_EXPERTS)
+    ),
     FlagRow(BOTH, ("--enable-eplb",), Refused(_SHARED_EXPERTS), NONE),
     FlagRow(SGLANG, ("--moe-a2a-backend",), Only(("none",), "so it is", _SHARED_EXPERTS), example="none"),
     FlagRow(VLLM, ("--all2all-backend",), Refused(_SHARED_EXPERTS), example="naive"),
@@ -305,7 +311,9 @@ COMPUTING = (
     ),
     FlagRow(SGLANG, ("--disable-cuda-graph-padding",), Refused(f"leave it out; {_GRAPHS}"), NONE),
     FlagRow(VLLM, ("--compilation-config", "-O", "-cc"), Refused(_GRAPHS), example="3"),
-    FlagRow(VLLM, ("-O3", "-O2", "-O1"), Usual("a GPU has CUDA graphs, and nothing is compiled by torch"), NONE),
+    FlagRow(
+        VLLM, ("-O3", "-O2", "-O1"), Usual("a GPU has CUDA graphs, and nothing is compiled by torch"), NONE
+    ),
     FlagRow(VLLM, ("-O0",), Alias("--disable-cuda-graph"), NONE),
     FlagRow(SGLANG, ("--enable-torch-compile",), Refused(_NO_TORCH_COMPILE), NONE),
     FlagRow(SGLANG, ("--torch-compile-max-bs",), Refused(_NO_TORCH_COMPILE)),
@@ -334,7 +342,9 @@ COMPUTING = (
         NONE,
     ),
     FlagRow(VLLM, ("--enable-dbo",), Refused("leave it out: a step is one batch"), NONE),
-    FlagRow(SGLANG, ("--enable-memory-saver",), Refused("leave it out: stop the server to free the GPU"), NONE),
+    FlagRow(
+        SGLANG, ("--enable-memory-saver",), Refused("leave it out: stop the server to free the GPU"), NONE
+    ),
     FlagRow(VLLM, ("--enable-sleep-mode",), Refused("leave it out: stop the server to free the GPU"), NONE),
     FlagRow(SGLANG, ("--sleep-on-idle",), Usual("an idle engine waits without a busy loop"), NONE),
     FlagRow(

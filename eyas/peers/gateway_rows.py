@@ -13,9 +13,9 @@ from eyas.peers.meanings import (
     SGLANG,
     VLLM,
     Alias,
+    FlagRow,
     Only,
     Refused,
-    FlagRow,
     Same,
     Translated,
     Usual,
@@ -109,8 +109,12 @@ GATEWAY = (
         Same(_REASONING, "the chat template says it, if nothing does"),
         example="deepseek-r1",
     ),
-    FlagRow(VLLM, ("--enable-auto-tool-choice",), Usual("tools are called wherever a request has some"), NONE),
-    FlagRow(VLLM, ("--enable-reasoning",), Usual("reasoning is told apart where the chat template has it"), NONE),
+    FlagRow(
+        VLLM, ("--enable-auto-tool-choice",), Usual("tools are called wherever a request has some"), NONE
+    ),
+    FlagRow(
+        VLLM, ("--enable-reasoning",), Usual("reasoning is told apart where the chat template has it"), NONE
+    ),
     FlagRow(
         VLLM,
         ("--tool-parser-plugin", "--reasoning-parser-plugin"),
@@ -118,8 +122,12 @@ GATEWAY = (
         example="p",
     ),
     FlagRow(SGLANG, ("--tool-server",), Refused("the caller runs the tools: leave it out"), example="t"),
-    FlagRow(VLLM, ("--exclude-tools-when-tool-choice-none",), Refused("leave `tools` out of the request"), NONE),
-    FlagRow(SGLANG, ("--grammar-backend",), Only(("xgrammar",), "so it is", "leave it out"), example="xgrammar"),
+    FlagRow(
+        VLLM, ("--exclude-tools-when-tool-choice-none",), Refused("leave `tools` out of the request"), NONE
+    ),
+    FlagRow(
+        SGLANG, ("--grammar-backend",), Only(("xgrammar",), "so it is", "leave it out"), example="xgrammar"
+    ),
     FlagRow(
         VLLM,
         ("--guided-decoding-backend",),
@@ -155,7 +163,9 @@ GATEWAY = (
         Refused("leave it out: the gateway is a process of its own"),
         NONE,
     ),
-    FlagRow(VLLM, ("--disable-fastapi-docs",), Refused("leave it out: /docs shows what docs/api.md does"), NONE),
+    FlagRow(
+        VLLM, ("--disable-fastapi-docs",), Refused("leave it out: /docs shows what docs/api.md does"), NONE
+    ),
     FlagRow(SGLANG, ("--file-storage-path",), Refused("leave it out: no files are stored"), example="d"),
     FlagRow(
         SGLANG,
@@ -185,7 +195,9 @@ LOGS = (
     FlagRow(SGLANG, ("--log-requests-level",), Refused(_IN_LOGS)),
     FlagRow(VLLM, ("--disable-log-stats",), Usual(_AT_METRICS), NONE),
     FlagRow(SGLANG, ("--enable-metrics",), Usual(_AT_METRICS), NONE),
-    FlagRow(SGLANG, ("--enable-metrics-for-all-schedulers",), Usual("every worker has its own /metrics"), NONE),
+    FlagRow(
+        SGLANG, ("--enable-metrics-for-all-schedulers",), Usual("every worker has its own /metrics"), NONE
+    ),
     FlagRow(SGLANG, ("--decode-log-interval",), Refused(f"leave it out: {_AT_METRICS}"), example="40"),
     FlagRow(SGLANG, ("--show-time-cost",), Refused(f"leave it out: {_AT_METRICS}"), NONE),
     FlagRow(

@@ -6,7 +6,7 @@ Rows of `eyas.peers.table`, which knows them all.
 from __future__ import annotations
 
 from eyas.peers import values
-from eyas.peers.meanings import BOTH, MANY, NONE, SGLANG, VLLM, Alias, Only, Refused, FlagRow, Same, Usual
+from eyas.peers.meanings import BOTH, MANY, NONE, SGLANG, VLLM, Alias, FlagRow, Only, Refused, Same, Usual
 
 _DTYPES = values.spelled({"half": "float16", "float": "float32"})
 _KV_DTYPES = values.spelled({"fp8": "fp8_e4m3", "bfloat16": "auto", "bf16": "auto"})
@@ -28,7 +28,9 @@ MODEL = (
         Same(_KV_DTYPES, "`fp8` is `fp8_e4m3`; for latent attention on a GPU"),
         example="fp8",
     ),
-    FlagRow(VLLM, ("--max-model-len",), Alias("--context-length", values.size, "8k and 8K too"), example="64"),
+    FlagRow(
+        VLLM, ("--max-model-len",), Alias("--context-length", values.size, "8k and 8K too"), example="64"
+    ),
     FlagRow(SGLANG, ("--context-length",), Same(values.size), example="64"),
     FlagRow(BOTH, ("--device",), Same(note="cpu unless it is given"), example="cpu"),
     FlagRow(BOTH, ("--generation-config",), Same(), example="auto"),
@@ -69,7 +71,9 @@ MODEL = (
         Refused("a request cannot bring a template: leave it out"),
         NONE,
     ),
-    FlagRow(VLLM, ("--response-role",), Only(("assistant",), "so it is", "leave it out"), example="assistant"),
+    FlagRow(
+        VLLM, ("--response-role",), Only(("assistant",), "so it is", "leave it out"), example="assistant"
+    ),
     FlagRow(BOTH, ("--revision",), Same(note="of a model on the hub"), example="main"),
     FlagRow(
         VLLM,
@@ -77,7 +81,9 @@ MODEL = (
         Refused("fetch that revision, and name its folder"),
         example="main",
     ),
-    FlagRow(VLLM, ("--tokenizer-revision",), Refused("name it: `--tokenizer ORG/NAME@REVISION`"), example="main"),
+    FlagRow(
+        VLLM, ("--tokenizer-revision",), Refused("name it: `--tokenizer ORG/NAME@REVISION`"), example="main"
+    ),
     FlagRow(BOTH, ("--download-dir",), Refused("name the model's folder, wherever it lies"), example="d"),
     FlagRow(VLLM, ("--hf-token",), Refused("set HF_TOKEN in the environment"), example="t"),
     FlagRow(VLLM, ("--hf-config-path",), Refused(_OWN_COPY), example="d"),
@@ -102,7 +108,9 @@ MODEL = (
         Refused("leave it out: config.json says how weights are quantized (FP8 in blocks)"),
         example="fp8",
     ),
-    FlagRow(VLLM, ("--task", "--runner"), Only(("auto", "generate"), "so it is", _GENERATES), example="generate"),
+    FlagRow(
+        VLLM, ("--task", "--runner"), Only(("auto", "generate"), "so it is", _GENERATES), example="generate"
+    ),
     FlagRow(VLLM, ("--convert",), Only(("auto", "none"), "so it is", _GENERATES), example="none"),
     FlagRow(SGLANG, ("--is-embedding",), Refused(_GENERATES), NONE),
     FlagRow(VLLM, ("--pooler-config", "--override-pooler-config"), Refused(_GENERATES), example="{}"),

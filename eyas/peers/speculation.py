@@ -9,7 +9,7 @@ import difflib
 import json
 from typing import Any
 
-from eyas.peers.meanings import Knows, FlagSetting
+from eyas.peers.meanings import FlagSetting, Knows
 
 _HEADS = ("eagle", "eagle3")
 _OWN_LAYERS = ("mtp", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "longcat_flash_mtp")
@@ -69,7 +69,9 @@ def from_algorithm(text: str, _: Knows) -> list[FlagSetting]:
     """The settings of SGLang's --speculative-algorithm; --draft, where it is given, names the head."""
     name = text.upper()
     if name in ("EAGLE", "EAGLE3", "NEXTN"):
-        return [FlagSetting("--draft", ("mtp",), weak=True)]  # as there: without a head's path, the model's own
+        return [
+            FlagSetting("--draft", ("mtp",), weak=True)
+        ]  # as there: without a head's path, the model's own
     if name == "NGRAM":
         return [FlagSetting("--draft", ("ngram",))]
     raise ValueError(f"{text} is not served: {_NO_METHOD}")

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from eyas.peers.meanings import Convert, Knows, FlagSetting
+from eyas.peers.meanings import Convert, FlagSetting, Knows
 
 PAGE = 16  # tokens per KV page
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}

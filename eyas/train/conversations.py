@@ -155,7 +155,9 @@ def _line(text: str, where: str) -> ConversationLine:
     for key in (found[0], "completion"):
         if key in value and (not isinstance(value[key], str) or not value[key]):
             raise ConfigError(f"{where}: {key} is not a text")
-    return ConversationLine(where, prompt=value.get("prompt"), completion=value.get("completion"), text=value.get("text"))
+    return ConversationLine(
+        where, prompt=value.get("prompt"), completion=value.get("completion"), text=value.get("text")
+    )
 
 
 def _messages(value: Any, where: str) -> tuple[dict[str, str], ...]:

@@ -186,7 +186,9 @@ def _trained(args: argparse.Namespace, texts: Texts, folder: Folder) -> list[dic
     teacher = load_teacher(args.target, args.device, room)
     try:
         training = _run_of(args, teacher, texts, folder)
-        training.train(RunIntervals(args.measure_every, args.save_every), lambda line: append_line(folder.log, line))
+        training.train(
+            RunIntervals(args.measure_every, args.save_every), lambda line: append_line(folder.log, line)
+        )
         save_trained(training.head, head_kind(args.kind).described(training.head), folder.out)
         return training.progress.history
     finally:

@@ -23,7 +23,7 @@ from eyas.common.errors import ConfigError
 from eyas.train.acceptance import ByDepth, count_chains
 from eyas.train.checkpoint import Checkpoint
 from eyas.train.heads.table import head_kind
-from eyas.train.packing import PackedBatch, Batches, Example
+from eyas.train.packing import Batches, Example, PackedBatch
 from eyas.train.recipe import Recipe, descend, optimisers, progress
 from eyas.train.teacher import Teacher
 from eyas.train.unroll import Course, unrolled_loss, unrolled_step

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from eyas.bench.answering import EngineAnswer, EnginePrompt, answer
-from eyas.bench.parts import Line, ChildPart, Tell, run_parts
+from eyas.bench.parts import ChildPart, Line, Tell, run_parts
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams

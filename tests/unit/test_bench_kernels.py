@@ -176,7 +176,9 @@ def test_rounds_and_chunks_attend_as_the_specification_does(
         same(ours, plain)
 
 
-def test_a_chunk_attends_as_the_specification_does(setting: KernelSetting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_attends_as_the_specification_does(
+    setting: KernelSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(KernelSetting, "calls", lambda *_: 1)
     shape = attention.AttentionShape("chunk", 1, 20, 90)  # two tiles of 64 rows
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from eyas.bench.parts import Line, ChildPart, Tell, run_parts
+from eyas.bench.parts import ChildPart, Line, Tell, run_parts
 from eyas.common.errors import ConfigError
 
 
@@ -43,7 +43,12 @@ def test_lines_arrive_in_order_from_another_process() -> None:
 
 def test_a_broken_part_is_named_and_the_next_one_runs(capfd: pytest.CaptureFixture[str]) -> None:
     lines: list[Line] = []
-    parts = [ChildPart("refused", refuse), ChildPart("fell", stumble), ChildPart("died", die), ChildPart("well", partial(say, 1))]
+    parts = [
+        ChildPart("refused", refuse),
+        ChildPart("fell", stumble),
+        ChildPart("died", die),
+        ChildPart("well", partial(say, 1)),
+    ]
     assert run_parts(parts, lines.append) == 3
     assert [line["number"] for line in lines] == [7, 0]
     told = capfd.readouterr().err.splitlines()

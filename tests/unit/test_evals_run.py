@@ -11,9 +11,9 @@ import pytest
 from eyas import cli
 from eyas.commands import USAGE_ERROR
 from eyas.common.errors import ConfigError
-from eyas.evals.asking import TaskAnswer, Outcome
+from eyas.evals.asking import Outcome, TaskAnswer
 from eyas.evals.compare import compare, mcnemar
-from eyas.evals.questions import Question, EvalTask
+from eyas.evals.questions import EvalTask, Question
 from eyas.evals.scores import Judged, figures, judge
 from eyas.evals.sides import Side, read_side
 from tests.unit.scripted_server import Body, scripted

@@ -125,7 +125,10 @@ def test_answers_that_are_not_there_cannot_be_kept(speech: Speech) -> None:
 
 
 def test_an_engine_answers_in_this_process(speech: Speech) -> None:
-    prompts = [EnginePrompt(3, speech.question(chat(QUESTION)), 40), EnginePrompt(8, speech.question(chat(QUESTION)), 3)]
+    prompts = [
+        EnginePrompt(3, speech.question(chat(QUESTION)), 40),
+        EnginePrompt(8, speech.question(chat(QUESTION)), 3),
+    ]
     found: dict[int, EngineAnswer] = {}
     engine = engine_of("cpu", str(NANO), max_running=1, num_pages=64)
     answer(engine, prompts, SamplingParams(temperature=0.0), lambda one: found.update({one.number: one}))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eyas.train.heads.base import DraftHead
 from eyas.train.heads.table import head_kind
-from eyas.train.packing import PackedBatch, Example
+from eyas.train.packing import Example, PackedBatch
 from eyas.train.teacher import Room, Teacher
 from eyas.train.unroll import Course
 from tests.unit.tiny import write_tiny_llama

@@ -9,7 +9,7 @@ import random
 
 from eyas.bench.datasets import sharegpt
 from eyas.bench.datasets.draw import Draw
-from eyas.bench.jobs import LoadJob, JobTurn, draw_lengths, generator
+from eyas.bench.jobs import JobTurn, LoadJob, draw_lengths, generator
 
 COUNT = 32
 WORDS = (

@@ -17,4 +17,6 @@ def jobs(draw: Draw) -> list[LoadJob]:
     inputs = draw_lengths(generator(draw.seed, "input lengths"), draw.input_len, draw.range_ratio, count)
     outputs = draw_lengths(generator(draw.seed, "output lengths"), draw.output_len, draw.range_ratio, count)
     ids = generator(draw.seed, "token ids")
-    return [LoadJob.single(draw_ids(ids, length), answer) for length, answer in zip(inputs, outputs, strict=True)]
+    return [
+        LoadJob.single(draw_ids(ids, length), answer) for length, answer in zip(inputs, outputs, strict=True)
+    ]

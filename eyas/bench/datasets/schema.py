@@ -10,7 +10,7 @@ import itertools
 from typing import Any
 
 from eyas.bench.datasets.draw import Draw
-from eyas.bench.jobs import LoadJob, JobTurn
+from eyas.bench.jobs import JobTurn, LoadJob
 from eyas.common.errors import ConfigError
 
 COUNT = 32
@@ -44,7 +44,9 @@ BUILT_IN: tuple[tuple[str, dict[str, Any]], ...] = (
 def jobs(draw: Draw) -> list[LoadJob]:
     """The set or the file, over and over up to `draw.count`. Raises ConfigError for a malformed file."""
     if draw.path is None:
-        entries = [LoadJob((JobTurn(prompt, draw.output_len),), may_stop=True, schema=s) for prompt, s in BUILT_IN]
+        entries = [
+            LoadJob((JobTurn(prompt, draw.output_len),), may_stop=True, schema=s) for prompt, s in BUILT_IN
+        ]
         return list(itertools.islice(itertools.cycle(entries), draw.count or COUNT))
     entries = [_entry(draw, number, line) for number, line in draw.json_lines()]
     if not entries:

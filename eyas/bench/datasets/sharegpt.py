@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from eyas.bench.datasets.draw import Draw
-from eyas.bench.jobs import LoadJob, JobTurn, generator
+from eyas.bench.jobs import JobTurn, LoadJob, generator
 from eyas.common.errors import ConfigError
 
 COUNT = 100

@@ -14,9 +14,9 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
-    SharedTensors,
     Lesson,
     SharedOutput,
+    SharedTensors,
     initialise,
     joined,
     rotation,

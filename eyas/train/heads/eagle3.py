@@ -14,8 +14,8 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
-    SharedTensors,
     Lesson,
+    SharedTensors,
     initialise,
     joined,
     rotation,

@@ -17,9 +17,9 @@ from eyas.engine.layers.rotary import tables
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
-    SharedTensors,
     Lesson,
     SharedOutput,
+    SharedTensors,
     initialise,
     joined,
     shape_for,
