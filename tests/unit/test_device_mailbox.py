@@ -252,7 +252,7 @@ def test_words_go_round_in_their_ring(
     expected, _ = answers(replace(config, draft=None), asked(24))
     found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(24))
     assert tokens(found) == tokens(expected)
-    assert sent[GRPC] == 1 and not cluster.reasons and sum(patient.found) > 5
+    assert sent[GRPC] <= 2 and not cluster.reasons and sum(patient.found) > 5
 
 
 def test_a_drafter_that_is_always_late_changes_no_token(config: EngineConfig, gpus: list[FakeDriver]) -> None:
@@ -401,7 +401,7 @@ def test_rounds_that_were_drafted_ahead_of_are_answered_at_once(
     drafter = cluster.workers["draft"].engine
     assert tokens(found) == tokens(expected) and not cluster.reasons
     counts = drafter._ahead.counts
-    assert counts.hits > 1 and sent[MAILBOX] > 3 and sent[GRPC] == 1, (counts, sent)
+    assert counts.hits > 1 and sent[MAILBOX] > 3 and sent[GRPC] <= 2, (counts, sent)
     assert sum(patient.found) >= len(patient.found) - 1
     assert drafter._parts.pool.used == 0
     assert [(driver.mappings, driver.registered) for driver in gpus] == [(0, {}), (0, {})]

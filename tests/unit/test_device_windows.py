@@ -33,7 +33,7 @@ from eyas.engine.speculation.feature_windows import DeviceWindows
 from tests.unit.fake_gpu import FakeDriver
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, PROMPT, answers, config, requests, tokens
-from tests.unit.test_device_mailbox import Patient
+from tests.unit.test_device_mailbox import SERVED_S, Patient
 from tests.unit.test_device_remote import apart, patient, rounds_with_drafts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -131,7 +131,7 @@ def test_no_features_of_rounds_come_to_the_host(
         drafter = connected(cluster)
         came.clear()  # those of the warm-up
         results = [cluster.submit(request, split=False) for request in requests()]
-        wait_all(results, PATIENCE_S)
+        wait_all(results, SERVED_S)
         assert all(worker.thread.is_alive() for worker in cluster.workers.values())
     finally:
         cluster.close()
@@ -160,7 +160,7 @@ def test_a_sequence_that_opens_anew_begins_with_what_the_device_has_kept(
     try:
         connected(cluster)
         results = [cluster.submit(request, split=False) for request in long()]
-        wait_all(results, PATIENCE_S)
+        wait_all(results, SERVED_S)
         assert all(worker.thread.is_alive() for worker in cluster.workers.values())
     finally:
         cluster.close()
