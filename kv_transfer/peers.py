@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.pool import PoolInfo, RankPool
 from eyas.common.types import KvHandle, KvKind
-from kv_transfer.backends.base import Backend, Source
+from kv_transfer.backends.base import Backend, PeerSource
 from kv_transfer.lease_board import LeaseBoardView
 
 MOST_PEERS = 1024
@@ -24,7 +24,7 @@ class Route:
     """One backend's way to one peer's area."""
 
     backend: Backend
-    source: Source
+    source: PeerSource
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from kv_transfer.peers import PeerPages, Route
 _log = logging.getLogger("eyas.pulls")
 
 
-class Routes:
+class PeerRoutes:
     """The backends that may be taken to the pages of one group. `backends`: by name, the best first.
     `transfer`: auto, or the one that may be taken.
     """
@@ -41,9 +41,9 @@ class Routes:
         better = itertools.takewhile(lambda name: name != taken, BACKENDS)
         return {name: self._obstacle(name, proven.refusals) for name in better}
 
-    def search(self, pages: PeerPages) -> Search:
+    def search(self, pages: PeerPages) -> RouteSearch:
         """A new search for a way to `pages`, through all backends that may be taken."""
-        return Search(pages, list(self._backends), self._transfer)
+        return RouteSearch(pages, list(self._backends), self._transfer)
 
     def _obstacle(self, name: str, refusals: Mapping[str, EyasError]) -> str:
         if name in refusals:
@@ -52,7 +52,7 @@ class Routes:
 
 
 @dataclass
-class Search:
+class RouteSearch:
     """The ways to one rank's pages, from the best on."""
 
     pages: PeerPages

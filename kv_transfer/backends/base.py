@@ -50,7 +50,7 @@ class CopyResult:
         return self.error is None
 
 
-class Source:
+class PeerSource:
     """A peer's pool, opened by one backend, which subclasses this with what its copies need."""
 
     @property
@@ -123,14 +123,14 @@ class Backend(ABC):
         """What a peer needs to open one rank's pool; None if it cannot be reached this way."""
 
     @abstractmethod
-    def open(self, export: Export) -> Source:
+    def open(self, export: Export) -> PeerSource:
         """A peer's pool, by what its `export` said. Nothing is copied, so nothing is proven.
 
         Raises ConfigError, saying why, where this way does not lead to it.
         """
 
     @abstractmethod
-    def start(self, source: Source, job: Copy) -> None:
+    def start(self, source: PeerSource, job: Copy) -> None:
         """Begin a copy. One `CopyResult` follows, and means that it has stopped.
 
         It follows within a bounded time, unless it cannot be stopped and the peer neither answers nor dies.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from kv_transfer.area import Area
-from kv_transfer.backends.base import Backend, Copy, CopyResult, Source
+from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource
 from kv_transfer.copy_thread import CopyThread
 
 
@@ -18,21 +18,21 @@ class BlockingBackend(Backend):
         self._checksums: dict[tuple[int, int], int] = {}  # of proofs, by name, until they are asked for
 
     @abstractmethod
-    def copy(self, source: Source, job: Copy) -> int:
+    def copy(self, source: PeerSource, job: Copy) -> int:
         """Move the bytes of a job and give their number; called by the copy thread.
 
         Raises an EyasError (TransferFailed if the peer is gone). However it ends, nothing writes to the
         destination afterwards, and it ends within a bounded time.
         """
 
-    def read_back(self, source: Source, proof: Copy) -> int:
+    def read_back(self, source: PeerSource, proof: Copy) -> int:
         """CRC-32 of the page that `proof` has brought, where it landed; called by the copy thread.
 
         A backend whose copies do not land in `area` has its own.
         """
         return self.area.checksum(proof.dst_pages[0])
 
-    def start(self, source: Source, job: Copy) -> None:
+    def start(self, source: PeerSource, job: Copy) -> None:
         self._thread.submit(job, lambda: self._do(source, job))
 
     def poll(self) -> list[CopyResult]:
@@ -48,7 +48,7 @@ class BlockingBackend(Backend):
     def close(self, deadline: float) -> bool:
         return self._thread.close(deadline)
 
-    def _do(self, source: Source, job: Copy) -> int:
+    def _do(self, source: PeerSource, job: Copy) -> int:
         moved = self.copy(source, job)
         if job.proof is not None:
             self._checksums[job.name] = self.read_back(source, job)

@@ -16,10 +16,10 @@ import numpy as np
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.pool import Export
 from kv_transfer.area import DeviceArea
-from kv_transfer.backends.base import Copy, Site, Source, check_pages, runs
+from kv_transfer.backends.base import Copy, Site, PeerSource, check_pages, runs
 from kv_transfer.backends.blocking import BlockingBackend
-from kv_transfer.gpu.driver import Block, DriverError, Memory
-from kv_transfer.gpu.mapping import PeerMemory
+from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuMemory
+from kv_transfer.gpu.mapping import MappedMemory
 from kv_transfer.host_file import HostFile
 from kv_transfer.shares import Share, replicas, shares
 
@@ -29,7 +29,7 @@ class _View:
     """A peer's rank as one of ours sees it. `heads`: how many the peer has; `share`: the ones that come."""
 
     ours: DeviceArea
-    peer: PeerMemory
+    peer: MappedMemory
     heads: int
     share: Share
 
@@ -54,16 +54,16 @@ class _View:
         """Bytes that come of a page."""
         return self.ours.geometry.page_rows * self.share.heads * self.head_bytes
 
-    def blocks(self, job: Copy, memory: Memory) -> Iterator[Block]:
+    def blocks(self, job: Copy, memory: GpuMemory) -> Iterator[CopyBlock]:
         """What to copy of the peer's `memory` for the pages of a job."""
         size = self.ours.geometry.page_bytes
         if self.whole:
             for src, dst, count in runs(job.source.pages, job.dst_pages):
-                yield Block(memory.address + src * size, self.ours.address + dst * size, count * size)
+                yield CopyBlock(memory.address + src * size, self.ours.address + dst * size, count * size)
             return
         head, share = self.head_bytes, self.share
         for src, dst in zip(job.source.pages, job.dst_pages, strict=True):
-            yield Block(
+            yield CopyBlock(
                 memory.address + src * self.peer_page + share.theirs * head,
                 self.ours.address + dst * size + share.ours * head,
                 share.heads * head,
@@ -74,7 +74,7 @@ class _View:
 
 
 @dataclass(frozen=True)
-class PeerRank(Source):
+class PeerRank(PeerSource):
     """The pool of one of the peer's ranks, by those of our ranks that take something of it."""
 
     views: tuple[_View, ...]
@@ -95,7 +95,7 @@ class CudaIpcBackend(BlockingBackend):
         super().__init__(site.area)
         self._pool_dir = site.pool_dir
         self._devices = site.devices
-        self._peers: dict[tuple[HostFile, int], PeerMemory] = {}  # by its socket and our rank
+        self._peers: dict[tuple[HostFile, int], MappedMemory] = {}  # by its socket and our rank
 
     def export(self, rank: int = 0) -> Export | None:
         """Where a rank's pool is handed over, on which GPU it is, and which heads it has."""
@@ -109,7 +109,7 @@ class CudaIpcBackend(BlockingBackend):
             "heads": str(area.geometry.kv_heads).encode(),
         }
 
-    def open(self, export: Export) -> Source:
+    def open(self, export: Export) -> PeerSource:
         """Raises ConfigError if the peer is on another host, or on a GPU that ours cannot read."""
         giver = HostFile.find(export, self._pool_dir)
         rank, heads = (_number(export, field) for field in ("rank", "heads"))
@@ -125,7 +125,7 @@ class CudaIpcBackend(BlockingBackend):
             return found
         raise ConfigError("this worker's KV pool is not on a GPU, or needs nothing of this peer's")
 
-    def copy(self, source: Source, job: Copy) -> int:
+    def copy(self, source: PeerSource, job: Copy) -> int:
         """Pages into all of our ranks that take some of them; the bytes that came."""
         assert isinstance(source, PeerRank)
         moved = 0
@@ -136,7 +136,7 @@ class CudaIpcBackend(BlockingBackend):
             moved += len(job.dst_pages) * view.page_bytes
         return moved
 
-    def read_back(self, source: Source, proof: Copy) -> int:
+    def read_back(self, source: PeerSource, proof: Copy) -> int:
         """Of the peer's page, with the bytes that came of it as they are in our pool.
 
         If one of our ranks has other bytes than the proof wants, it is that one's. Where none takes anything,
@@ -157,7 +157,7 @@ class CudaIpcBackend(BlockingBackend):
         if obstacle:
             raise ConfigError(f"the peer's KV pool cannot be read: {obstacle}")
         self._peers = {name: peer for name, peer in self._peers.items() if not peer.gone}
-        peer = self._peers.setdefault((giver, share.rank), PeerMemory(giver.path, driver))
+        peer = self._peers.setdefault((giver, share.rank), MappedMemory(giver.path, driver))
         return _View(ours, peer, heads, share)
 
     def close(self, deadline: float) -> bool:

@@ -19,9 +19,9 @@ from typing import Any
 
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.pool import Export
-from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
-from kv_transfer.backends.nixl_agent import Agent, Memory, Remote, load
-from kv_transfer.backends.nixl_link import Peer
+from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, PeerSource
+from kv_transfer.backends.nixl_agent import Agent, NixlMemory, Remote, load
+from kv_transfer.backends.nixl_link import NixlPeer
 from kv_transfer.backends.nixl_reads import Reads
 from kv_transfer.backends.nixl_staged import StagedCopies
 from kv_transfer.copy_thread import Done
@@ -72,7 +72,7 @@ class NixlBackend(Backend):
             _log.warning("KV pages cannot be read by nixl: %s", reason)
             return None
 
-    def open(self, export: Export) -> Source:
+    def open(self, export: Export) -> PeerSource:
         try:
             agent, metadata = export["agent"].decode(), export["metadata"]
             address, pages = _MEMORY.unpack(export["memory"])
@@ -80,11 +80,11 @@ class NixlBackend(Backend):
             raise ConfigError(f"what the peer exports is not a NIXL agent's: {error!r}") from error
         if not 0 < pages <= _MOST_PAGES:
             raise ConfigError(f"what the peer exports has {pages} pages")
-        memory = Memory(address, self._area.pages.shape[1], pages)
-        return Peer(Remote(agent, metadata, memory), is_staging="staged" in export)
+        memory = NixlMemory(address, self._area.pages.shape[1], pages)
+        return NixlPeer(Remote(agent, metadata, memory), is_staging="staged" in export)
 
-    def start(self, source: Source, job: Copy) -> None:
-        assert isinstance(source, Peer)
+    def start(self, source: PeerSource, job: Copy) -> None:
+        assert isinstance(source, NixlPeer)
         if source.is_staging:
             self._staged.start(source, job)
         else:
@@ -109,8 +109,8 @@ class NixlBackend(Backend):
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
 
-    def _read(self, source: Source, job: Copy) -> None:
-        assert isinstance(source, Peer)
+    def _read(self, source: PeerSource, job: Copy) -> None:
+        assert isinstance(source, NixlPeer)
         self._tell(lambda reads: reads.add(source, job, time.monotonic()))
 
     def _stop(self, job: Copy) -> None:

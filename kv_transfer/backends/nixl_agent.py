@@ -34,7 +34,7 @@ class Fate(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Memory:
+class NixlMemory:
     """Pages as the library addresses them. (Pages on a device would be a VRAM_SEG, with its ordinal.)"""
 
     address: int
@@ -42,7 +42,7 @@ class Memory:
     pages: int
 
     @classmethod
-    def of(cls, area: Area) -> Memory:
+    def of(cls, area: Area) -> NixlMemory:
         """An area in host memory."""
         return cls(area.pages.ctypes.data, area.pages.shape[1], len(area.pages))
 
@@ -58,7 +58,7 @@ class Remote:
 
     agent: str
     metadata: bytes
-    memory: Memory
+    memory: NixlMemory
 
 
 def load() -> Any:
@@ -79,7 +79,7 @@ class Agent:
 
     def __init__(self, bindings: Any, area: Area) -> None:
         self.name = f"eyas-{secrets.token_hex(8)}"
-        self.memory = Memory.of(area)
+        self.memory = NixlMemory.of(area)
         self.scratch = self.memory.pages  # the index of a page of its own, for bytes that mean nothing
         self._area = area  # kept mapped as long as the library knows its address
         self._scratch = Area(np.zeros((1, self.memory.page_bytes), np.uint8))
@@ -90,7 +90,7 @@ class Agent:
             config.syncMode = bindings.NIXL_THREAD_SYNC_NONE
             self._agent = bindings.nixlAgent(self.name, config)
             self._agent.createBackend("UCX", _UCX)
-            rows = np.array(self.memory.rows + Memory.of(self._scratch).rows, np.uint64)
+            rows = np.array(self.memory.rows + NixlMemory.of(self._scratch).rows, np.uint64)
             whole = [(int(row[0]), int(row[3] * row[4]), int(row[2]), "") for row in rows]
             self._agent.registerMem(bindings.nixlRegDList(bindings.DRAM_SEG, whole))
             self._own = self._agent.prepXferDlist(bindings.NIXL_INIT_AGENT, bindings.DRAM_SEG, rows, [])

@@ -16,7 +16,7 @@ import weakref
 from dataclasses import dataclass
 
 from eyas.common.errors import EyasError, TransferFailed
-from kv_transfer.backends.base import Source
+from kv_transfer.backends.base import PeerSource
 from kv_transfer.backends.nixl_agent import Agent, Fate, Remote
 
 GREET_S = 10.0  # from the first contact to the last byte of the probe
@@ -25,7 +25,7 @@ PROBE_BYTES = 16 * 2**20
 _log = logging.getLogger("eyas.pulls")
 
 
-class Phase(enum.Enum):
+class LinkPhase(enum.Enum):
     """Where a link stands; the module's picture shows the ways between them."""
 
     GREETING = "greeting"
@@ -34,7 +34,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(eq=False)
-class Peer(Source):
+class NixlPeer(PeerSource):
     """An opened peer. Its link lives as long as this object, or a READ over it.
 
     `is_staging`: its pages are slots beside a device's pool, which hold nothing unless it is asked.
@@ -49,7 +49,7 @@ class Peer(Source):
         return not self.gone
 
 
-class Link:
+class NixlLink:
     """To `remote`, by `agent`. Times are monotonic seconds.
 
     `reads`: the pulls' own READs over it that have not stopped. `at_fault`: it broke, and not because the
@@ -59,11 +59,11 @@ class Link:
     def __init__(self, agent: Agent, remote: Remote, now: float) -> None:
         self.agent = agent
         self.remote = remote
-        self.phase = Phase.GREETING
+        self.phase = LinkPhase.GREETING
         self.error: EyasError | None = None
         self.at_fault = False
         self.reads = 0
-        self.peers: weakref.WeakSet[Peer] = weakref.WeakSet()  # who may still ask for more
+        self.peers: weakref.WeakSet[NixlPeer] = weakref.WeakSet()  # who may still ask for more
         self.pages: int | None = None  # the peer's, as `agent` calls them
         self._since = now
         self._posted = now
@@ -84,7 +84,7 @@ class Link:
                 self.agent.release(self._greeting)
                 self._greeting = None
                 self._greeted(fate, why, now)
-        if self.phase is Phase.GREETING and now >= self._since + GREET_S:
+        if self.phase is LinkPhase.GREETING and now >= self._since + GREET_S:
             self.broke(TransferFailed(f"the peer's NIXL agent has not answered within {GREET_S:g} s"))
 
     def stopped(self, fate: Fate, why: str) -> EyasError:
@@ -98,8 +98,8 @@ class Link:
 
     def broke(self, error: EyasError, *, at_fault: bool = False) -> None:
         """Nothing more begins over it."""
-        if self.phase is not Phase.BROKEN:
-            self.phase, self.error, self.at_fault = Phase.BROKEN, error, at_fault
+        if self.phase is not LinkPhase.BROKEN:
+            self.phase, self.error, self.at_fault = LinkPhase.BROKEN, error, at_fault
 
     def close(self) -> None:
         """Forget the peer; only an idle link can."""
@@ -124,9 +124,9 @@ class Link:
     def _greeted(self, fate: Fate, why: str, now: float) -> None:
         if fate is not Fate.DONE:
             self.stopped(fate, why)
-        elif self.phase is Phase.GREETING and self._probed:
+        elif self.phase is LinkPhase.GREETING and self._probed:
             self._open(now)
-        elif self.phase is Phase.GREETING:
+        elif self.phase is LinkPhase.GREETING:
             self._probed = max(1, PROBE_BYTES // self.remote.memory.page_bytes)
             try:
                 self._read(self._probed, now)
@@ -135,7 +135,7 @@ class Link:
 
     def _open(self, now: float) -> None:
         """(The probe may be over when its post returns, so its seconds begin before that.)"""
-        self.phase = Phase.OPEN
+        self.phase = LinkPhase.OPEN
         seconds = now - self._posted
         rate = self._probed * self.remote.memory.page_bytes / seconds / 1e9 if seconds > 0 else math.inf
         _log.info("NIXL reads from %s at %.2f GB/s", self.remote.agent, rate)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.backends.base import Copy, check_pages
 from kv_transfer.backends.nixl_agent import Agent, Fate
-from kv_transfer.backends.nixl_link import Link, Peer, Phase
+from kv_transfer.backends.nixl_link import NixlLink, NixlPeer, LinkPhase
 from kv_transfer.copy_thread import Done
 
 READ_BYTES = 32 * 2**20  # the most of one READ: a post may block for all of it
@@ -30,8 +30,8 @@ class _Reading:
     """A job, from the queue until all that it began has stopped. `left`: pages that no READ was begun for."""
 
     job: Copy
-    peer: Peer
-    link: Link
+    peer: NixlPeer
+    link: NixlLink
     left: deque[tuple[tuple[int, ...], tuple[int, ...]]]
     began: float | None = None
     error: EyasError | None = None
@@ -59,7 +59,7 @@ class Reads:
         self._agents = agents
         self._agent: Agent | None = None
         self._exported: Agent | None = None  # which peers know, and which therefore stays
-        self._links: dict[str, Link] = {}  # by the peer's agent
+        self._links: dict[str, NixlLink] = {}  # by the peer's agent
         self._readings: list[_Reading] = []
         self._stopped: list[Done[Copy]] = []
         self._faults: int | None = None  # in a row, of an agent that has read something; None: it has not
@@ -73,7 +73,7 @@ class Reads:
     @property
     def urgent(self) -> bool:
         """Whether a copy waits for what runs; none waits for READs that were given up."""
-        greeting = any(link.phase is Phase.GREETING for link in self._links.values())
+        greeting = any(link.phase is LinkPhase.GREETING for link in self._links.values())
         return greeting or any(reading.error is None for reading in self._readings)
 
     def export(self) -> Agent:
@@ -81,7 +81,7 @@ class Reads:
         self._exported = self._exported or self._own()
         return self._exported
 
-    def add(self, peer: Peer, job: Copy, now: float) -> None:
+    def add(self, peer: NixlPeer, job: Copy, now: float) -> None:
         """Queue a job. One `Done` follows, by `step`."""
         remote = peer.remote
         try:
@@ -90,7 +90,7 @@ class Reads:
             check_pages(job, remote.memory.pages)
             link = self._links.get(remote.agent)
             if link is None:
-                link = self._links[remote.agent] = Link(self._own(), remote, now)
+                link = self._links[remote.agent] = NixlLink(self._own(), remote, now)
             elif link.error is not None:
                 since = "" if link.idle else "a READ from the peer has not stopped since: "
                 raise TransferFailed(f"{since}{link.error}")
@@ -163,10 +163,10 @@ class Reads:
     def _begin(self, reading: _Reading, now: float) -> None:
         """As many of its READs as there is room for."""
         link = reading.link
-        if link.phase is Phase.BROKEN and reading.left:
+        if link.phase is LinkPhase.BROKEN and reading.left:
             assert link.error is not None
             reading.fail(link.error)
-        while reading.left and link.phase is Phase.OPEN:
+        while reading.left and link.phase is LinkPhase.OPEN:
             if sum(other.in_flight for other in self._readings) >= IN_FLIGHT_BYTES:
                 return
             src, dst = reading.left[0]
@@ -185,7 +185,7 @@ class Reads:
     def _tidy(self) -> None:
         """Close links that broke, so that the next job greets the peer anew, and links that no one keeps."""
         for name, link in list(self._links.items()):
-            if link.idle and (link.phase is Phase.BROKEN or not link.peers):
+            if link.idle and (link.phase is LinkPhase.BROKEN or not link.peers):
                 del self._links[name]
                 link.close()
                 if self._faults is not None and link.agent is self._agent:

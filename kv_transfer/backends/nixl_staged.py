@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from eyas.common.types import Shard
-from kv_transfer.backends.base import Copy, Source, Wire
+from kv_transfer.backends.base import Copy, PeerSource, Wire
 from kv_transfer.copy_thread import Done
 from kv_transfer.layout import window_pages
 
 
-class Phase(enum.Enum):
+class StagedPhase(enum.Enum):
     """Where a job stands; the module's picture shows the ways between them."""
 
     ASKED = "asked"
@@ -33,10 +33,10 @@ class Phase(enum.Enum):
 class _Job:
     """`windows`: what is left of it, the one at work first. `held`: the peer's slots may be ours still."""
 
-    source: Source
+    source: PeerSource
     job: Copy
     windows: deque[Copy]
-    phase: Phase = Phase.ASKED
+    phase: StagedPhase = StagedPhase.ASKED
     held: bool = True
     bytes: int = 0
     seconds: float = 0.0
@@ -47,7 +47,7 @@ class StagedCopies:
     """`read` begins a READ of a job whose pages are slots, `stop` asks for its end; `stopped` hears of it."""
 
     def __init__(
-        self, wire: Wire, page_bytes: int, read: Callable[[Source, Copy], None], stop: Callable[[Copy], None]
+        self, wire: Wire, page_bytes: int, read: Callable[[PeerSource, Copy], None], stop: Callable[[Copy], None]
     ) -> None:
         self._wire = wire
         self._page_bytes = page_bytes
@@ -56,7 +56,7 @@ class StagedCopies:
         self._jobs: dict[tuple[int, int], _Job] = {}
         self._over: list[Done[Copy]] = []
 
-    def start(self, source: Source, job: Copy) -> None:
+    def start(self, source: PeerSource, job: Copy) -> None:
         """`poll` gives its one result."""
         pages, size = job.source.pages, window_pages(self._page_bytes)
         windows = deque(
@@ -80,7 +80,7 @@ class StagedCopies:
         job = self._jobs.get(done.job.name)
         if job is None:
             return False
-        job.phase = Phase.CONFIRMING
+        job.phase = StagedPhase.CONFIRMING
         job.bytes += done.bytes
         job.seconds += done.seconds
         if done.error is not None:
@@ -106,19 +106,19 @@ class StagedCopies:
         if len(slots) != len(window.dst_pages):
             self._fail(job, TransferFailed(f"the owner staged {len(slots)} pages of {len(window.dst_pages)}"))
             return
-        job.phase = Phase.READING
+        job.phase = StagedPhase.READING
         self._read(job.source, replace(window, source=Shard(window.source.rank, slots)))
 
     def _let_go(self, job: _Job, done: Done[Copy]) -> None:
         job.held = False
         if done.error is not None:
             self._fail(job, done.error)
-        elif job.phase is not Phase.CONFIRMING:
+        elif job.phase is not StagedPhase.CONFIRMING:
             self._fail(job, TransferFailed("the owner let go of slots that were not read yet"))
         elif job.error is None:
             job.windows.popleft()
             if job.windows:
-                job.phase, job.held = Phase.ASKED, True
+                job.phase, job.held = StagedPhase.ASKED, True
                 self._wire.stage(job.windows[0])
         self._settle(job)
 
@@ -127,11 +127,11 @@ class StagedCopies:
         job.error = job.error or error
         if job.held:
             self._wire.stop(job.windows[0])
-        if job.phase is Phase.READING:
+        if job.phase is StagedPhase.READING:
             self._stop(job.windows[0])
 
     def _settle(self, job: _Job) -> None:
-        if job.held or job.phase is Phase.READING:
+        if job.held or job.phase is StagedPhase.READING:
             return
         if job.error is not None or not job.windows:
             del self._jobs[job.job.name]

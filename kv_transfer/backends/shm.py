@@ -16,13 +16,13 @@ import numpy as np
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.pool import Export
 from kv_transfer.area import Pages
-from kv_transfer.backends.base import Copy, Site, Source, copy_pages
+from kv_transfer.backends.base import Copy, Site, PeerSource, copy_pages
 from kv_transfer.backends.blocking import BlockingBackend
 from kv_transfer.host_file import HostFile
 
 
 @dataclass(frozen=True)
-class Mapping(Source):
+class Mapping(PeerSource):
     """An area's file in this process's memory, for as long as `pages` is kept."""
 
     path: str
@@ -50,7 +50,7 @@ class ShmBackend(BlockingBackend):
     def export(self, rank: int = 0) -> Export | None:
         return HostFile.at(self._path).export() if self._path else None
 
-    def open(self, export: Export) -> Source:
+    def open(self, export: Export) -> PeerSource:
         """Only if the name leads to the very file that the peer has (containers share names, not files)."""
         path = HostFile.find(export, self._pool_dir).path
         try:
@@ -58,7 +58,7 @@ class ShmBackend(BlockingBackend):
         except TransferFailed as error:
             raise ConfigError(error.message) from error
 
-    def copy(self, source: Source, job: Copy) -> int:
+    def copy(self, source: PeerSource, job: Copy) -> int:
         assert isinstance(source, Mapping)
         if not source.current:
             raise TransferFailed(f"the pool {source.path} is gone")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.pool import Export
 from kv_transfer.area import Pages
-from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
+from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, PeerSource
 
 CHUNK_BYTES = 1024 * 1024
 
@@ -30,12 +30,12 @@ class StreamBackend(Backend):
         """Nothing is needed: the front knows its members, and asks the one that owns the handle."""
         return {} if self._reachable else None
 
-    def open(self, export: Export) -> Source:
+    def open(self, export: Export) -> PeerSource:
         if not self._reachable:
             raise ConfigError("this worker's front cannot write to its KV pool")
-        return Source()
+        return PeerSource()
 
-    def start(self, source: Source, job: Copy) -> None:
+    def start(self, source: PeerSource, job: Copy) -> None:
         self._wire.fetch(job)
 
     def poll(self) -> list[CopyResult]:

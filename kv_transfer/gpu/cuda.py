@@ -11,7 +11,7 @@ import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 
-from kv_transfer.gpu.driver import Block, DriverError, Memory
+from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuMemory
 
 PINNED, DEVICE, FILE_DESCRIPTOR = 1, 1, 1  # CUmemAllocationType, CUmemLocationType, CUmemAllocationHandleType
 READ_WRITE = 3
@@ -114,7 +114,7 @@ class CudaDriver:
                 return self._no_access(device)
         return "this process does not see the peer's GPU"
 
-    def allocate(self, size: int) -> Memory:
+    def allocate(self, size: int) -> GpuMemory:
         """At least `size` bytes of this GPU, not initialised, that can be exported."""
         with self._here():
             prop = self._prop()
@@ -123,12 +123,12 @@ class CudaDriver:
             whole, no_flags = ctypes.c_size_t(size), ctypes.c_uint64(0)
             self._call("cuMemCreate", ctypes.byref(handle), whole, ctypes.byref(prop), no_flags)
             try:
-                return Memory(self._map(handle, size), size, handle.value)
+                return GpuMemory(self._map(handle, size), size, handle.value)
             except DriverError:
                 self._call("cuMemRelease", handle)
                 raise
 
-    def export(self, memory: Memory) -> int:
+    def export(self, memory: GpuMemory) -> int:
         """A file descriptor that gives another process `memory`; the caller closes it."""
         descriptor = ctypes.c_int()
         with self._here():
@@ -141,7 +141,7 @@ class CudaDriver:
             )
         return descriptor.value
 
-    def map(self, descriptor: int, size: int) -> Memory:
+    def map(self, descriptor: int, size: int) -> GpuMemory:
         """Another process's memory, mapped here; its handle is let go at once, since the mapping holds it."""
         handle = ctypes.c_uint64()
         with self._here():
@@ -152,11 +152,11 @@ class CudaDriver:
                 ctypes.c_int(FILE_DESCRIPTOR),
             )
             try:
-                return Memory(self._map(handle, size), size)
+                return GpuMemory(self._map(handle, size), size)
             finally:
                 self._call("cuMemRelease", handle)
 
-    def unmap(self, memory: Memory) -> None:
+    def unmap(self, memory: GpuMemory) -> None:
         """Gives memory back, own or mapped. Nothing may use it any more."""
         with self._here():
             self._call("cuMemUnmap", ctypes.c_uint64(memory.address), ctypes.c_size_t(memory.size))
@@ -182,7 +182,7 @@ class CudaDriver:
         with self._here():
             self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
-    def copy(self, blocks: Sequence[Block]) -> None:
+    def copy(self, blocks: Sequence[CopyBlock]) -> None:
         """Copies by the copy engines, which leave the GPU's processors to compute."""
         with self._here(), self._copying:
             try:
@@ -199,7 +199,7 @@ class CudaDriver:
             self._wait()
         return target.raw
 
-    def _launch(self, blocks: Sequence[Block]) -> None:
+    def _launch(self, blocks: Sequence[CopyBlock]) -> None:
         whole = [block for block in blocks if block.rows == 1]
         for lane, (stream, _) in enumerate(self._lanes):
             mine = whole[len(whole) * lane // STREAMS : len(whole) * (lane + 1) // STREAMS]
@@ -208,7 +208,7 @@ class CudaDriver:
         for i, block in enumerate(block for block in blocks if block.rows > 1):
             self._rows(block, self._lanes[i % STREAMS][0])
 
-    def _batch(self, blocks: Sequence[Block], stream: ctypes.c_void_p) -> None:
+    def _batch(self, blocks: Sequence[CopyBlock], stream: ctypes.c_void_p) -> None:
         count = len(blocks)
         words, sizes = ctypes.c_uint64 * count, ctypes.c_size_t * count
         how = _CopyAttributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)
@@ -224,7 +224,7 @@ class CudaDriver:
             stream,
         )
 
-    def _rows(self, block: Block, stream: ctypes.c_void_p) -> None:
+    def _rows(self, block: CopyBlock, stream: ctypes.c_void_p) -> None:
         copy = _Copy2D(
             source_kind=ON_DEVICE,
             source=block.source,

@@ -16,7 +16,7 @@ class DriverError(Exception):
 
 
 @dataclass(frozen=True)
-class Memory:
+class GpuMemory:
     """Memory of a GPU that this process can reach. `handle`: the driver's; 0: another process owns it."""
 
     address: int
@@ -24,7 +24,7 @@ class Memory:
     handle: int = 0
 
 
-class Block(NamedTuple):
+class CopyBlock(NamedTuple):
     """Bytes to copy: `rows` of `width` bytes each, which begin `*_pitch` bytes after each other."""
 
     source: int  # address
@@ -47,19 +47,19 @@ class Driver(Protocol):
         """What keeps this GPU from reading the memory of the GPU `uuid`; empty: nothing."""
         ...
 
-    def allocate(self, size: int) -> Memory:
+    def allocate(self, size: int) -> GpuMemory:
         """At least `size` bytes of this GPU, not initialised, that can be exported."""
         ...
 
-    def export(self, memory: Memory) -> int:
+    def export(self, memory: GpuMemory) -> int:
         """A file descriptor that gives another process `memory`; the caller closes it."""
         ...
 
-    def map(self, descriptor: int, size: int) -> Memory:
+    def map(self, descriptor: int, size: int) -> GpuMemory:
         """Another process's memory, mapped here. It lives as long as any process has it mapped."""
         ...
 
-    def unmap(self, memory: Memory) -> None:
+    def unmap(self, memory: GpuMemory) -> None:
         """Gives memory back, own or mapped. Nothing may use it any more."""
         ...
 
@@ -71,7 +71,7 @@ class Driver(Protocol):
         """Undoes `register` of the memory at `address`. No kernel may use it any more."""
         ...
 
-    def copy(self, blocks: Sequence[Block]) -> None:
+    def copy(self, blocks: Sequence[CopyBlock]) -> None:
         """Copies between memories of GPUs, in any order; returns when all bytes are there."""
         ...
 
@@ -85,7 +85,7 @@ class Allocation:
     """Memory of our own, and the driver that it came from."""
 
     driver: Driver
-    memory: Memory
+    memory: GpuMemory
 
     @classmethod
     def new(cls, driver: Driver, size: int) -> Allocation:

@@ -13,18 +13,18 @@ import threading
 from collections.abc import Iterator
 
 from eyas.common.errors import TransferFailed
-from kv_transfer.gpu.driver import Driver, DriverError, Memory
+from kv_transfer.gpu.driver import Driver, DriverError, GpuMemory
 from kv_transfer.gpu.handover import take, wait_for_end
 
 
-class PeerMemory:
+class MappedMemory:
     """What the giver at `path` gives, as one GPU of ours sees it."""
 
     def __init__(self, path: str, driver: Driver) -> None:
         self._path = path
         self.driver = driver
         self._using = threading.Lock()  # by the copy that runs, or the one that maps or unmaps
-        self._memory: Memory | None = None
+        self._memory: GpuMemory | None = None
         self._giver: socket.socket | None = None
         self._watcher: threading.Thread | None = None
         self._gone = False
@@ -35,7 +35,7 @@ class PeerMemory:
         return self._gone
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[Memory]:
+    def held(self) -> Iterator[GpuMemory]:
         """The memory, mapped at least until the end of the `with`.
 
         Raises TransferFailed if the owner is gone, or gives nothing; DriverError if it cannot be mapped.
@@ -53,7 +53,7 @@ class PeerMemory:
         if self._watcher is not None:
             self._watcher.join()
 
-    def _map(self) -> Memory:
+    def _map(self) -> GpuMemory:
         if self._gone:
             raise TransferFailed(f"the owner of {self._path} is gone")
         if self._memory is None:

@@ -22,7 +22,7 @@ import torch
 
 from eyas.engine.kv.device_memory import bytes_of
 from kv_transfer.gpu.cuda import CudaDriver
-from kv_transfer.gpu.driver import Allocation, Block, Memory
+from kv_transfer.gpu.driver import Allocation, CopyBlock, GpuMemory
 from kv_transfer.gpu.handover import Giver, Taken, take, wait_for_end
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -48,7 +48,7 @@ def own(path: str, pipe: Connection) -> None:
 
 
 @contextmanager
-def owner(folder: Path) -> Iterator[tuple[SpawnProcess, Taken, Memory, CudaDriver]]:
+def owner(folder: Path) -> Iterator[tuple[SpawnProcess, Taken, GpuMemory, CudaDriver]]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     path = str(folder / "giver")
@@ -69,18 +69,18 @@ def owner(folder: Path) -> Iterator[tuple[SpawnProcess, Taken, Memory, CudaDrive
 
 
 @contextmanager
-def pool(driver: CudaDriver, pages: int) -> Iterator[tuple[Memory, torch.Tensor]]:
+def pool(driver: CudaDriver, pages: int) -> Iterator[tuple[GpuMemory, torch.Tensor]]:
     mine = Allocation.new(driver, pages * PAGE)
     yield mine.memory, bytes_of(mine.memory, f"cuda:{OURS}")[: pages * PAGE].view(torch.int32).view(pages, -1)
     torch.cuda.synchronize(OURS)
     mine.free()
 
 
-def scattered(memory: Memory, mine: Memory, count: int) -> tuple[list[Block], list[int], list[int]]:
+def scattered(memory: GpuMemory, mine: GpuMemory, count: int) -> tuple[list[CopyBlock], list[int], list[int]]:
     rng = random.Random(count)
     src, dst = rng.sample(range(PAGES), count), rng.sample(range(1024), count)
     pairs = zip(src, dst, strict=True)
-    return [Block(memory.address + s * PAGE, mine.address + d * PAGE, PAGE) for s, d in pairs], src, dst
+    return [CopyBlock(memory.address + s * PAGE, mine.address + d * PAGE, PAGE) for s, d in pairs], src, dst
 
 
 def test_scattered_pages_arrive(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_rows_of_unequal_pages_arrive(tmp_path: Path) -> None:
         width, rows = 1024, 1024
         for half in range(2):
             at = mine.address + 3 * PAGE + half * width
-            driver.copy([Block(memory.address + (7 + half) * PAGE, at, width, rows, width, 2 * width)])
+            driver.copy([CopyBlock(memory.address + (7 + half) * PAGE, at, width, rows, width, 2 * width)])
         page = words[3].view(rows, 2, width // 4)
         assert bool((page[:, 0] == 7).all()) and bool((page[:, 1] == 8).all())
 

@@ -12,12 +12,12 @@ import numpy as np
 from eyas.common.errors import ConfigError
 from eyas.common.pool import Export
 from kv_transfer.area import DeviceArea, Pages
-from kv_transfer.backends.base import Copy, Site, Source, copy_pages
+from kv_transfer.backends.base import Copy, Site, PeerSource, copy_pages
 from kv_transfer.backends.blocking import BlockingBackend
 
 
 @dataclass(frozen=True)
-class Neighbour(Source):
+class Neighbour(PeerSource):
     """A pool of this process."""
 
     pages: Pages
@@ -45,24 +45,24 @@ class MemoryBackend(BlockingBackend):
         device = self._devices[rank]
         return {"address": str(device.address).encode(), "pages": str(device.geometry.pages).encode()}
 
-    def open(self, export: Export) -> Source:
+    def open(self, export: Export) -> PeerSource:
         if not self._devices:
             raise ConfigError("this worker's pool is not a device's")
         address, pages = (int(export[field]) for field in ("address", "pages"))
         geometry = msgspec.structs.replace(self._devices[0].geometry, pages=pages)
         return Neighbour(pages_of(DeviceArea(address, geometry)))
 
-    def copy(self, source: Source, job: Copy) -> int:
+    def copy(self, source: PeerSource, job: Copy) -> int:
         assert isinstance(source, Neighbour)
         return copy_pages(job, source.pages, pages_of(self._devices[0]))
 
-    def read_back(self, source: Source, proof: Copy) -> int:
+    def read_back(self, source: PeerSource, proof: Copy) -> int:
         return zlib.crc32(pages_of(self._devices[0])[proof.dst_pages[0]].data)
 
 
 class OffByOne(MemoryBackend):
     """Brings the page before the one that is asked for, and does not know it."""
 
-    def copy(self, source: Source, job: Copy) -> int:
+    def copy(self, source: PeerSource, job: Copy) -> int:
         assert isinstance(source, Neighbour)
         return super().copy(Neighbour(np.roll(source.pages, 1, axis=0)), job)

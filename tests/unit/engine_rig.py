@@ -32,10 +32,10 @@ from eyas.engine.scheduling.admission import Admission
 from eyas.engine.scheduling.limits import Limits
 from eyas.engine.scheduling.requests import Requests
 from eyas.engine.scheduling.scheduler import Scheduler
-from kv_transfer.backends.base import Copy, CopyResult, Source
+from kv_transfer.backends.base import Copy, CopyResult, PeerSource
 from kv_transfer.owner import Owner
 from kv_transfer.peers import KvPeers, PeerPages, Route
-from kv_transfer.route import Routes
+from kv_transfer.route import PeerRoutes
 
 PAGE = 4
 VOCAB = 100
@@ -65,11 +65,11 @@ class HandCopier:
         return results
 
 
-class KnownRoutes(Routes):
+class KnownRoutes(PeerRoutes):
     """Every way is proven."""
 
     def known(self, pages: PeerPages) -> Route:
-        return Route(backend=None, source=Source())  # type: ignore[arg-type]
+        return Route(backend=None, source=PeerSource())  # type: ignore[arg-type]
 
 
 class MetPulls(Pulls):

@@ -20,7 +20,7 @@ from eyas.common.pool import Geometry
 from kv_transfer.area import Area, DeviceArea
 from kv_transfer.backends.base import Site
 from kv_transfer.backends.cuda_ipc import CudaIpcBackend
-from kv_transfer.gpu.driver import Allocation, Block, DriverError, Memory
+from kv_transfer.gpu.driver import Allocation, CopyBlock, DriverError, GpuMemory
 from kv_transfer.gpu.handover import Giver
 
 
@@ -42,32 +42,32 @@ class FakeDriver:
     def obstacle(self, uuid: bytes) -> str:
         return "" if uuid in self._sees else "this process does not see the peer's GPU"
 
-    def allocate(self, size: int) -> Memory:
+    def allocate(self, size: int) -> GpuMemory:
         descriptor = os.memfd_create("fake-gpu")
         os.ftruncate(descriptor, size)
         memory = self.map(descriptor, size)
         self._descriptors[memory.address] = descriptor
-        return Memory(memory.address, size, handle=1)
+        return GpuMemory(memory.address, size, handle=1)
 
-    def adopt(self, path: str) -> Memory:
+    def adopt(self, path: str) -> GpuMemory:
         """A file's bytes, as if they were this GPU's."""
         descriptor = os.open(path, os.O_RDWR)
         memory = self.map(descriptor, os.fstat(descriptor).st_size)
         self._descriptors[memory.address] = descriptor
-        return Memory(memory.address, memory.size, handle=1)
+        return GpuMemory(memory.address, memory.size, handle=1)
 
-    def export(self, memory: Memory) -> int:
+    def export(self, memory: GpuMemory) -> int:
         return os.dup(self._descriptors[memory.address])
 
-    def map(self, descriptor: int, size: int) -> Memory:
+    def map(self, descriptor: int, size: int) -> GpuMemory:
         if os.fstat(descriptor).st_size < size:
             raise DriverError("the descriptor is of less memory")
         mapped = mmap.mmap(descriptor, size)
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         self._mapped[address] = mapped
-        return Memory(address, size)
+        return GpuMemory(address, size)
 
-    def unmap(self, memory: Memory) -> None:
+    def unmap(self, memory: GpuMemory) -> None:
         self._mapped.pop(memory.address).close()
         if memory.handle:
             os.close(self._descriptors.pop(memory.address))
@@ -80,7 +80,7 @@ class FakeDriver:
     def unregister(self, address: int) -> None:
         del self.registered[address]
 
-    def copy(self, blocks: Sequence[Block]) -> None:
+    def copy(self, blocks: Sequence[CopyBlock]) -> None:
         for block in blocks:
             for row in range(block.rows):
                 source, target = (

@@ -12,7 +12,7 @@ import pytest
 
 from kv_transfer.gpu import cuda
 from kv_transfer.gpu.cuda import BATCH, STREAMS, CudaDriver
-from kv_transfer.gpu.driver import Block, DriverError, Memory
+from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuMemory
 
 TORCH = 77  # the context that was there before
 OURS = 42
@@ -71,7 +71,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
-BLOCKS = [Block(1, 2, 3)] * (STREAMS * BATCH + 1) + [Block(1, 2, 3, rows=4, source_pitch=3, target_pitch=6)]
+BLOCKS = [CopyBlock(1, 2, 3)] * (STREAMS * BATCH + 1) + [CopyBlock(1, 2, 3, rows=4, source_pitch=3, target_pitch=6)]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ BLOCKS = [Block(1, 2, 3)] * (STREAMS * BATCH + 1) + [Block(1, 2, 3, rows=4, sour
     [
         lambda driver: driver.obstacle(b"gpu"),
         lambda driver: driver.allocate(5),
-        lambda driver: driver.export(Memory(1, 2, 3)),
+        lambda driver: driver.export(GpuMemory(1, 2, 3)),
         lambda driver: driver.map(1, 2),
-        lambda driver: driver.unmap(Memory(1, 2, 3)),
+        lambda driver: driver.unmap(GpuMemory(1, 2, 3)),
         lambda driver: driver.copy(BLOCKS),
         lambda driver: driver.read(1, 2),
         lambda driver: driver.register(4096, 8192),

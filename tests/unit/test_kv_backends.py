@@ -22,7 +22,7 @@ from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
 from eyas.common.pool import Geometry
 from eyas.common.types import Shard
 from kv_transfer.area import Area, DeviceArea, create_file
-from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, Source
+from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, PeerSource
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import PageWriter, StreamBackend, chunks
@@ -99,7 +99,7 @@ class Ends:
         self.owner.pages[:] = rng.integers(0, 256, self.owner.pages.shape, np.uint8)
         self.mine.pages[:] = 0
 
-    def open(self) -> Source:
+    def open(self) -> PeerSource:
         export = self.owners.export()
         assert export is not None
         return self.backend.open(export)

@@ -13,12 +13,12 @@ from eyas.common.errors import TransferFailed
 from eyas.common.pool import PoolInfo, RankPool
 from eyas.common.types import KvKind
 from kv_transfer import peers
-from kv_transfer.backends.base import Backend, Source
+from kv_transfer.backends.base import Backend, PeerSource
 from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.peers import KvPeers, Route
 
 
-class Memory(Source):
+class Memory(PeerSource):
     """It is somebody's until `lost`."""
 
     lost = False
@@ -28,7 +28,7 @@ class Memory(Source):
         return not self.lost
 
 
-def way(memory: Source) -> Route:
+def way(memory: PeerSource) -> Route:
     return Route(cast(Backend, None), memory)
 
 

@@ -20,7 +20,7 @@ from kv_transfer.backends import nixl_reads, table
 from kv_transfer.backends.base import Copy, Site
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.nixl_agent import Agent, Remote
-from kv_transfer.backends.nixl_link import GREET_S, Peer
+from kv_transfer.backends.nixl_link import GREET_S, NixlPeer
 from kv_transfer.backends.nixl_reads import COPY_S, REBUILD_AFTER, Reads
 from kv_transfer.copy_thread import Done
 
@@ -53,12 +53,12 @@ class Rig:
         self.reads = Reads(lambda: Agent(self.nixl, self.mine))
         self.peer = self.other()
 
-    def other(self) -> Peer:
+    def other(self) -> NixlPeer:
         """One more agent over the owner's pages: the first, or that of a restarted owner."""
         agent = Agent(self.nixl, self.owner)
-        return Peer(Remote(agent.name, agent.metadata(), agent.memory))
+        return NixlPeer(Remote(agent.name, agent.metadata(), agent.memory))
 
-    def add(self, *jobs: Copy, peer: Peer | None = None) -> list[Done[Copy]]:
+    def add(self, *jobs: Copy, peer: NixlPeer | None = None) -> list[Done[Copy]]:
         for each in jobs:
             self.reads.add(peer or self.peer, each, self.now)
         return self.step()
@@ -176,7 +176,7 @@ def test_a_greeting_that_hangs_ends_the_wait_and_touches_no_page(rig: Rig) -> No
 
 def test_metadata_of_another_agent_is_refused(rig: Rig) -> None:
     other = rig.other().remote
-    (done,) = rig.add(job(1), peer=Peer(Remote(other.agent, rig.peer.remote.metadata, other.memory)))
+    (done,) = rig.add(job(1), peer=NixlPeer(Remote(other.agent, rig.peer.remote.metadata, other.memory)))
     assert done.error is not None and f"not of {other.agent}" in done.error.message
 
 
@@ -303,7 +303,7 @@ def test_staging_is_told_as_what_it_is() -> None:
     export = backend.export()
     assert export is not None
     source = backend.open(export)
-    assert isinstance(source, Peer) and source.is_staging
+    assert isinstance(source, NixlPeer) and source.is_staging
     assert backend.close(time.monotonic() + 5.0)
 
 

@@ -22,7 +22,7 @@ from eyas.common.errors import TransferFailed
 from eyas.common.types import Shard
 from kv_transfer.area import Area
 from kv_transfer.backends import nixl_link, nixl_reads
-from kv_transfer.backends.base import Copy, CopyResult, Site, Source
+from kv_transfer.backends.base import Copy, CopyResult, Site, PeerSource
 from kv_transfer.backends.nixl import NixlBackend
 
 pytestmark = [
@@ -89,7 +89,7 @@ class Puller:
     area: Area
     backend: NixlBackend
 
-    def copy(self, source: Source, *pages: int, seconds: float = 30.0) -> CopyResult | None:
+    def copy(self, source: PeerSource, *pages: int, seconds: float = 30.0) -> CopyResult | None:
         """Page p there to page p here; None if it has not stopped in time."""
         self.backend.start(source, Copy(1, 0, Shard(0, pages), pages))
         return self.result(seconds)
@@ -117,7 +117,7 @@ def puller(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     assert made.backend.close(time.monotonic() + 10.0)
 
 
-def whole(puller: Puller, source: Source) -> CopyResult:
+def whole(puller: Puller, source: PeerSource) -> CopyResult:
     result = puller.copy(source, *range(PAGES))
     assert result is not None and result.error is None and result.bytes == PAGES * PAGE
     return result

@@ -11,7 +11,7 @@ import pytest
 from eyas.common.errors import TransferFailed
 from eyas.common.types import Shard
 from kv_transfer.backends import nixl_staged
-from kv_transfer.backends.base import Copy, Source
+from kv_transfer.backends.base import Copy, PeerSource
 from kv_transfer.backends.nixl_staged import StagedCopies
 from kv_transfer.copy_thread import Done
 
@@ -95,7 +95,7 @@ def job(pages: range, number: int = 1) -> Copy:
 
 def test_windows_come_one_after_the_other_and_count_when_they_were_held() -> None:
     peer = Peer()
-    peer.copies.start(Source(), job(range(7)))
+    peer.copies.start(PeerSource(), job(range(7)))
     for size in (3, 3, 1):
         assert len(peer.asked) == 1 and len(peer.asked[0].source.pages) == size
         peer.hold(peer.asked[0])
@@ -115,7 +115,7 @@ def test_windows_come_one_after_the_other_and_count_when_they_were_held() -> Non
 @pytest.mark.parametrize("others", [range(2), range(0)])
 def test_too_few_slots_are_no_answer(others: range) -> None:
     peer = Peer()
-    peer.copies.start(Source(), job(range(3)))
+    peer.copies.start(PeerSource(), job(range(3)))
     peer.hold(peer.asked[0], count=len(others))
     assert peer.copies.poll() == [] and peer.reading == [] and peer.stopping == {(1, 1)}
     peer.take_back((1, 1), BROKEN)
@@ -126,7 +126,7 @@ def test_too_few_slots_are_no_answer(others: range) -> None:
 def test_slots_that_are_let_go_while_they_are_read_are_told_of_when_the_read_has_stopped() -> None:
     for error in (BROKEN, None):
         peer = Peer()
-        peer.copies.start(Source(), job(range(3)))
+        peer.copies.start(PeerSource(), job(range(3)))
         peer.hold(peer.asked[0])
         peer.copies.poll()
         peer.take_back((1, 1), error)
@@ -145,7 +145,7 @@ def test_whatever_happens_every_job_ends_once_and_what_counts_is_right() -> None
             number: job(range(9 * number, 9 * number + pick.randrange(1, 9)), number) for number in range(4)
         }
         for made in jobs.values():
-            peer.copies.start(Source(), made)
+            peer.copies.start(PeerSource(), made)
         over = _play(pick, peer, list(jobs.values()))
         assert sorted(done.job.name for done in over) == sorted(made.name for made in jobs.values())
         for done in over:

@@ -43,7 +43,7 @@ from kv_transfer.backends.stream import StreamBackend
 from kv_transfer.copier import Copier
 from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.peers import KvPeers
-from kv_transfer.route import Routes
+from kv_transfer.route import PeerRoutes
 
 STOPPED = Failure("cancelled", "the pull was given up")
 BROKEN = Failure("unavailable", "the peer is gone")
@@ -66,7 +66,7 @@ class FrontRig(Rig):
         self.area, wire = Area.new(memory, GEOMETRY.page_bytes, "/dev/shm/here"), FrontWire(self.outbox)
         site = Site(self.area, "/dev/shm", wire)
         backends = {"shm": ShmBackend(site), "grpc": StreamBackend(site)}
-        copier, routes = Copier(backends), Routes(backends, self.transfer)
+        copier, routes = Copier(backends), PeerRoutes(backends, self.transfer)
         return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1), KvPeers(self.boards))
 
     def tell(self, *commands: object) -> list[Event]:
@@ -251,4 +251,4 @@ def test_a_worker_without_the_way_that_it_may_take_says_so() -> None:
     pages = KvPeers("").meet("w1", KvKind.TARGET, INFO).pages(KvKind.TARGET, 0)
     for transfer, says in (("grpc", "this worker has no way named grpc"), ("auto", "no way leads to")):
         with pytest.raises(EyasError, match=says):
-            Routes({}, transfer).search(pages).next()
+            PeerRoutes({}, transfer).search(pages).next()

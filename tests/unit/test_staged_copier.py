@@ -17,7 +17,7 @@ from eyas.engine.kv.slots import Slots
 from eyas.engine.kv.staged_copier import Inlet, StagedCopier
 from eyas.engine.kv.staging import Staging
 from kv_transfer.area import Area
-from kv_transfer.backends.base import Backend, Copy, CopyResult, Source
+from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource
 from kv_transfer.peers import Route
 
 WINDOW = 2  # pages; six slots are for pages on their way in
@@ -38,7 +38,7 @@ class HandBackend(Backend):
         return {}
 
     def open(self, export):
-        return Source()
+        return PeerSource()
 
     def start(self, source, job):
         assert job.name not in [other.name for other in self.running], "two copies have one name"
@@ -84,7 +84,7 @@ class Landing:
 
     def submit(self, *jobs: Copy) -> None:
         for job in jobs:
-            self.copier.submit(Route(self.backend, Source()), job)
+            self.copier.submit(Route(self.backend, PeerSource()), job)
 
     def results(self, count: int) -> list[CopyResult]:
         deadline, found = time.monotonic() + 10.0, []
@@ -227,7 +227,7 @@ def test_a_proof_ends_in_its_slot(landing: Landing) -> None:
 
 def test_a_direct_way_takes_pages_of_the_pool_and_no_slots(landing: Landing) -> None:
     """All at once; beside a staged copy; and its proof is judged where it landed."""
-    direct, asked = Route(landing.direct, Source()), job(0, tuple(range(60, 72)), tuple(range(12)), pull=2)
+    direct, asked = Route(landing.direct, PeerSource()), job(0, tuple(range(60, 72)), tuple(range(12)), pull=2)
     landing.submit(job(0, (80,), (20,)))
     landing.copier.submit(direct, asked)
     assert landing.direct.running[0].dst_pages == asked.dst_pages and landing.slots.free == 5

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from eyas.common.errors import ConfigError
 from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_ring import RowRing, tag
-from kv_transfer.gpu.driver import Driver, DriverError, Memory
+from kv_transfer.gpu.driver import Driver, DriverError, GpuMemory
 
 MOST_BYTES = 1 << 30
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -33,7 +33,7 @@ class Gpu:
 class RowMemory:
     """A ring's memory as this process sees it, until `close`."""
 
-    def __init__(self, ring: RowRing, gpu: Gpu, memory: Memory) -> None:
+    def __init__(self, ring: RowRing, gpu: Gpu, memory: GpuMemory) -> None:
         self.ring = ring
         self._gpu = gpu
         self._memory = memory

@@ -13,7 +13,7 @@ from eyas.common.types import Shard
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.copier import Copier
 from kv_transfer.peers import PeerPages, Route
-from kv_transfer.route import Routes
+from kv_transfer.route import PeerRoutes
 
 
 class Approach:
@@ -22,7 +22,7 @@ class Approach:
     """
 
     def __init__(
-        self, number: int, proofs: Iterator[int], pages: PeerPages, routes: Routes, copier: Copier
+        self, number: int, proofs: Iterator[int], pages: PeerPages, routes: PeerRoutes, copier: Copier
     ) -> None:
         self._number = number
         self._proofs = proofs

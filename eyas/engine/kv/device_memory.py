@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from kv_transfer.gpu.driver import Memory
+from kv_transfer.gpu.driver import GpuMemory
 
 
 class _Bytes:
     """What `torch.as_tensor` reads of memory that is not torch's (CUDA Array Interface, version 3)."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: GpuMemory) -> None:
         self.__cuda_array_interface__ = {
             "shape": (memory.size,),
             "typestr": "|u1",
@@ -23,6 +23,6 @@ class _Bytes:
         }
 
 
-def bytes_of(memory: Memory, device: str) -> torch.Tensor:
+def bytes_of(memory: GpuMemory, device: str) -> torch.Tensor:
     """uint8 [size] over `memory`, which is of the GPU `device` and must live longer than the tensor."""
     return torch.as_tensor(_Bytes(memory), device=device)

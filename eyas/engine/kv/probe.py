@@ -23,7 +23,7 @@ from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.copier import Copier
 from kv_transfer.layout import window_pages
 from kv_transfer.peers import KvPeers, PeerPages
-from kv_transfer.route import Routes
+from kv_transfer.route import PeerRoutes
 
 SINGLES = 5  # copies of one page
 BATCH_S = 0.1  # a copy of many pages has no more than should come in this time
@@ -110,7 +110,7 @@ class Prober:
     """The probes of one group of pages, one at a time. `pulled`: what pulls have moved, by owner."""
 
     copier: Copier
-    routes: Routes
+    routes: PeerRoutes
     peers: KvPeers
     outbox: Outbox
     pulled: Mapping[str, Moved]

@@ -48,7 +48,7 @@ from kv_transfer.puller import (
     SendRelease,
     State,
 )
-from kv_transfer.route import Routes
+from kv_transfer.route import PeerRoutes
 
 Told: TypeAlias = PullMet | PullReady | PullDone | PullFailed | PullReleased | CopyStaged | CopyStopped
 TOLD: tuple[type, ...] = get_args(Told)
@@ -116,7 +116,7 @@ class Pulls:
     """
 
     copier: Copier
-    routes: Routes
+    routes: PeerRoutes
     wire: FrontWire
     page_size: int
     outbox: Outbox

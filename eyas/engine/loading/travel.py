@@ -35,7 +35,7 @@ from kv_transfer.layout import window_pages
 from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.own_files import new_path
 from kv_transfer.peers import KvPeers
-from kv_transfer.route import Routes
+from kv_transfer.route import PeerRoutes
 
 STAGED_BYTES = 256 << 20
 """For pages on their way out of a pool, and as much for pages on their way in: host memory is page-locked."""
@@ -71,7 +71,7 @@ def travel(spec: EngineSpec, pools: dict[KvKind, KvPool], outbox: Outbox) -> Tra
     reaches = {group: _reach(spec, group, pool, FrontWire(outbox)) for group, pool in pools.items()}
     moving = {group: reach for group, reach in reaches.items() if reach.backends}
     copiers = {group: reach.copier() for group, reach in reaches.items()}
-    routes = {group: Routes(reach.backends, spec.config.transfer) for group, reach in reaches.items()}
+    routes = {group: PeerRoutes(reach.backends, spec.config.transfer) for group, reach in reaches.items()}
     size, numbers = spec.config.page_size, itertools.count(1)
     return Travel(
         board=board,
