@@ -18,7 +18,7 @@ from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
 from eyas.common.convert_step import step_to_pb
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded, Unavailable
-from eyas.common.message import Failure
+from eyas.common.message import WireFailure
 from eyas.common.request_log import told
 from eyas.common.types import Entry, WorkerInfo
 from eyas.engine.ipc.client import EngineClient, engine_id, wire_id
@@ -30,7 +30,7 @@ from eyas.engine.ipc.messages import (
     Failed,
     Lost,
     Rejected,
-    Step,
+    StepReply,
     Stopped,
     Submit,
 )
@@ -199,7 +199,7 @@ class _Session:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case Step(entries):
+            case StepReply(entries):
                 self.buffer.put(self._step(entries))
             case Admitted(id, attempt):
                 admitted = decode_pb2.Admitted(id=wire_id(id), attempt=attempt)
@@ -218,7 +218,7 @@ class _Session:
                 status = convert.error_to_pb(failure.error())
                 failed = decode_pb2.Failed(id=wire_id(id), attempt=attempt, choice=choice, status=status)
                 self.buffer.put(decode_pb2.DecodeServiceSessionResponse(failed=failed))
-            case Stopped(Failure() as failure):
+            case Stopped(WireFailure() as failure):
                 self.buffer.end(failure.error())
 
     def _step(self, entries: tuple[Entry, ...]) -> decode_pb2.DecodeServiceSessionResponse:

@@ -14,7 +14,7 @@ import grpc
 from eyas.common import convert, rpc
 from eyas.common.buffer import StreamBuffer
 from eyas.common.convert_params import params_from_pb
-from eyas.common.message import Failure
+from eyas.common.message import WireFailure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     DraftChannel,
@@ -64,7 +64,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):  # type: ignore[misc]
                 match event:
                     case DraftDown():
                         yield _down_to_pb(event)
-                    case Stopped(failure=Failure() as failure):
+                    case Stopped(failure=WireFailure() as failure):
                         raise failure.error()
         finally:
             reader.cancel()

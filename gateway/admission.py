@@ -19,7 +19,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
 from eyas.common.logging import request_id, traceparent
 from eyas.common.params import SamplingParams
-from eyas.common.types import EXACT, FAST, Choice, DraftLimits, GenerationRequest, PromptIds, Role, WorkerInfo
+from eyas.common.types import EXACT, FAST, RequestChoice, RequestDraftLimits, GenerationRequest, PromptIds, Role, WorkerInfo
 from gateway.long_ids import all_below
 
 MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
@@ -44,7 +44,7 @@ class GenerationOptions:
     seed: int | None = None
     n: int = 1
     speculative: bool = True
-    draft_limits: DraftLimits = DraftLimits()
+    draft_limits: RequestDraftLimits = RequestDraftLimits()
     truncate_prompt: int | None = None
     predicted: tuple[int, ...] = ()
     priority: int = 0
@@ -161,7 +161,7 @@ def admit(
         id=secrets.token_hex(12),
         prompt_ids=prompt_ids,
         params=params,
-        choices=tuple(map(Choice, range(options.n))),
+        choices=tuple(map(RequestChoice, range(options.n))),
         timeout_s=timeout_s,
         speculative=options.speculative,
         draft_limits=options.draft_limits,

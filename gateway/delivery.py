@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from eyas.common.errors import Cancelled, EyasError
-from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings
+from eyas.common.types import RequestChoice, Entry, FirstToken, GenerationRequest, EngineTimings
 from gateway.backend import Lane, Lanes
 
 MAX_BUFFERED_STEPS = 1024  # engine steps by which a client may lag behind
@@ -58,7 +58,7 @@ class Output(Lane):
     # All streams' entries pass by in turn, so what one touches is in no cache: it lies close together.
     __slots__ = ("_choice", "_delivery", "entries", "ids", "lane", "last")
 
-    def __init__(self, delivery: Delivery, choice: Choice) -> None:
+    def __init__(self, delivery: Delivery, choice: RequestChoice) -> None:
         self._delivery = delivery
         self._choice = choice.index
         self.ids = array("i", choice.output_ids)
@@ -96,7 +96,7 @@ class Delivery(Lane):
         *("_outputs", "_prompt_delivered", "_reader", "_steps", "waits"),
     )
 
-    def __init__(self, choices: Sequence[Choice], limit: int = MAX_BUFFERED_STEPS) -> None:
+    def __init__(self, choices: Sequence[RequestChoice], limit: int = MAX_BUFFERED_STEPS) -> None:
         self._outputs = {choice.index: Output(self, choice) for choice in choices}
         self._given = self.tokens
         self._began = self._first = time.monotonic()
@@ -138,9 +138,9 @@ class Delivery(Lane):
         """Whether the choice has neither finished nor been closed."""
         return choice in self._open
 
-    def unfinished(self) -> tuple[Choice, ...]:
+    def unfinished(self) -> tuple[RequestChoice, ...]:
         """The open choices and the tokens delivered of each: another worker goes on from these."""
-        return tuple(Choice(i, tuple(output.ids)) for i, output in self._open.items())
+        return tuple(RequestChoice(i, tuple(output.ids)) for i, output in self._open.items())
 
     @property
     def lane(self) -> Lane | None:
@@ -281,7 +281,7 @@ def _without_news(entry: Entry) -> Entry:
 
 
 def first_entry(
-    request: GenerationRequest, attempt: int, first: FirstToken, timings: Timings | None
+    request: GenerationRequest, attempt: int, first: FirstToken, timings: EngineTimings | None
 ) -> Entry:
     """Token 0 of a choice, as prefill gave it: no token if the request wants none."""
     wanted = request.params.max_tokens

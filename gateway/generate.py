@@ -27,7 +27,7 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
-from eyas.common.types import Choice, Entry, FirstToken, GenerationRequest, Timings, WorkerInfo
+from eyas.common.types import RequestChoice, Entry, FirstToken, GenerationRequest, EngineTimings, WorkerInfo
 from gateway import router
 from gateway.admission import is_synthetic
 from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lanes
@@ -225,7 +225,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         """
         choices = self._delivery.unfinished()
         if attach:
-            choices = tuple(Choice(choice.index) for choice in choices)
+            choices = tuple(RequestChoice(choice.index) for choice in choices)
         self._decode = DecodeLeg(self._cluster, worker, self._attempt, self)
         missing = self._sends(worker)
         self._decode.submit(self._rest_of_request(choices), attach, missing)
@@ -252,7 +252,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         elif prefill.handles is not None:
             decode.attach(self._attempt, prefill.handles, ())
 
-    def _rest_of_request(self, choices: tuple[Choice, ...]) -> GenerationRequest:
+    def _rest_of_request(self, choices: tuple[RequestChoice, ...]) -> GenerationRequest:
         return msgspec.structs.replace(
             self._request,
             choices=choices,
@@ -295,7 +295,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
                 leg.close(cancel=self._ended_elsewhere)
             self._nudge()
 
-    def _deliver_first(self, choices: tuple[FirstToken, ...], timings: Timings) -> None:
+    def _deliver_first(self, choices: tuple[FirstToken, ...], timings: EngineTimings) -> None:
         for position, first in enumerate(choices):
             self._ended_elsewhere |= first.finish is not None
             told = timings if position == 0 else None

@@ -14,7 +14,7 @@ import msgspec
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar
 from eyas.common.priority import MOST_PRIORITY
-from eyas.common.types import DraftLimits, Finish, GenerationRequest, PromptLogprobs, TokenLogprob
+from eyas.common.types import RequestDraftLimits, Finish, GenerationRequest, PromptTokenLogprobs, TokenLogprob
 from gateway.admission import GenerationOptions, ServedModel
 from gateway.field_types import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
 from gateway.schema import MAX_BAD_WORDS
@@ -121,12 +121,12 @@ def _grammar(asked: eyas_pb2.Grammar) -> Grammar:
     return make(getattr(asked, kind))
 
 
-def _draft_limits(limits: eyas_pb2.DraftLimits) -> DraftLimits:
+def _draft_limits(limits: eyas_pb2.DraftLimits) -> RequestDraftLimits:
     for name, least in (("steps", 1), ("topk", 1), ("draft_tokens", 2)):
         if limits.HasField(name) and getattr(limits, name) < least:
             field = f"draft_limits.{name}"
             raise InvalidRequest(f"{field} must be at least {least}", param=field)
-    return DraftLimits(limits.steps, limits.topk, limits.draft_tokens)
+    return RequestDraftLimits(limits.steps, limits.topk, limits.draft_tokens)
 
 
 def _given(options: eyas_pb2.GenerateOptions, name: str, default: Any) -> Any:
@@ -154,7 +154,7 @@ def delta_to_pb(delta: TextDelta) -> eyas_pb2.Delta:
     )
 
 
-def prompt_to_pb(request: GenerationRequest, prompt: PromptLogprobs) -> eyas_pb2.PromptLogprobs:
+def prompt_to_pb(request: GenerationRequest, prompt: PromptTokenLogprobs) -> eyas_pb2.PromptLogprobs:
     """The prompt's log-probabilities, from the first token that has one."""
     start = request.params.prompt_logprobs_start + 1
     logprobs, top_tokens, top_logprobs = prompt.columns()

@@ -16,7 +16,7 @@ import msgspec
 from eyas.common.clients import PrefillEvent, Reply
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.replies import Admitted, Failed, PrefillDone, PrefillStarted
-from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Role, Timings
+from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Role, EngineTimings
 from gateway.backend import Lane
 from gateway.cluster import Cluster
 from gateway.ledger import Stake, UnderWay
@@ -94,7 +94,7 @@ class DecodeLeg(Listener):
         self.waits = False
         self._session.attach(self._id, attempt, handles, first_tokens)
 
-    def named(self, timings: Timings) -> Timings:
+    def named(self, timings: EngineTimings) -> EngineTimings:
         """The worker's timings with what it does not know of itself."""
         return msgspec.structs.replace(timings, worker=self.worker, role=Role.DECODE, sent=self._sent)
 
@@ -155,7 +155,7 @@ class PrefillLeg:
         self._task = asyncio.create_task(self._follow(request, attempt, offer_draft, stake))
         self._task.add_done_callback(lambda _: stake.close())
 
-    def named(self, timings: Timings) -> Timings:
+    def named(self, timings: EngineTimings) -> EngineTimings:
         """The worker's timings with what it does not know of itself."""
         return msgspec.structs.replace(timings, worker=self.worker, role=Role.PREFILL, sent=self._sent)
 

@@ -120,7 +120,7 @@ def drafting(speculative: Any) -> dict[str, Any]:
     if isinstance(speculative, bool):
         return {"speculative": speculative}
     limits = (speculative.steps, speculative.topk, speculative.draft_tokens)
-    return {"draft_limits": types.DraftLimits(*(limit or 0 for limit in limits))}
+    return {"draft_limits": types.RequestDraftLimits(*(limit or 0 for limit in limits))}
 
 
 class SamplingFields(GrammarFields):

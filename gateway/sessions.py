@@ -13,7 +13,7 @@ from typing import Protocol
 
 from eyas.common.clients import DecodeSession, DecodeSessionClient, Heartbeat, Reply, SessionEvent
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.replies import Step
+from eyas.common.replies import StepReply
 from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
 from gateway.backend import Lane
 
@@ -161,7 +161,7 @@ class Session:
 
     def _take(self, event: SessionEvent) -> None:
         match event:
-            case Step(entries):
+            case StepReply(entries):
                 self._hand_out(entries)
             case Heartbeat(draining=True):
                 self._drain()

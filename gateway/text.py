@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from eyas.common.errors import EyasError
-from eyas.common.types import Entry, Finish, GenerationRequest, PromptLogprobs, Timings, TokenLogprob
+from eyas.common.types import Entry, Finish, GenerationRequest, PromptTokenLogprobs, EngineTimings, TokenLogprob
 from gateway.backend import GenerationStream, Lanes
 from gateway.stop import StopMatcher
 from gateway.tokenizer import Tokenizer
@@ -108,10 +108,10 @@ class RequestTrace(msgspec.Struct):
     come before any delta.
     """
 
-    legs: list[Timings] = []
+    legs: list[EngineTimings] = []
     first: float = 0.0
     second: float = 0.0
-    prompt: PromptLogprobs | None = None
+    prompt: PromptTokenLogprobs | None = None
 
     def saw(self, entry: Entry) -> None:
         """Notes an entry as it comes."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from eyas.common.types import Role, Timings
+from eyas.common.types import Role, EngineTimings
 from gateway.text import RequestTrace, UsageCounts
 
 
@@ -24,7 +24,7 @@ class Part(msgspec.Struct, frozen=True):
     name: str
     began: float
     ended: float
-    leg: Timings | None = None
+    leg: EngineTimings | None = None
 
 
 def parts(trace: RequestTrace, ended: float) -> Iterator[Part]:
@@ -43,7 +43,7 @@ def parts(trace: RequestTrace, ended: float) -> Iterator[Part]:
         yield Part("decode", trace.first, ended)
 
 
-def pulls(trace: RequestTrace) -> Iterator[tuple[str, Timings]]:
+def pulls(trace: RequestTrace) -> Iterator[tuple[str, EngineTimings]]:
     """(the worker that had the pages, the part of the one that pulled them), per pull of the request."""
     source = ""
     for leg in trace.legs:
@@ -93,7 +93,7 @@ def timings_object(began: float, trace: RequestTrace, usage: UsageCounts) -> Tim
     )
 
 
-def _leg(leg: Timings) -> LegObject:
+def _leg(leg: EngineTimings) -> LegObject:
     pulled = bool(leg.transfer_path)
     return LegObject(
         role=leg.role.value if leg.role is not None else "",

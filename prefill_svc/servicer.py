@@ -16,7 +16,7 @@ import msgspec
 
 from eyas.common import convert
 from eyas.common.buffer import StreamBuffer
-from eyas.common.message import Failure
+from eyas.common.message import WireFailure
 from eyas.common.request_log import told
 from eyas.engine.ipc.client import EngineClient, engine_id
 from eyas.engine.ipc.messages import (
@@ -87,6 +87,6 @@ def _to_pb(event: Event) -> prefill_pb2.PrefillResponse:
                 timings=convert.timings_to_pb(timings),
             )
             return prefill_pb2.PrefillResponse(done=done)
-        case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=Failure() as failure):
+        case Rejected(failure=failure) | Failed(failure=failure) | Stopped(failure=WireFailure() as failure):
             raise failure.error()
     raise TypeError(f"the stream of a prompt cannot carry {type(event).__name__}")

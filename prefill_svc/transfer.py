@@ -24,7 +24,7 @@ from eyas.common.errors import (
     TransferFailed,
     Unavailable,
 )
-from eyas.common.message import Failure
+from eyas.common.message import WireFailure
 from eyas.common.pool import PoolInfo
 from eyas.common.types import KvHandle, KvKind
 from eyas.engine.ipc.client import EngineClient
@@ -269,7 +269,7 @@ def _alive(event: WatchUpdate | Stopped) -> WatchUpdate:
     match event:
         case WatchUpdate():
             return event
-        case Stopped(failure=Failure() as failure):
+        case Stopped(failure=WireFailure() as failure):
             raise failure.error()
     raise Unavailable("the engine has left")
 

@@ -16,8 +16,8 @@ import msgspec
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, Entry, GenerationRequest
-from eyas.engine.ipc.messages import Command, Event, Failed, Rejected, Shutdown, Step, Stopped, Submit
+from eyas.common.types import RequestChoice, Entry, GenerationRequest
+from eyas.engine.ipc.messages import Command, Event, Failed, Rejected, Shutdown, StepReply, Stopped, Submit
 
 TIMEOUT_S = 3600.0  # of a request: the queue is long
 
@@ -76,7 +76,7 @@ class AnswerLink:
     def send(self, events: Sequence[Event]) -> None:
         """Gathers tokens; raises EyasError for what is not an answer."""
         for event in events:
-            if isinstance(event, Step):
+            if isinstance(event, StepReply):
                 if len(self._open) == self._ahead:
                     self._saw(event.entries)
                 for entry in event.entries:
@@ -90,7 +90,7 @@ class AnswerLink:
         seed = self._params.seed + prompt.number
         params = msgspec.structs.replace(self._params, max_tokens=prompt.longest, seed=seed)
         return GenerationRequest(
-            str(prompt.number), tuple(prompt.ids), params, (Choice(0),), timeout_s=TIMEOUT_S
+            str(prompt.number), tuple(prompt.ids), params, (RequestChoice(0),), timeout_s=TIMEOUT_S
         )
 
     def _add(self, entry: Entry) -> None:

@@ -24,7 +24,7 @@ from eyas.engine.ipc.messages import (
     Ready,
     Rejected,
     Shutdown,
-    Step,
+    StepReply,
     Submit,
 )
 
@@ -145,7 +145,7 @@ class ScriptLink:
             self._script = self._begin(ready) if ready else self._script
             return
         for event in events:
-            if isinstance(event, Step):
+            if isinstance(event, StepReply):
                 trace.add(now, event.entries)
             elif isinstance(event, Rejected | Failed):
                 trace.failures.append(event.failure.message)

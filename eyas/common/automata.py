@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from eyas.common.characters import ALL, NO_WORD, WORD, Ranges, common, joined
 from eyas.common.regex_syntax import ANY_TEXT, Chars, Edge, Either, Node, Times, Unheld
-from eyas.common.regex_syntax import Sequence as Parts
+from eyas.common.regex_syntax import RegexSequence as Parts
 
 MAX_STATES = 2000
 _MOST_NODES = 20_000  # of an automaton that is not yet deterministic

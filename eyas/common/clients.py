@@ -16,9 +16,9 @@ from eyas.common import convert, rpc
 from eyas.common.cached_pages import CacheNews
 from eyas.common.convert_step import step_from_pb
 from eyas.common.errors import Unavailable
-from eyas.common.links import Link, link_from_pb
-from eyas.common.message import Failure
-from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
+from eyas.common.links import PageLink, link_from_pb
+from eyas.common.message import WireFailure
+from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, StepReply
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle, WorkerInfo
 from protos import (
     common_pb2,
@@ -45,7 +45,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 Reply = Admitted | Rejected | Lost | Failed
-SessionEvent = Reply | Heartbeat | Step
+SessionEvent = Reply | Heartbeat | StepReply
 PrefillEvent = Admitted | PrefillStarted | PrefillDone
 
 
@@ -108,7 +108,7 @@ def _session_event(message: decode_pb2.DecodeServiceSessionResponse) -> SessionE
     """None for a message kind of a newer version."""
     match message.WhichOneof("message"):
         case "step":
-            return Step(step_from_pb(message.step))
+            return StepReply(step_from_pb(message.step))
         case "heartbeat":
             beat = message.heartbeat
             load = beat.running, beat.waiting, beat.pages_used, beat.pages_total
@@ -127,8 +127,8 @@ def _session_event(message: decode_pb2.DecodeServiceSessionResponse) -> SessionE
     return None
 
 
-def _failure(status: common_pb2.Status) -> Failure:
-    return Failure.of(convert.error_from_pb(status))
+def _failure(status: common_pb2.Status) -> WireFailure:
+    return WireFailure.of(convert.error_from_pb(status))
 
 
 # --- the clients ---------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class InfoClient:
             call.cancel()
         raise Unavailable("the worker says no more of its cache")
 
-    async def probe_links(self, owner: str, timeout_s: float) -> list[Link]:
+    async def probe_links(self, owner: str, timeout_s: float) -> list[PageLink]:
         """How pages of the worker at `owner` come to this one, by its ranks; measured now.
 
         Raises EyasError: what keeps this worker from asking the owner; Unavailable, DeadlineExceeded."""

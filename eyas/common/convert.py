@@ -19,17 +19,17 @@ from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest,
 from eyas.common.page_names import ID_BYTES, PageShape, packed, unpacked
 from eyas.common.types import (
     FAST,
-    Choice,
-    DraftLimits,
+    RequestChoice,
+    RequestDraftLimits,
     Finish,
     FirstToken,
     GenerationRequest,
     KvHandle,
     KvKind,
-    PromptLogprobs,
+    PromptTokenLogprobs,
     Role,
     Shard,
-    Timings,
+    EngineTimings,
     TokenLogprob,
     WorkerInfo,
 )
@@ -95,10 +95,10 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         id=pb.id,
         prompt_ids=unpacked(pb.prompt_ids),
         params=params_from_pb(pb.params),
-        choices=tuple(Choice(c.index, tuple(c.output_ids)) for c in pb.choices),
+        choices=tuple(RequestChoice(c.index, tuple(c.output_ids)) for c in pb.choices),
         timeout_s=pb.timeout_s,
         speculative=pb.speculative,
-        draft_limits=DraftLimits(pb.draft_limits.steps, pb.draft_limits.topk, pb.draft_limits.draft_tokens),
+        draft_limits=RequestDraftLimits(pb.draft_limits.steps, pb.draft_limits.topk, pb.draft_limits.draft_tokens),
         caller=pb.caller,
         call=pb.call,
         begun=pb.begun,
@@ -123,17 +123,17 @@ def logprob_from_pb(pb: common_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(pb.logprob, tuple((t.token, t.logprob) for t in pb.top))
 
 
-def prompt_to_pb(prompt: PromptLogprobs) -> common_pb2.PromptLogprobs:
+def prompt_to_pb(prompt: PromptTokenLogprobs) -> common_pb2.PromptLogprobs:
     """The prompt's log-probabilities, packed as they are."""
     return common_pb2.PromptLogprobs(**msgspec.structs.asdict(prompt))
 
 
-def prompt_from_pb(pb: common_pb2.PromptLogprobs) -> PromptLogprobs:
+def prompt_from_pb(pb: common_pb2.PromptLogprobs) -> PromptTokenLogprobs:
     """Raises InvalidRequest if its parts do not fit together."""
     rows = len(pb.logprobs)
     if rows % 4 or pb.top < 0 or not len(pb.best_ids) == len(pb.best) == rows * pb.top:
         raise InvalidRequest("prompt has log-probabilities of different numbers of tokens", param="prompt")
-    return PromptLogprobs(pb.top, pb.logprobs, pb.best_ids, pb.best)
+    return PromptTokenLogprobs(pb.top, pb.logprobs, pb.best_ids, pb.best)
 
 
 def finish_to_pb(finish: Finish | None) -> common_pb2.Finish:
@@ -148,7 +148,7 @@ def finish_from_pb(wire: common_pb2.Finish) -> Finish | None:
     return _FINISH_FROM_PB[wire]
 
 
-def timings_to_pb(timings: Timings) -> common_pb2.Timings:
+def timings_to_pb(timings: EngineTimings) -> common_pb2.Timings:
     """Without what the gateway fills in."""
     return common_pb2.Timings(
         queue_ms=timings.queue_ms,
@@ -160,9 +160,9 @@ def timings_to_pb(timings: Timings) -> common_pb2.Timings:
     )
 
 
-def timings_from_pb(pb: common_pb2.Timings) -> Timings:
+def timings_from_pb(pb: common_pb2.Timings) -> EngineTimings:
     """Without what the gateway fills in."""
-    return Timings(
+    return EngineTimings(
         queue_ms=pb.queue_ms,
         prefill_ms=pb.prefill_ms,
         transfer_ms=pb.transfer_ms,

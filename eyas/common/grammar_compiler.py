@@ -23,7 +23,7 @@ from eyas.common.json_rules import Style, json_rules
 from eyas.common.regex_syntax import Unheld
 from eyas.common.rule_text import of_characters
 from eyas.common.schemas.refusals import refuse
-from eyas.common.string_rules import PLAIN, Text, rules_of
+from eyas.common.string_rules import PLAIN, StringPattern, rules_of
 from eyas.common.vocabulary import pieces
 
 MAX_CHOICES = 1000
@@ -97,7 +97,7 @@ def rules_of_schema(schema: Any, pointer: str = "#", style: Style = Style.JSON) 
 def _regex(pattern: str) -> str:
     """The rules of the texts that a pattern matches as a whole."""
     try:
-        return rules_of(Text(anchored=(pattern,)), PLAIN, "root")
+        return rules_of(StringPattern(anchored=(pattern,)), PLAIN, "root")
     except Unheld as reason:
         raise InvalidRequest(f"the pattern is not supported: {reason}", param="grammar") from None
 

@@ -11,7 +11,7 @@ import msgspec
 from eyas.common import convert
 from eyas.common.cached_pages import CacheNews
 from eyas.common.errors import InvalidRequest
-from eyas.common.links import Link, link_to_pb
+from eyas.common.links import PageLink, link_to_pb
 from eyas.common.types import WorkerInfo
 from protos import worker_pb2, worker_pb2_grpc
 
@@ -29,7 +29,7 @@ class InfoServicer(worker_pb2_grpc.WorkerServiceServicer):  # type: ignore[misc]
     def __init__(
         self,
         describe: Callable[[], WorkerInfo],
-        probe: Callable[[str], Awaitable[list[Link]]],
+        probe: Callable[[str], Awaitable[list[PageLink]]],
         flush: Callable[[float], Awaitable[int]],
         cached: Callable[[int | None], CacheNews | None] = lambda number: None,
     ) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from protos import worker_pb2
 
 
-class Link(msgspec.Struct, frozen=True):
+class PageLink(msgspec.Struct, frozen=True):
     """How pages of the rank `rank` of an owner come to a puller.
 
     `path`: the backend that requests' pages come by, or would; empty if none leads there. `passed_over`: why
@@ -27,14 +27,14 @@ class Link(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-def link_to_pb(link: Link) -> worker_pb2.Link:
+def link_to_pb(link: PageLink) -> worker_pb2.Link:
     """Writes one link."""
     fields = msgspec.structs.asdict(link)
     over = [worker_pb2.PassedOver(path=path, reason=reason) for path, reason in link.passed_over.items()]
     return worker_pb2.Link(**{**fields, "passed_over": over})
 
 
-def link_from_pb(pb: worker_pb2.Link) -> Link:
+def link_from_pb(pb: worker_pb2.Link) -> PageLink:
     """Reads one link."""
-    fields = {name: getattr(pb, name) for name in Link.__struct_fields__}
-    return Link(**{**fields, "passed_over": {over.path: over.reason for over in pb.passed_over}})
+    fields = {name: getattr(pb, name) for name in PageLink.__struct_fields__}
+    return PageLink(**{**fields, "passed_over": {over.path: over.reason for over in pb.passed_over}})

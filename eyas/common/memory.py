@@ -18,7 +18,7 @@ _FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usa
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryBudget:
     """Bytes, of which `free` can still be taken. `holder`: "host" or "container", whose limit it is."""
 
     total: int
@@ -31,7 +31,7 @@ class Memory:
         return self.free / GIB
 
 
-def memory(root: Path = _MACHINE) -> Memory:
+def memory(root: Path = _MACHINE) -> MemoryBudget:
     """The host's, or a limit's that leaves less. `root`: where the control groups are looked for."""
     host = psutil.virtual_memory()
     total, free, holder = int(host.total), int(host.available), "host"
@@ -39,7 +39,7 @@ def memory(root: Path = _MACHINE) -> Memory:
         total = min(total, limit)
         if limit - used < free:
             free, holder = max(limit - used, 0), "container"
-    return Memory(total, free, holder)
+    return MemoryBudget(total, free, holder)
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:

@@ -7,11 +7,11 @@ import msgspec
 from eyas.common.errors import EyasError, from_code
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class TaggedMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of every message: a tagged union member."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class WireFailure(msgspec.Struct, frozen=True):
     """An `EyasError` by its wire name."""
 
     code: str
@@ -19,7 +19,7 @@ class Failure(msgspec.Struct, frozen=True):
     param: str | None = None
 
     @classmethod
-    def of(cls, error: EyasError) -> Failure:
+    def of(cls, error: EyasError) -> WireFailure:
         """The error without its traceback, to send to another process."""
         return cls(error.code, error.message, error.param)
 

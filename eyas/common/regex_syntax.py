@@ -56,7 +56,7 @@ class Chars:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class RegexSequence:
     """Parts one after the other; none: nothing."""
 
     parts: tuple[Node, ...]
@@ -78,7 +78,7 @@ class Times:
     most: int | None
 
 
-Node = Chars | Sequence | Either | Times | Edge
+Node = Chars | RegexSequence | Either | Times | Edge
 
 ANY_TEXT = Times(Chars(ALL), 0, None)
 
@@ -115,7 +115,7 @@ class _Reader:
         parts = list[Node]()
         while self._at < len(self._text) and self._text[self._at] not in "|)":
             parts.append(self._item(depth))
-        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+        return parts[0] if len(parts) == 1 else RegexSequence(tuple(parts))
 
     def _item(self, depth: int) -> Node:
         """One character, class, place or group, and how often it comes."""

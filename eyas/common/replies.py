@@ -6,48 +6,48 @@ transport, and refuse to know what follows from them.
 
 from __future__ import annotations
 
-from eyas.common.message import Failure, Message
-from eyas.common.types import Entry, FirstToken, KvHandle, Timings
+from eyas.common.message import WireFailure, TaggedMessage
+from eyas.common.types import Entry, FirstToken, KvHandle, EngineTimings
 
 
-class Admitted(Message, frozen=True):
+class Admitted(TaggedMessage, frozen=True):
     """The request has a place in the queue."""
 
     id: str
     attempt: int
 
 
-class Rejected(Message, frozen=True):
+class Rejected(TaggedMessage, frozen=True):
     """The request was refused; nothing of it is kept."""
 
     id: str
     attempt: int
-    failure: Failure
+    failure: WireFailure
 
 
-class Lost(Message, frozen=True):
+class Lost(TaggedMessage, frozen=True):
     """The pages of this attempt did not arrive; the request keeps its place and waits for an `Attach`."""
 
     id: str
     attempt: int
 
 
-class Failed(Message, frozen=True):
+class Failed(TaggedMessage, frozen=True):
     """An admitted request, or one choice of it, ended without its last token."""
 
     id: str
     attempt: int
-    failure: Failure
+    failure: WireFailure
     choice: int | None = None
 
 
-class Step(Message, frozen=True):
+class StepReply(TaggedMessage, frozen=True):
     """The tokens of one engine step, for all its requests."""
 
     entries: tuple[Entry, ...]
 
 
-class PrefillStarted(Message, frozen=True):
+class PrefillStarted(TaggedMessage, frozen=True):
     """The pages of a prompt are allocated and offered; its first chunk runs."""
 
     id: str
@@ -55,10 +55,10 @@ class PrefillStarted(Message, frozen=True):
     handles: tuple[KvHandle, ...]
 
 
-class PrefillDone(Message, frozen=True):
+class PrefillDone(TaggedMessage, frozen=True):
     """The prompt is computed: token 0 of each choice."""
 
     id: str
     attempt: int
     choices: tuple[FirstToken, ...]
-    timings: Timings
+    timings: EngineTimings

@@ -15,7 +15,7 @@ from functools import lru_cache
 from eyas.common.automata import Automaton, both, of_lengths, of_pattern
 from eyas.common.characters import ALL, Ranges, common, of, size, without
 from eyas.common.regex_syntax import ANY_TEXT, Chars, Edge, Either, Node, Times, Unheld, read
-from eyas.common.regex_syntax import Sequence as Parts
+from eyas.common.regex_syntax import RegexSequence as Parts
 
 MAX_RULES = 400
 """Of a text: each takes a while to compile, since it has masks of its own."""
@@ -28,7 +28,7 @@ _NUMBERED = without(_CONTROLS, "".join(_LETTERS))
 
 
 @dataclass(frozen=True)
-class Text:
+class StringPattern:
     """What a text must be: patterns that it matches (`anchored`: as a whole), and from how many to how many
     characters it has.
     """
@@ -59,7 +59,7 @@ PLAIN = Writing()
 
 
 @lru_cache(maxsize=256)
-def rules_of(text: Text, writing: Writing, name: str) -> str:
+def rules_of(text: StringPattern, writing: Writing, name: str) -> str:
     """Rules of which `name` derives the text and what ends it. Raises Unheld if there are none."""
     trees = [(read(pattern), True) for pattern in text.patterns]
     trees += [(read(pattern), False) for pattern in text.anchored]
@@ -89,7 +89,7 @@ def of_automaton(automaton: Automaton, writing: Writing, name: str) -> str:
     return "\n".join(lines)
 
 
-def _automaton(trees: Sequence[tuple[Node, bool]], text: Text, writing: Writing) -> Automaton:
+def _automaton(trees: Sequence[tuple[Node, bool]], text: StringPattern, writing: Writing) -> Automaton:
     found = of_pattern(ANY_TEXT, search=False)
     for tree, search in trees:
         found = both(found, of_pattern(tree, search))
@@ -102,7 +102,7 @@ def _automaton(trees: Sequence[tuple[Node, bool]], text: Text, writing: Writing)
     return of_lengths(found, text.least, text.most) if text.least or text.most is not None else found
 
 
-def _repeated(trees: Sequence[tuple[Node, bool]], text: Text) -> tuple[Ranges, int, int] | None:
+def _repeated(trees: Sequence[tuple[Node, bool]], text: StringPattern) -> tuple[Ranges, int, int] | None:
     """A text of many characters of one set: the set, how many at least and at most. None: it is not so."""
     whole = ANY_TEXT if not trees else _whole(*trees[0]) if len(trees) == 1 else None
     if not isinstance(whole, Times) or not isinstance(whole.part, Chars):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.common.regex_syntax import Unheld
-from eyas.common.string_rules import Text
+from eyas.common.string_rules import StringPattern
 
 _HOUR, _BELOW_60 = "([01][0-9]|2[0-3])", "[0-5][0-9]"
 _DAY = (
@@ -51,14 +51,14 @@ FORMATS = {
 """Patterns of whole texts, by the names of formats."""
 
 
-def text_of(schema: Mapping[str, Any]) -> Text:
+def text_of(schema: Mapping[str, Any]) -> StringPattern:
     """What a schema's keywords of strings say together. Raises Unheld for a format that is not known."""
     pattern, format = schema.get("pattern"), schema.get("format")
     if pattern is not None and not isinstance(pattern, str):
         raise Unheld("pattern must be a text")
     if format is not None and format not in FORMATS:
         raise Unheld(f"the format is none of those that are supported ({', '.join(sorted(FORMATS))})")
-    return Text(
+    return StringPattern(
         () if pattern is None else (pattern,),
         () if format is None else (FORMATS[format],),
         int(schema.get("minLength", 0)),

@@ -32,14 +32,14 @@ Names of the second kind begin with EXACT; engines whose names are equal compute
 """
 
 
-class Choice(msgspec.Struct, frozen=True):
+class RequestChoice(msgspec.Struct, frozen=True):
     """One of a request's n continuations; `output_ids` are the tokens it already has."""
 
     index: int
     output_ids: tuple[int, ...] = ()
 
 
-class DraftLimits(msgspec.Struct, frozen=True):
+class RequestDraftLimits(msgspec.Struct, frozen=True):
     """How far a request's drafts reach at most, as `SpeculationConfig` counts; 0: as far as the server's."""
 
     steps: int = 0
@@ -74,10 +74,10 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     id: str
     prompt_ids: PromptIds
     params: SamplingParams
-    choices: tuple[Choice, ...] = (Choice(0),)
+    choices: tuple[RequestChoice, ...] = (RequestChoice(0),)
     timeout_s: float = 600.0
     speculative: bool = True
-    draft_limits: DraftLimits = DraftLimits()
+    draft_limits: RequestDraftLimits = RequestDraftLimits()
     caller: str = ""
     call: str = ""  # "": a call of its own
     begun: bool = False
@@ -98,7 +98,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class PromptLogprobs(msgspec.Struct, frozen=True):
+class PromptTokenLogprobs(msgspec.Struct, frozen=True):
     """Log-probabilities by the bare model of N consecutive prompt tokens, each given all before it.
 
     `logprobs`: float32 [N]; `best_ids` int32 and `best` float32 [N, top]: the most probable ids per position,
@@ -113,10 +113,10 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.logprobs) // 4
 
-    def joined(self, following: PromptLogprobs, known: int) -> PromptLogprobs:
+    def joined(self, following: PromptTokenLogprobs, known: int) -> PromptTokenLogprobs:
         """These rows, then `following` without its first `known` rows, which these hold already."""
         own, each = 4 * known, 4 * known * following.top
-        return PromptLogprobs(
+        return PromptTokenLogprobs(
             following.top,  # no more than there are ids
             self.logprobs + following.logprobs[own:],
             self.best_ids + following.best_ids[each:],
@@ -146,7 +146,7 @@ class Finish(enum.StrEnum):
     LENGTH = "length"
 
 
-class Timings(msgspec.Struct, frozen=True):
+class EngineTimings(msgspec.Struct, frozen=True):
     """Where one request's time went on one worker, and which pages were moved for it.
 
     The gateway fills in `worker`, the `role` that it had for the request, and when the request was `sent`
@@ -181,8 +181,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     finish: Finish | None = None
     accepted: int = 0
     offered: int = 0
-    timings: Timings | None = None
-    prompt: PromptLogprobs | None = None
+    timings: EngineTimings | None = None
+    prompt: PromptTokenLogprobs | None = None
 
 
 class FirstToken(msgspec.Struct, frozen=True):
@@ -195,7 +195,7 @@ class FirstToken(msgspec.Struct, frozen=True):
     token: int
     logprob: TokenLogprob | None = None
     finish: Finish | None = None
-    prompt: PromptLogprobs | None = None
+    prompt: PromptTokenLogprobs | None = None
 
 
 class KvKind(enum.StrEnum):

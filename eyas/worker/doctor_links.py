@@ -10,7 +10,7 @@ from typing import Any
 from eyas.common import rpc
 from eyas.common.clients import InfoClient
 from eyas.common.errors import EyasError
-from eyas.common.links import Link
+from eyas.common.links import PageLink
 from eyas.common.types import Role
 
 PROBE_S = 12.0  # a worker answers earlier, unless it is stuck
@@ -46,7 +46,7 @@ def pairs(workers: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(puller, owner) for puller in pullers for owner in owners if puller != owner]
 
 
-def rows(name: str, link: Link) -> list[str]:
+def rows(name: str, link: PageLink) -> list[str]:
     """One link as a person reads it: figures, then why better ways are not taken."""
     state = "!!" if link.problem else "ok"
     figures = f"{_latency(link.latency_s):>9} per page  {_rate(link.bytes_per_s):>10}"

@@ -14,7 +14,7 @@ from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.engine.ipc.link import EngineLink
-from eyas.engine.ipc.messages import Failure, Stopped
+from eyas.engine.ipc.messages import WireFailure, Stopped
 from eyas.engine.loading.startup import Start
 from eyas.worker.lifeline import signal_on_parent_death
 from eyas.worker.link import ZmqEngine
@@ -65,8 +65,8 @@ def _run(config: EngineConfig, link: EngineLink) -> None:
     build_engine(config, link, start).run()
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: Exception) -> WireFailure:
     if isinstance(error, EyasError):
-        return Failure.of(error)
+        return WireFailure.of(error)
     logging.getLogger("eyas.engine").error("the engine failed", exc_info=error)
-    return Failure.of(EyasError(f"the engine failed: {type(error).__name__}: {error}"))
+    return WireFailure.of(EyasError(f"the engine failed: {type(error).__name__}: {error}"))

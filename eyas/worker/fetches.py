@@ -17,7 +17,7 @@ from eyas.common import rpc
 from eyas.common.errors import Cancelled, TransferFailed
 from eyas.common.types import KvKind
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import CopyPages, CopyStopped, Failure
+from eyas.engine.ipc.messages import CopyPages, CopyStopped, WireFailure
 from kv_transfer.backends.stream import PageWriter
 
 STALL_S = 5.0  # an owner that sends nothing for so long is given up
@@ -71,9 +71,9 @@ class Fetches:
         self._engine.send(CopyStopped(job.pull, job.number, moved, time.monotonic() - began, failure))
 
 
-def failure_of(task: asyncio.Task[Any], what: str) -> Failure | None:
+def failure_of(task: asyncio.Task[Any], what: str) -> WireFailure | None:
     """How a copy's task failed, which is done; None if it did not. A defect is logged as one of `what`."""
     if task.cancelled():
-        return Failure.of(Cancelled("the pull was given up"))
+        return WireFailure.of(Cancelled("the pull was given up"))
     error = task.exception()
-    return Failure.of(rpc.as_eyas(error, what)) if isinstance(error, Exception) else None
+    return WireFailure.of(rpc.as_eyas(error, what)) if isinstance(error, Exception) else None

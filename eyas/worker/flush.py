@@ -6,7 +6,7 @@ import asyncio
 
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import Unavailable
-from eyas.common.message import Failure
+from eyas.common.message import WireFailure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import CacheFlushed, FlushCache, Stopped
 
@@ -26,7 +26,7 @@ async def flush(engine: EngineClient, wait_s: float) -> int:
         match await answer.get():
             case CacheFlushed(pages=pages, failure=None):
                 return pages
-            case CacheFlushed(failure=Failure() as failure) | Stopped(failure=Failure() as failure):
+            case CacheFlushed(failure=WireFailure() as failure) | Stopped(failure=WireFailure() as failure):
                 raise failure.error()
         raise Unavailable("the engine has left")
     finally:

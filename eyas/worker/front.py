@@ -27,7 +27,7 @@ from eyas.common.page_names import PageShape
 from eyas.common.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Alive, Cached, Command, Drain, Load, Ready, Shutdown, Step, Stopped
+from eyas.engine.ipc.messages import Alive, Cached, Command, Drain, Load, Ready, Shutdown, StepReply, Stopped
 from eyas.worker.flush import flush
 from eyas.worker.kv_puller import KvPuller
 from eyas.worker.link import FrontLink
@@ -78,7 +78,7 @@ class Front:
             (Alive, lambda _: self._liveness.beat(time.monotonic())),
             (Cached, self._on_cached),
             (Stopped, self._on_stopped),
-            (Step, lambda step: self._metrics.step(step.entries)),
+            (StepReply, lambda step: self._metrics.step(step.entries)),
         ):
             self._engine.on(kind, handler)
 

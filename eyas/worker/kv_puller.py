@@ -25,7 +25,7 @@ from eyas.engine.ipc.messages import (
     CopyPages,
     CopyRead,
     CopyStopped,
-    Failure,
+    WireFailure,
     OpenPull,
     PullDone,
     PullFailed,
@@ -156,7 +156,7 @@ class KvPuller:
         """The pull of a copy; None, which is told, if it failed while this event was under way."""
         if event.pull in self._watches:
             return self._watches[event.pull][0]
-        failure = Failure.of(TransferFailed("the Watch of this pull has ended"))
+        failure = WireFailure.of(TransferFailed("the Watch of this pull has ended"))
         self._engine.send(CopyStopped(event.pull, event.number, 0, 0.0, failure))
         return None
 
@@ -181,7 +181,7 @@ class KvPuller:
             if not pull.releasing:
                 self._watches.pop(pull.number, None)
                 known = rpc.as_eyas(error, f"the Watch of handle {pull.handle.id}")
-                self._engine.send(PullFailed(pull.number, Failure.of(known)))
+                self._engine.send(PullFailed(pull.number, WireFailure.of(known)))
 
     async def _ask_verdict(self, pull: _Pull) -> None:
         try:

@@ -16,7 +16,7 @@ from eyas.common.cluster_name import CLUSTER
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
-from eyas.common.memory import Memory
+from eyas.common.memory import MemoryBudget
 from eyas.common.types import Role
 from eyas.worker.placement import places
 from kv_transfer.backends.table import NONE
@@ -28,7 +28,7 @@ class Machine:
 
     cores: int
     gpus: tuple[int | None, ...] = ()
-    memory: Memory | None = None  # None: unknown
+    memory: MemoryBudget | None = None  # None: unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _split(config: ServeConfig) -> dict[str, EngineConfig]:
     )
 
 
-def _check_host_caches(asked: list[float], memory: Memory | None) -> None:
+def _check_host_caches(asked: list[float], memory: MemoryBudget | None) -> None:
     """Each in GiB: together they take the memory of one machine."""
     caches = [each for each in asked if each]
     if memory is None or sum(caches) <= memory.free_gib:

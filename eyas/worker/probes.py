@@ -14,7 +14,7 @@ from typing import TypeAlias
 from eyas.common import rpc
 from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import ConfigError, TransferFailed, Unavailable
-from eyas.common.links import Link
+from eyas.common.links import PageLink
 from eyas.common.pool import PoolInfo
 from eyas.common.types import KvKind
 from eyas.common.watch import TransferClient
@@ -22,7 +22,7 @@ from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     CopyPages,
     CopyStopped,
-    Failure,
+    WireFailure,
     LinkProbed,
     ProbeLink,
     StageCopy,
@@ -66,7 +66,7 @@ class Probes:
         self._owners: dict[ProbeNumber, _Owner] = {}
         self._turn = asyncio.Lock()  # links that are measured together share what they have
 
-    async def probe(self, name: str) -> list[Link]:
+    async def probe(self, name: str) -> list[PageLink]:
         """How the pages of the worker `name` come here, by its ranks.
 
         Raises EyasError: why the owner cannot be asked, or its pages are no pages of ours.
@@ -103,11 +103,11 @@ class Probes:
         """None, which is told, if the probe ended while this event was under way."""
         owner = self._owners.get(job.pull)
         if owner is None:
-            failure = Failure.of(TransferFailed("this probe has ended"))
+            failure = WireFailure.of(TransferFailed("this probe has ended"))
             self._engine.send(CopyStopped(job.pull, job.number, 0, 0.0, failure))
         return owner
 
-    async def _measure(self, name: str, owner: _Owner, rank: int) -> Link:
+    async def _measure(self, name: str, owner: _Owner, rank: int) -> PageLink:
         deadline = asyncio.get_running_loop().time() + ANSWER_S
         answer: StreamBuffer[LinkProbed | Stopped] = StreamBuffer(2, deadline)
         call = self._engine.open(answer.put)
@@ -117,7 +117,7 @@ class Probes:
             match await answer.get():
                 case LinkProbed(link=link):
                     return link
-                case Stopped(failure=Failure() as failure):
+                case Stopped(failure=WireFailure() as failure):
                     raise failure.error()
             raise Unavailable("the engine has left")
         finally:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.gpus import number_of
-from eyas.common.memory import GIB, Memory
+from eyas.common.memory import GIB, MemoryBudget
 from eyas.common.model_name import model_name
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.sizes import page_bytes, weight_bytes
@@ -54,7 +54,7 @@ class Needs:
 
 
 def check_room(
-    engines: Mapping[str, EngineConfig], gpus: Sequence[int | None], memory: Memory | None
+    engines: Mapping[str, EngineConfig], gpus: Sequence[int | None], memory: MemoryBudget | None
 ) -> None:
     """Raises ConfigError, which names the flag, unless the workers' weights and pages fit.
 
@@ -120,7 +120,7 @@ def _check_gpus(engine: EngineConfig, needs: Needs, gpus: Sequence[int | None]) 
 # --- a CPU -----------------------------------------------------------------------------------------------
 
 
-def _check_machine(engines: Sequence[EngineConfig], needs: Needs, memory: Memory | None) -> None:
+def _check_machine(engines: Sequence[EngineConfig], needs: Needs, memory: MemoryBudget | None) -> None:
     """Workers of one command are alike in what they load, and take the memory of one machine."""
     engine, count = engines[0], len(engines)
     pages = (engine.num_pages or 0) * engine.dp_attention

@@ -14,7 +14,7 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.regex_syntax import Unheld
-from eyas.common.string_rules import Text, Writing, rules_of
+from eyas.common.string_rules import StringPattern, Writing, rules_of
 from eyas.common.text_formats import text_of
 from gateway.parsers.bare_values import Written
 from gateway.parsers.kinds import BRANCHES, Kind, Kinds, kinds_of
@@ -113,6 +113,6 @@ class _Branch:
 
     def _bounded(self, said: Mapping[str, Any]) -> Format:
         text = text_of(said)
-        if text == Text():
+        if text == StringPattern():
             return self._free()
         return {"type": "grammar", "grammar": rules_of(text, _WITHOUT_TAGS, "root")}

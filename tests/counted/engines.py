@@ -19,7 +19,7 @@ import msgspec
 from eyas.common.config import NANO, EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
-from eyas.engine.ipc.messages import Command, Drain, Event, Load, Step, Submit
+from eyas.engine.ipc.messages import Command, Drain, Event, Load, StepReply, Submit
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loop import engine as engine_loop
 from gateway.tokenizer import Tokenizer
@@ -51,8 +51,8 @@ class HandLink:
         if events:
             self.messages.append(list(events))
 
-    def steps(self) -> list[Step]:
-        return [event for message in self.messages for event in message if isinstance(event, Step)]
+    def steps(self) -> list[StepReply]:
+        return [event for message in self.messages for event in message if isinstance(event, StepReply)]
 
     def last_load(self) -> Load:
         return [event for message in self.messages for event in message if isinstance(event, Load)][-1]
@@ -101,10 +101,10 @@ def run(config: EngineConfig, asked: Sequence[GenerationRequest]) -> HandLink:
     return link
 
 
-def _size(step: Step) -> int:
+def _size(step: StepReply) -> int:
     """Bytes on the way to the front, timings left out."""
     entries = tuple(msgspec.structs.replace(entry, timings=None) for entry in step.entries)
-    return len(msgspec.msgpack.encode(Step(entries)))
+    return len(msgspec.msgpack.encode(StepReply(entries)))
 
 
 def _split(name: str, config: EngineConfig) -> dict[str, int | float]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 from eyas.common.regex_syntax import Unheld
-from eyas.common.string_rules import JSON, PLAIN, Text, rules_of
+from eyas.common.string_rules import JSON, PLAIN, StringPattern, rules_of
 from tests.fuzz.walks import Walker, campaign
 
 _ATOMS = (
@@ -60,7 +60,7 @@ def random_pattern(rng: random.Random, depth: int = 0) -> str:
     return "".join(parts)
 
 
-def _matches(pattern: str, text: Text, found: str) -> bool:
+def _matches(pattern: str, text: StringPattern, found: str) -> bool:
     judge = re.fullmatch if text.anchored else re.search
     ends = text.most is None or len(found) <= text.most
     return bool(judge(pattern, found)) and len(found) >= text.least and ends
@@ -73,7 +73,7 @@ def faults(walks: int, seed: int) -> Iterator[str]:
     while left > 0:
         pattern, least = random_pattern(rng), rng.choice((0, 0, 0, 1, 3))
         inside, most = rng.random() < 0.8, rng.choice((None, None, least + 4))
-        text = Text((pattern,), (), least, most) if inside else Text((), (pattern,))
+        text = StringPattern((pattern,), (), least, most) if inside else StringPattern((), (pattern,))
         try:
             re.compile(pattern)
             rules = rules_of(text, JSON if inside else PLAIN, "text" if inside else "root")

@@ -34,8 +34,8 @@ import torch
 
 from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
-from eyas.engine.ipc.messages import Cancel, Event, Step
+from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.engine.ipc.messages import Cancel, Event, StepReply
 from eyas.engine.loading.startup import Start
 from eyas.engine.speculation.synthetic import resolve
 from tests.gpu.answer_latent import DENSE, write_whole
@@ -145,7 +145,7 @@ class Paced(Timed):
         super().__init__(config)
 
     def event(self, worker: Worker, event: Event) -> None:
-        if isinstance(event, Step):
+        if isinstance(event, StepReply):
             tokens = sum(len(entry.tokens) for entry in event.entries)
             self.landed.append((time.perf_counter(), len(event.entries), tokens))
         super().event(worker, event)
@@ -256,7 +256,7 @@ def _short(engine: Paced, rng: random.Random, number: int, *, seeded: bool) -> R
     prompt = tuple(rng.randrange(10, IDS) for _ in range(rng.choice((1, 2, 9, 17, 60))))
     drawn = {"temperature": 1.0, "seed": number} if seeded and number % 3 == 0 else {"temperature": 0.0}
     params = SamplingParams(max_tokens=rng.choice((1, 1, 2, 3, 6)), ignore_eos=True, **drawn)
-    choices = tuple(map(Choice, range(1 + number % 7 // 6)))  # forks join, on one rank alone
+    choices = tuple(map(RequestChoice, range(1 + number % 7 // 6)))  # forks join, on one rank alone
     request = GenerationRequest(f"soak-{number}", prompt, params, choices)
     result = engine.submit(request, split=False)
     if rng.random() >= 0.02:

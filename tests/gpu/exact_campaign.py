@@ -35,7 +35,7 @@ import msgspec
 from eyas.bench.files import append_line
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import PagedAttention
 from eyas.engine.kernels import skinny
@@ -173,7 +173,7 @@ class Run:
         for request in requests:
             if said := self.ledger.tokens(request):
                 has = said[: random.Random(len(said) + int(request.id)).randint(1, len(said) - 1)]
-                moved.append(msgspec.structs.replace(request, choices=(Choice(0, has),), begun=True))
+                moved.append(msgspec.structs.replace(request, choices=(RequestChoice(0, has),), begun=True))
         self._ask(engine, "moved", moved, self.part.most)
 
     def _turns(self, engine: Engine, company: str) -> None:

@@ -32,7 +32,7 @@ from eyas.bench.files import append_line
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from eyas.engine.ipc.messages import Event, Step
+from eyas.engine.ipc.messages import Event, StepReply
 from eyas.engine.loading.startup import Start
 from tests.gpu.exact_rig import Bed, Engine, Way
 from tests.unit.loopback import Worker
@@ -83,7 +83,7 @@ class Timed(Engine):
 
     def event(self, worker: Worker, event: Event) -> None:
         now = time.perf_counter()
-        if isinstance(event, Step):
+        if isinstance(event, StepReply):
             for entry in event.entries:
                 self._first.setdefault(entry.id, now)
                 self._last[entry.id] = now

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.types import Entry, GenerationRequest
-from eyas.engine.ipc.messages import Cancel, Event, Step
+from eyas.engine.ipc.messages import Cancel, Event, StepReply
 from eyas.engine.loading.startup import Start
 from tests.unit.loopback import Loopback, Result
 from tests.unit.test_device_engine import write_head
@@ -52,7 +52,7 @@ class Clocked(Loopback):
         super().__init__(*configs)
 
     def event(self, worker: Any, event: Event) -> None:
-        if isinstance(event, Step):
+        if isinstance(event, StepReply):
             now = time.perf_counter()
             self.came += [Came(now, entry) for entry in event.entries]
             self.tokens += sum(len(entry.tokens) for entry in event.entries)

@@ -21,7 +21,7 @@ from eyas.common import rpc
 from eyas.common.clients import DecodeSession
 from eyas.common.config import EngineConfig, SpeculationConfig, WorkerConfig, resolve_engine
 from eyas.common.params import SamplingParams
-from eyas.common.replies import Step
+from eyas.common.replies import StepReply
 from eyas.common.types import GenerationRequest, Role
 from eyas.worker import engine_main
 from eyas.worker.ports import free_ports
@@ -101,7 +101,7 @@ async def told(
 
         submit()
         async for event in events:
-            for entry in event.entries if isinstance(event, Step) else ():
+            for entry in event.entries if isinstance(event, StepReply) else ():
                 tokens[entry.id] += entry.tokens
                 rounds += 1
                 open_ -= {entry.id} if entry.finish is not None else set()

@@ -120,7 +120,7 @@ async def answers(
             left = set(tokens)
             async for event in events:
                 assert not isinstance(event, replies.Lost | replies.Failed | replies.Rejected), event
-                for entry in event.entries if isinstance(event, replies.Step) else ():
+                for entry in event.entries if isinstance(event, replies.StepReply) else ():
                     tokens[entry.id][entry.index :] = entry.tokens
                     if entry.timings is not None:
                         ways.add(entry.timings.transfer_path)

@@ -44,7 +44,7 @@ from eyas.common.clients import DecodeSession, DecodeSessionClient
 from eyas.common.config import EngineConfig, SpeculationConfig, WorkerConfig, resolve_engine
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
-from eyas.common.replies import Step
+from eyas.common.replies import StepReply
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
@@ -155,7 +155,7 @@ async def answered(session: DecodeSession, name: str, batch: int, count: int) ->
     began, rounds, tokens, offered = 0.0, 0, 0, 0
     async with contextlib.aclosing(aiter(session)) as events:
         async for event in events:
-            for entry in event.entries if isinstance(event, Step) else ():
+            for entry in event.entries if isinstance(event, StepReply) else ():
                 began = began or time.perf_counter()
                 rounds += entry.index > 0
                 tokens += len(entry.tokens) if entry.index else 0

@@ -30,7 +30,7 @@ from eyas.common.config import EngineConfig, resolve_engine
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.device.step import StepInput
-from eyas.engine.ipc.messages import Event, Step
+from eyas.engine.ipc.messages import Event, StepReply
 from eyas.engine.loading.startup import Start
 from tests.gpu.answer_latent import write_whole
 from tests.unit.loopback import Loopback, Worker, wait_all
@@ -141,7 +141,7 @@ class Timed(Loopback):
 
     def event(self, worker: Worker, event: Event) -> None:
         now = time.perf_counter()
-        if isinstance(event, Step):
+        if isinstance(event, StepReply):
             for entry in event.entries:
                 self._first.setdefault(entry.id, now)
                 self._last[entry.id] = now

@@ -22,7 +22,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import (
-    Choice,
+    RequestChoice,
     Entry,
     Finish,
     FirstToken,
@@ -31,7 +31,7 @@ from eyas.common.types import (
     KvKind,
     Role,
     Shard,
-    Timings,
+    EngineTimings,
 )
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
@@ -44,7 +44,7 @@ from eyas.engine.ipc.messages import (
     Drain,
     Event,
     Failed,
-    Failure,
+    WireFailure,
     Load,
     Lost,
     OpenPull,
@@ -61,7 +61,7 @@ from eyas.engine.ipc.messages import (
     Released,
     ReleasePull,
     Shutdown,
-    Step,
+    StepReply,
     Stopped,
     Submit,
     WatchOpened,
@@ -81,7 +81,7 @@ def token(prompt: tuple[int, ...], choice: int, index: int) -> int:
 
 def request(*prompt: int, id: str = "r", tokens: int = 3, choices: int = 1) -> GenerationRequest:
     params = SamplingParams(max_tokens=tokens, seed=7)
-    return GenerationRequest(id, prompt, params, tuple(Choice(i) for i in range(choices)), timeout_s=10.0)
+    return GenerationRequest(id, prompt, params, tuple(RequestChoice(i) for i in range(choices)), timeout_s=10.0)
 
 
 @dataclass
@@ -159,9 +159,9 @@ class FakeEngine:
     def _answer(self, command: Any) -> list[Event]:
         match command:
             case Submit(request, attempt) | Prefill(request, attempt) if self.of(Drain):
-                return [Rejected(request.id, attempt, Failure("unavailable", "the worker is draining"))]
+                return [Rejected(request.id, attempt, WireFailure("unavailable", "the worker is draining"))]
             case Submit(request, attempt) | Prefill(request, attempt) if request.prompt_ids[0] == REFUSE:
-                return [Rejected(request.id, attempt, Failure("overloaded", "the queue is full"))]
+                return [Rejected(request.id, attempt, WireFailure("overloaded", "the queue is full"))]
             case Submit(request, attempt, attach):
                 self._jobs[request.id], self._attempts[request.id] = command, attempt
                 if not attach:
@@ -197,7 +197,7 @@ class FakeEngine:
         if request.prompt_ids[0] == SLOW:
             return events
         if request.prompt_ids[0] == DIE:
-            return [*events, Failed(request.id, attempt, Failure("deadline_exceeded", "too late"))]
+            return [*events, Failed(request.id, attempt, WireFailure("deadline_exceeded", "too late"))]
         first = tuple(FirstToken(c.index, token(request.prompt_ids, c.index, 0)) for c in request.choices)
         handle = KvHandle(
             self._config.worker,
@@ -211,12 +211,12 @@ class FakeEngine:
         )
         self._first[handle.id] = first
         events.append(PrefillStarted(request.id, attempt, (handle,)))
-        events.append(PrefillDone(request.id, attempt, first, Timings(prefill_ms=1.5)))
+        events.append(PrefillDone(request.id, attempt, first, EngineTimings(prefill_ms=1.5)))
         return events
 
     def _watch_end(self, watch: int, handle: int) -> WatchUpdate:
         if handle not in self._first:
-            return WatchUpdate(watch, failure=Failure("transfer_failed", "no such handle"))
+            return WatchUpdate(watch, failure=WireFailure("transfer_failed", "no such handle"))
         return WatchUpdate(watch, done=True, choices=self._first[handle], last_feature=FEATURE)
 
     def _lost(self, pull: int) -> Lost:
@@ -259,7 +259,7 @@ class FakeEngine:
             self._at[id, choice] = at + 1
             if last:
                 del self._at[id, choice]
-        return [Step(tuple(entries))] if entries else []
+        return [StepReply(tuple(entries))] if entries else []
 
 
 def _proposal(commit: Any) -> Proposal:

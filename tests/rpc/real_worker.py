@@ -134,7 +134,7 @@ class Decode:
         tokens: list[int] = []
         path = ""
         while True:
-            for entry in (await self.next(replies.Step)).entries:
+            for entry in (await self.next(replies.StepReply)).entries:
                 tokens[entry.index :] = entry.tokens
                 path = entry.timings.transfer_path if entry.timings else path
                 if entry.finish is not None:

@@ -16,9 +16,9 @@ from eyas.common.types import (
     Entry,
     Finish,
     GenerationRequest,
-    PromptLogprobs,
+    PromptTokenLogprobs,
     Role,
-    Timings,
+    EngineTimings,
     TokenLogprob,
     WorkerInfo,
 )
@@ -72,8 +72,8 @@ class ScriptedBackend:
     breaks_with: Exception | None = None  # raised after the first round of entries
     infos: list[WorkerInfo] = field(default_factory=lambda: [INFO])
     is_healthy: bool = True
-    timings: Timings | None = None  # told with the first entry, as `prompt` is to those who ask for it
-    prompt: PromptLogprobs | None = None
+    timings: EngineTimings | None = None  # told with the first entry, as `prompt` is to those who ask for it
+    prompt: PromptTokenLogprobs | None = None
     scores: Callable[[int], float] = lambda choice: -0.5  # the log-probability of a choice's tokens
     requests: list[GenerationRequest] = field(default_factory=list)
     flushes: list[float] = field(default_factory=list)  # how long each would wait

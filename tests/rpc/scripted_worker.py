@@ -14,9 +14,9 @@ from typing import Any
 from eyas.common import convert, rpc
 from eyas.common.convert_step import step_to_pb
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.links import Link, link_to_pb
+from eyas.common.links import PageLink, link_to_pb
 from eyas.common.types import (
-    Choice,
+    RequestChoice,
     Entry,
     Finish,
     FirstToken,
@@ -24,7 +24,7 @@ from eyas.common.types import (
     KvHandle,
     KvKind,
     Role,
-    Timings,
+    EngineTimings,
     WorkerInfo,
 )
 from protos import (
@@ -73,7 +73,7 @@ class Script:
     draining: bool = False  # as heartbeats say; it does not serve then
     step_s: float = 0.002
     tokens_a_step: int = 2
-    links: list[Link] = field(default_factory=list)  # as it measures them, from any owner
+    links: list[PageLink] = field(default_factory=list)  # as it measures them, from any owner
     path: str = ""  # how decode says that the pages came, with its first entry; empty: it says nothing
 
 
@@ -174,7 +174,7 @@ class ScriptedWorker(
             yield prefill_pb2.PrefillResponse(started=started)
             await self._phase("started")
             first = [convert.first_token_to_pb(self._first(request, c)) for c in request.choices]
-            timings = convert.timings_to_pb(Timings(prefill_ms=1.0))
+            timings = convert.timings_to_pb(EngineTimings(prefill_ms=1.0))
             yield prefill_pb2.PrefillResponse(done=prefill_pb2.PrefillDone(choices=first, timings=timings))
         except (asyncio.CancelledError, GeneratorExit):
             self.prefills_cancelled += 1
@@ -192,7 +192,7 @@ class ScriptedWorker(
         if self.script.hold_prefill_at == name:
             await self.script.released.wait()
 
-    def _first(self, request: GenerationRequest, choice: Choice) -> FirstToken:
+    def _first(self, request: GenerationRequest, choice: RequestChoice) -> FirstToken:
         finish = Finish.STOP if choice.index in self.script.finish_first else None
         return FirstToken(choice.index, token(request.prompt_ids, choice.index, 0), finish=finish)
 
@@ -292,7 +292,7 @@ class ScriptedWorker(
                     ids = tuple(token(request.prompt_ids, choice, i) for i in range(index, stop))
                     finish = Finish.LENGTH if stop == end else None
                     told = index == 0 and self.script.path
-                    timings = Timings(transfer_ms=1.0, transfer_path=self.script.path) if told else None
+                    timings = EngineTimings(transfer_ms=1.0, transfer_path=self.script.path) if told else None
                     entry = Entry(request.id, attempt, choice, index, ids, finish=finish, timings=timings)
                     entries.append(entry)
                     at[choice] = stop

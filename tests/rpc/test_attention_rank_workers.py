@@ -85,13 +85,13 @@ async def test_a_lost_rank_ends_its_worker_and_every_request(
             session.submit(_request(name, prompt), attempt=1, attach=False)
         events, seen = aiter(session), set()
         while seen != {"a", "b"}:
-            step = await next_of(events, replies.Step)
+            step = await next_of(events, replies.StepReply)
             seen |= {entry.id for entry in step.entries}
         os.kill(rank.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises(Unavailable):
             while True:
-                await next_of(events, replies.Step)
+                await next_of(events, replies.StepReply)
         assert time.monotonic() - began < within_s
     if how == "stopped":
         os.kill(rank.pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ from eyas.common.clients import InfoClient
 from eyas.common.config import EngineConfig
 from eyas.common.discovery import registry
 from eyas.common.params import SamplingParams
-from eyas.common.replies import Step
+from eyas.common.replies import StepReply
 from eyas.common.rpc import channel
 from eyas.common.types import GenerationRequest, Role
 from eyas.worker.ports import free_ports
@@ -60,7 +60,7 @@ def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> 
             for number in range(REQUESTS):
                 decode.session.submit(request(number), attempt=1, attach=False)
             while any(len(answer) < LONG for answer in answers.values()):
-                for entry in (await decode.next(Step)).entries:
+                for entry in (await decode.next(StepReply)).entries:
                     answers[entry.id] += entry.tokens
         return list(answers.values())
 

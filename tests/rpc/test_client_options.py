@@ -10,10 +10,10 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from test_client_sdk import CHAT, served
 
 from eyas.client import AsyncClient, InvalidRequest, Options, WorkerTimings
-from eyas.common.types import PromptLogprobs, Role, Timings, TokenLogprob
+from eyas.common.types import PromptTokenLogprobs, Role, EngineTimings, TokenLogprob
 
-PREFILL = Timings(1.5, 20.0, cached_tokens=3, worker="a:1", role=Role.PREFILL)
-PULLED = Timings(0.5, 0.0, 2.0, 4096, "shm", worker="b:1", role=Role.DECODE)
+PREFILL = EngineTimings(1.5, 20.0, cached_tokens=3, worker="a:1", role=Role.PREFILL)
+PULLED = EngineTimings(0.5, 0.0, 2.0, 4096, "shm", worker="b:1", role=Role.DECODE)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def test_prompt_logprobs(client: AsyncClient, backend: ScriptedBackend) ->
     """Rows after the asked position, each with its token and the best ones of its place."""
     ids = backend.tokenizer.encode("one two three four")
     rows = [(-0.25 * i, (7 + i, -0.5), (9, -1.0)) for i in range(len(ids) - 2)]
-    backend.prompt = PromptLogprobs(
+    backend.prompt = PromptTokenLogprobs(
         2,
         struct.pack(f"<{len(rows)}f", *(row[0] for row in rows)),
         struct.pack(f"<{2 * len(rows)}i", *(id for row in rows for id, _ in row[1:])),

@@ -29,7 +29,7 @@ from eyas.client import (
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import PayloadTooLarge
-from eyas.common.types import DraftLimits, GenerationRequest
+from eyas.common.types import RequestDraftLimits, GenerationRequest
 from gateway.grpc_front import GrpcFront
 from gateway.metrics import GatewayMetrics
 
@@ -100,7 +100,7 @@ async def test_a_request_limits_its_own_drafts(client: AsyncClient, backend: Scr
     await client.chat(CHAT, draft_limits={"draft_tokens": 4})
     await client.chat(CHAT)
     limits = [request.draft_limits for request in backend.requests]
-    assert limits == [DraftLimits(3, 1), DraftLimits(0, 0, 4), DraftLimits()]
+    assert limits == [RequestDraftLimits(3, 1), RequestDraftLimits(0, 0, 4), RequestDraftLimits()]
     for wrong in ({"steps": 0}, {"topk": -1}, {"draft_tokens": 1}):
         with pytest.raises(InvalidRequest, match=rf"draft_limits.{next(iter(wrong))} must be at least"):
             await client.chat(CHAT, draft_limits=wrong)

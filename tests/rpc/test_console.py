@@ -18,7 +18,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded
-from eyas.common.types import Role, Timings
+from eyas.common.types import Role, EngineTimings
 
 FILES = sorted(path.name for path in Path(str(files("gateway") / "static" / "console")).iterdir())
 SECRET = "xyzzy"
@@ -87,7 +87,7 @@ async def test_it_is_all_behind_the_keys(backend: ScriptedBackend) -> None:
 async def test_requests_of_every_kind_are_told_without_a_word_of_them(
     client: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
-    backend.timings = Timings(queue_ms=1.0, prefill_ms=2.0, worker="w:1", role=Role.DECODE)
+    backend.timings = EngineTimings(queue_ms=1.0, prefill_ms=2.0, worker="w:1", role=Role.DECODE)
     asks = [
         ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": SECRET}]}),
         ("/v1/completions", TEXT | {"prompt": [SECRET, SECRET], "n": 2, "max_tokens": 3}),

@@ -42,7 +42,7 @@ async def test_running_requests_finish_and_new_ones_go_elsewhere() -> None:
         session = clients.DecodeSessionClient(channel, w.address).open()
         events = aiter(session)
         session.submit(request(5, tokens=LONG), attempt=1, attach=False)
-        await next_of(events, replies.Step)
+        await next_of(events, replies.StepReply)
         await w.front.drain()
         assert not await rpc.is_serving(channel)
         assert not (await clients.InfoClient(channel).info(timeout_s=2)).serving
@@ -60,7 +60,7 @@ async def test_a_draining_worker_says_so_with_its_heartbeats() -> None:
         events = aiter(session)
         assert not (await next_of(events, clients.Heartbeat)).draining
         session.submit(request(5, tokens=ENDLESS), attempt=1, attach=False)
-        await next_of(events, replies.Step)
+        await next_of(events, replies.StepReply)
         await w.front.drain()
         assert (await next_of(events, clients.Heartbeat)).draining
 
@@ -123,7 +123,7 @@ async def test_a_real_engine_finishes_its_requests_then_leaves(tiny, tmp_path: P
         async with asyncio.timeout(30):
             while len(lengths) < 5:
                 step = await anext(events)
-                entries = step.entries if isinstance(step, replies.Step) else ()
+                entries = step.entries if isinstance(step, replies.StepReply) else ()
                 lengths += [entry.index + len(entry.tokens) for entry in entries if entry.finish]
         assert lengths == [24] * 5
         await ended(w)
@@ -140,7 +140,7 @@ async def test_a_signal_drains(number: signal.Signals, to: str, tmp_path: Path) 
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=LONG), attempt=1, attach=False)
         events = aiter(session)
-        await next_of(events, replies.Step)
+        await next_of(events, replies.StepReply)
         for told in [p.popen.pid] if to == "the front" else [p.engine.pid, p.popen.pid]:
             os.kill(told, number)
         assert (await tokens_of(events))[-1].index == LONG - 1
@@ -163,7 +163,7 @@ async def test_a_second_signal_does_not_wait(words: list[signal.Signals], tmp_pa
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=ENDLESS), attempt=1, attach=False)
         events = aiter(session)
-        await next_of(events, replies.Step)
+        await next_of(events, replies.StepReply)
         engine = p.engine
         began = time.monotonic()
         for word in words:
@@ -184,7 +184,7 @@ async def test_the_drain_time_is_an_end(tmp_path: Path) -> None:
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=ENDLESS), attempt=1, attach=False)
         events = aiter(session)
-        await next_of(events, replies.Step)
+        await next_of(events, replies.StepReply)
         began = time.monotonic()
         p.popen.terminate()
         with pytest.raises(Unavailable, match="leaving"):

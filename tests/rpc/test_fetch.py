@@ -16,7 +16,7 @@ from real_worker import alone, decoding, prefill, real_worker, tiny_config
 from eyas.common import convert, replies, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
-from eyas.common.message import Failure
+from eyas.common.message import WireFailure
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvHandle, KvKind, Role, Shard
 from eyas.common.watch import TransferClient, WatchReady
@@ -362,7 +362,7 @@ async def test_a_watch_that_failed_lets_nothing_be_read_although_its_stream_is_o
     waiting = asyncio.ensure_future(anext(updates))
     await asyncio.sleep(0)
     fetch = transfer_pb2.FetchRequest(epoch=1, id=7, attempt=1, pages=[4], group=pb.group)
-    failed = WatchUpdate(1, failure=Failure("transfer_failed", "the lease has ended"))
+    failed = WatchUpdate(1, failure=WireFailure("transfer_failed", "the lease has ended"))
     no_watch, no_page = (TransferFailed, "no Watch of handle"), (InvalidRequest, "does not name")
     for event, (error, says) in ((None, no_watch), (WatchUpdate(1, 16), no_page), (failed, no_watch)):
         client.dispatch([] if event is None else [event])

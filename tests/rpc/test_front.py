@@ -24,7 +24,7 @@ from eyas.common.errors import (
     Overloaded,
     Unavailable,
 )
-from eyas.common.types import Entry, Finish, FirstToken, Role, Timings, WorkerInfo
+from eyas.common.types import Entry, Finish, FirstToken, Role, EngineTimings, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
 from eyas.engine.ipc.pulse import Pulse
@@ -49,7 +49,7 @@ async def tokens_of(session: Any, ends: int = 1) -> list[Entry]:
     got: list[Any] = []
     async with asyncio.timeout(5):
         while sum(entry.finish is not None for entry in got) < ends:
-            got += (await next_of(session, replies.Step)).entries
+            got += (await next_of(session, replies.StepReply)).entries
     return got
 
 
@@ -177,7 +177,7 @@ async def test_a_prompt_whose_end_the_caller_did_not_take_is_cancelled() -> None
         first = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         id = sent[-1].request.id
-        engine.dispatch([PrefillDone(id, 1, (FirstToken(0, 5),), Timings())])
+        engine.dispatch([PrefillDone(id, 1, (FirstToken(0, 5),), EngineTimings())])
         assert (await first).WhichOneof("event") == "done"
         if taken:
             with pytest.raises(StopAsyncIteration):
@@ -211,7 +211,7 @@ async def test_health_follows_the_engine() -> None:
         await next_of(aiter(session), clients.Heartbeat)
         stopping = asyncio.create_task(front.stop())
         with pytest.raises(Unavailable, match="leaving"):
-            await next_of(aiter(session), replies.Step)
+            await next_of(aiter(session), replies.StepReply)
         await asyncio.gather(stopping, running, thread)
 
 

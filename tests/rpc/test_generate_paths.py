@@ -13,7 +13,7 @@ from scripted_worker import ScriptedWorker, expected, token, workers
 from eyas.common.discovery import registry
 from eyas.common.errors import ConfigError, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, Finish, GenerationRequest, Role
+from eyas.common.types import RequestChoice, Finish, GenerationRequest, Role
 from gateway.cluster import Cluster
 from gateway.delivery import MAX_BUFFERED_STEPS
 from gateway.generate import ClusterBackend, ClusterGeneration
@@ -42,7 +42,7 @@ async def gateway(started: list[ScriptedWorker]) -> AsyncIterator[tuple[ClusterB
 
 
 def make_request(name: str = "r", tokens: int = 12, n: int = 1, timeout_s: float = 10.0) -> GenerationRequest:
-    choices = tuple(Choice(i) for i in range(n))
+    choices = tuple(RequestChoice(i) for i in range(n))
     return GenerationRequest(name, (1, 2, 3), SamplingParams(max_tokens=tokens), choices, timeout_s)
 
 

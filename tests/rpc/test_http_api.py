@@ -14,7 +14,7 @@ from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded, TransferFailed, Unavailable
-from eyas.common.types import DraftLimits
+from eyas.common.types import RequestDraftLimits
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 
@@ -274,7 +274,7 @@ async def test_a_request_limits_its_own_drafts(client: httpx.AsyncClient, backen
             assert (await client.post(path, json=body | {"speculative": speculative})).status_code == 200
         assert [request.speculative for request in backend.requests] == [True, False, True, True]
         limits = [request.draft_limits for request in backend.requests]
-        assert limits == [DraftLimits(), DraftLimits(), DraftLimits(3, 1), DraftLimits(0, 0, 2)]
+        assert limits == [RequestDraftLimits(), RequestDraftLimits(), RequestDraftLimits(3, 1), RequestDraftLimits(0, 0, 2)]
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import EOS, ScriptedBackend, ScriptedStream, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
-from eyas.common.types import Entry, Role, Timings
+from eyas.common.types import Entry, Role, EngineTimings
 from gateway.detokenize import TokenBytes
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(max_body_bytes=4096)
-PREFILL = Timings(queue_ms=1.0, prefill_ms=2.0, cached_tokens=1, worker="p:1", role=Role.PREFILL)
-DECODE = Timings(
+PREFILL = EngineTimings(queue_ms=1.0, prefill_ms=2.0, cached_tokens=1, worker="p:1", role=Role.PREFILL)
+DECODE = EngineTimings(
     queue_ms=3.0, transfer_ms=4.0, transfer_bytes=5, transfer_path="shm", worker="d:1", role=Role.DECODE
 )
 

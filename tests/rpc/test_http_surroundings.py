@@ -17,7 +17,7 @@ from test_generate_paths import DECODE, PREFILL, gateway, until
 from eyas.client.reach import ServerAddress
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
-from eyas.common.links import Link
+from eyas.common.links import PageLink
 from eyas.common.logging import JsonFormatter
 from eyas.worker import doctor
 from eyas.worker.doctor import examine
@@ -146,8 +146,8 @@ async def test_the_doctor_shows_each_link(capsys: pytest.CaptureFixture[str]) ->
         started[1].script.path = "nixl"
         reason = "GPUs 0 and 1 have no peer access"
         started[1].script.links = [
-            Link(0, "nixl", {"cuda_ipc": reason}, 2.5e-3, 12.5e9, 3, 4_500_000),
-            Link(1, problem="no way leads there"),
+            PageLink(0, "nixl", {"cuda_ipc": reason}, 2.5e-3, 12.5e9, 3, 4_500_000),
+            PageLink(1, problem="no way leads there"),
         ]
         assert await diagnose(started) == 1
     lines = capsys.readouterr().out.splitlines()

@@ -19,11 +19,11 @@ from eyas.engine.ipc.messages import (
     DraftCommit,
     DraftUp,
     Failed,
-    Failure,
+    WireFailure,
     Load,
     PullDone,
     Shutdown,
-    Step,
+    StepReply,
     Submit,
     WatchUpdate,
 )
@@ -40,9 +40,9 @@ COMMANDS = [
     Shutdown(),
 ]
 EVENTS = [
-    Step((Entry("r", 1, 0, 2, (3, 4), (TokenLogprob(-1.0),) * 2, Finish.LENGTH, 1, 2),)),
-    Failed("r", 1, Failure("overloaded", "full"), choice=0),
-    WatchUpdate(1, failure=Failure("transfer_failed", "gone")),
+    StepReply((Entry("r", 1, 0, 2, (3, 4), (TokenLogprob(-1.0),) * 2, Finish.LENGTH, 1, 2),)),
+    Failed("r", 1, WireFailure("overloaded", "full"), choice=0),
+    WatchUpdate(1, failure=WireFailure("transfer_failed", "gone")),
     Load(1, True, 2, 3, 4),
 ]
 

@@ -17,7 +17,7 @@ from eyas.common import replies, rpc
 from eyas.common.clients import InfoClient
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.links import Link
+from eyas.common.links import PageLink
 from eyas.common.types import Role
 from eyas.engine.kv import probe
 from eyas.engine.kv.pages import PagePool
@@ -46,7 +46,7 @@ def pair(config: EngineConfig, tmp_path: Path) -> Any:
     return start
 
 
-async def links(puller: RealWorker, owner: str) -> list[Link]:
+async def links(puller: RealWorker, owner: str) -> list[PageLink]:
     async with rpc.channel(puller.address) as channel:
         return await InfoClient(channel).probe_links(owner, 15.0)
 
@@ -172,7 +172,7 @@ async def test_a_probe_that_does_not_end_is_given_up_and_harms_no_request(
     async with pair("there") as (a, b), decoding(b) as decode:
         running = asyncio.create_task(links(b, a.address))
         decode.session.submit(request(), attempt=1, attach=False)
-        await decode.next(replies.Step)
+        await decode.next(replies.StepReply)
         (link,) = await running
         assert link.problem == "its copies have not ended within 0.3 s" and link.path == ""
         await decode.tokens()

@@ -159,7 +159,7 @@ async def collect(decode: Any, ids: set[str]) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {id: [] for id in ids}
     open_ids = set(ids)
     while open_ids:
-        for entry in (await decode.next(replies.Step)).entries:
+        for entry in (await decode.next(replies.StepReply)).entries:
             tokens[entry.id][entry.index :] = entry.tokens
             if entry.finish is not None:
                 open_ids.discard(entry.id)

@@ -148,7 +148,7 @@ async def answer(decode: Any, made: Any, handles: Any) -> list[int]:
     decode.attach(made, handles)
     tokens: list[int] = []
     while True:
-        for entry in (await decode.next(replies.Step)).entries:
+        for entry in (await decode.next(replies.StepReply)).entries:
             if entry.id == made.id:
                 tokens[entry.index :] = entry.tokens
                 if entry.finish is not None:

@@ -48,7 +48,7 @@ async def test_steps_are_counted_and_the_queue_has_an_age(
 
         looking = asyncio.create_task(look())
         while ended < 2:
-            ended += sum(entry.finish is not None for entry in (await decode.next(clients.Step)).entries)
+            ended += sum(entry.finish is not None for entry in (await decode.next(clients.StepReply)).entries)
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
 

@@ -132,7 +132,7 @@ async def test_it_serves_then_leaves_when_asked(how: str, tmp_path: Path) -> Non
             else:
                 os.killpg(p.popen.pid, signal.SIGINT)
             with pytest.raises(Unavailable):
-                await next_of(events, replies.Step)
+                await next_of(events, replies.StepReply)
         code, said = await p.ended()
         assert code == 0 and "Traceback" not in said
         assert not engine.is_running()
@@ -148,7 +148,7 @@ async def test_an_engine_that_dies_takes_the_front_with_it(tmp_path: Path) -> No
             session.submit(request(DIE), attempt=1, attach=False)
             began = time.monotonic()
             with pytest.raises(Unavailable):
-                await next_of(aiter(session), replies.Step)
+                await next_of(aiter(session), replies.StepReply)
             assert time.monotonic() - began < 3
         code, said = await p.ended()
         assert code == 1 and "eyas: Unavailable: the engine process ended with code 3" in said

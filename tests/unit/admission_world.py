@@ -24,7 +24,7 @@ from eyas.engine.ipc.messages import (
     Command,
     Event,
     Failed,
-    Failure,
+    WireFailure,
     Lost,
     OpenPull,
     Prefill,
@@ -39,7 +39,7 @@ from eyas.engine.ipc.messages import (
     Released,
     ReleaseHandle,
     ReleasePull,
-    Step,
+    StepReply,
     Submit,
     WatchClosed,
     WatchOpened,
@@ -195,7 +195,7 @@ class World:
     def _break(self, pull: int) -> None:
         self.mishaps.remove("break")
         del self.watches[pull]
-        self._tell(DECODE, PullFailed(pull, Failure("unavailable", "the Watch broke")))
+        self._tell(DECODE, PullFailed(pull, WireFailure("unavailable", "the Watch broke")))
         self._tell(PREFILL, WatchClosed(pull))
 
     def _lapse(self) -> None:
@@ -243,7 +243,7 @@ class World:
             case Admitted(id=id):
                 self.asked[id].admitted = True
                 self._attach(self.asked[id])
-            case Step(entries=entries):
+            case StepReply(entries=entries):
                 for entry in entries:
                     if entry.finish is not None:
                         asked = self.asked[entry.id]

@@ -10,7 +10,7 @@ import pytest
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from eyas.engine.loading import build
 from eyas.engine.loop.forwards import DataParallelForward
 from eyas.engine.parallel.step_calls import StepRows
@@ -108,7 +108,7 @@ def mixed(count: int, seed: int, vocab: int = 64) -> list[GenerationRequest]:
             SamplingParams(temperature=0.8, seed=rng.getrandbits(60), max_tokens=5, repetition_penalty=1.2),
         ][i % 3]
         prompt = tuple(rng.randrange(vocab) for _ in range(rng.choice([1, 2, 15, 17, 33, 70])))
-        choices = tuple(Choice(c) for c in range(1 + i % 4 // 3 * 2))
+        choices = tuple(RequestChoice(c) for c in range(1 + i % 4 // 3 * 2))
         made.append(GenerationRequest(f"r{i}", prompt, params, choices))
     return made
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, Finish, GenerationRequest
+from eyas.common.types import RequestChoice, Finish, GenerationRequest
 from eyas.engine.ipc.messages import Cancel, Load
 from tests.unit.loopback import Loopback, Result
 
@@ -103,7 +103,7 @@ class Campaign:
                 id=str(next(self._numbers)),
                 prompt_ids=self._prompt(),
                 params=self._params(),
-                choices=tuple(map(Choice, range(self._random.choice((1,) * 12 + (2, 3, 4))))),
+                choices=tuple(map(RequestChoice, range(self._random.choice((1,) * 12 + (2, 3, 4))))),
                 timeout_s=SHORT_S if self._random.random() < 0.02 else 600.0,
                 speculative=self._random.random() < 0.7,
             )

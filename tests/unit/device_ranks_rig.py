@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.loading import follower
 from eyas.engine.loading.spec import EngineSpec
@@ -93,7 +93,7 @@ def mixed() -> list[GenerationRequest]:
     def asked(name: str, prompt: tuple[int, ...], choices: int = 1, **changes: object) -> GenerationRequest:
         usual = {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True}
         params = SamplingParams(**(usual | changes))  # type: ignore[arg-type]
-        return GenerationRequest(name, prompt, params, tuple(map(Choice, range(choices))))
+        return GenerationRequest(name, prompt, params, tuple(map(RequestChoice, range(choices))))
 
     return [
         asked("long", tuple(range(3, 44))),

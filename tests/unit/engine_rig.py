@@ -9,7 +9,7 @@ from typing import Any
 
 from eyas.common.params import SamplingParams
 from eyas.common.pool import Geometry, PoolInfo, RankPool
-from eyas.common.types import Choice, FirstToken, GenerationRequest, KvHandle, KvKind, Shard
+from eyas.common.types import RequestChoice, FirstToken, GenerationRequest, KvHandle, KvKind, Shard
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import (
     Event,
@@ -154,11 +154,11 @@ class Rig:
 
 
 def request(
-    prompt: int | tuple[int, ...], *choices: Choice, id: str = "a", **params: int
+    prompt: int | tuple[int, ...], *choices: RequestChoice, id: str = "a", **params: int
 ) -> GenerationRequest:
     ids = tuple(range(prompt)) if isinstance(prompt, int) else prompt
     wanted = SamplingParams(**({"max_tokens": 8} | params))  # type: ignore[arg-type]
-    return GenerationRequest(id, ids, wanted, choices or (Choice(0),))
+    return GenerationRequest(id, ids, wanted, choices or (RequestChoice(0),))
 
 
 def handle(rows: int, *, id: int = 1, group: KvKind = KvKind.TARGET, shards: int = 1) -> KvHandle:

@@ -15,7 +15,7 @@ import jsonschema
 from eyas.common.config import NANO
 from eyas.common.grammar import Grammar
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from eyas.common.vocabulary import pieces
 from gateway.tokenizer import Tokenizer
 
@@ -109,7 +109,7 @@ def request(
     name: str, grammar: Grammar, asked: str = PROMPTS[0], n: int = 1, **params: Any
 ) -> GenerationRequest:
     wanted = SamplingParams(**({"max_tokens": 32, "temperature": 0.0} | params), grammar=grammar)
-    return GenerationRequest(name, prompt(asked), wanted, tuple(map(Choice, range(n))))
+    return GenerationRequest(name, prompt(asked), wanted, tuple(map(RequestChoice, range(n))))
 
 
 def some_params(pick: random.Random) -> dict[str, Any]:

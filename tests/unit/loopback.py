@@ -42,7 +42,7 @@ from eyas.engine.ipc.messages import (
     ReleaseHandle,
     ReleasePull,
     Shutdown,
-    Step,
+    StepReply,
     Stopped,
     Submit,
     WatchClosed,
@@ -176,7 +176,7 @@ class Loopback:
                 worker.ready = event
             case Load():
                 worker.load = event
-            case Step(entries):
+            case StepReply(entries):
                 for entry in entries:
                     self.results[entry.id].add(entry)
             case PrefillStarted():

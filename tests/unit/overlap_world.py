@@ -15,7 +15,7 @@ from paper_grammars import GRAMMAR, PaperGrammars, allowed_after
 from wandering import SPEC, Wandering
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, Entry, Finish, GenerationRequest, PromptLogprobs
+from eyas.common.types import RequestChoice, Entry, Finish, GenerationRequest, PromptTokenLogprobs
 from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tables import Tables, TableSizes
@@ -24,7 +24,7 @@ from eyas.engine.device.depths import Depths
 from eyas.engine.device.flight import LaunchedStep
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepShape
-from eyas.engine.ipc.messages import Cancel, Event, Step
+from eyas.engine.ipc.messages import Cancel, Event, StepReply
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.step_loop import StepLoop
@@ -109,7 +109,7 @@ class Story:
     request: GenerationRequest
     tokens: dict[int, list[int]]
     finishes: dict[int, Finish] = field(default_factory=dict)
-    prompt: PromptLogprobs | None = None
+    prompt: PromptTokenLogprobs | None = None
     cancelled: set[int] = field(default_factory=set)
 
     @property
@@ -205,12 +205,12 @@ class World:
         busy = self.loop.step()
         self.seen |= {id(seq): seq for seq in self.rig.scheduler.running}
         for event in self.rig.outbox.take():
-            assert busy or not isinstance(event, Step), "it would nap although there was something to do"
+            assert busy or not isinstance(event, StepReply), "it would nap although there was something to do"
             self._hear(event)
         return busy
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, Step):
+        if isinstance(event, StepReply):
             for entry in event.entries:
                 self._told(entry)
 
@@ -248,7 +248,7 @@ class World:
         assert all(seq.in_flight == 0 for seq in self.seen.values())
 
 
-def plain_rule(request: GenerationRequest, choice: Choice) -> tuple[list[int], Finish | None]:
+def plain_rule(request: GenerationRequest, choice: RequestChoice) -> tuple[list[int], Finish | None]:
     """One token after the other, from all ids so far."""
     output, params = list(choice.output_ids), request.params
     while True:
@@ -263,12 +263,12 @@ def plain_rule(request: GenerationRequest, choice: Choice) -> tuple[list[int], F
             return output, why
 
 
-def plain_scores(request: GenerationRequest) -> PromptLogprobs | None:
+def plain_scores(request: GenerationRequest) -> PromptTokenLogprobs | None:
     """Row after row, from all ids before."""
     params, ids = request.params, request.prompt_ids
     if params.prompt_logprobs is None:
         return None
-    found = PromptLogprobs(params.prompt_logprobs)
+    found = PromptTokenLogprobs(params.prompt_logprobs)
     for row in range(params.prompt_logprobs_start, len(ids) - 1):
         one = score(logits_after(ids[: row + 1])[None], torch.tensor([ids[row + 1]]), found.top)
         found = found.joined(one.packed(), 0)
@@ -295,9 +295,9 @@ def some_requests(
             params = msgspec.structs.replace(params, grammar=GRAMMAR, bad_words=())
         begun = tuple(pick.choices(range(4, VOCAB - 1), k=2)) if params.max_tokens > 3 else ()
         begun = begun if params.grammar is None else ()
-        choices = (Choice(pick.randint(0, 3), begun if pick.random() < 0.1 else ()),)
+        choices = (RequestChoice(pick.randint(0, 3), begun if pick.random() < 0.1 else ()),)
         if pick.random() < many:
-            choices = tuple(Choice(index) for index in pick.sample(range(5), pick.randint(2, 3)))
+            choices = tuple(RequestChoice(index) for index in pick.sample(range(5), pick.randint(2, 3)))
         request = GenerationRequest(f"r{i}", prompt, params, choices, speculative=pick.random() < 0.8)
         made.append(msgspec.structs.replace(request, caller=calls.choice("ab"), call=calls.choice("xxy")))
     return made

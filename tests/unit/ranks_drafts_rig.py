@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from tests.unit.attention_ranks_rig import alone
 from tests.unit.device_ranks_rig import PLAIN
 from tests.unit.loopback import Result
@@ -62,7 +62,7 @@ def asked(name: str, rows: int, tokens: int, choices: int = 1, **changes: object
     speculative = bool(changes.pop("speculative", True))
     usual = {"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True}
     params = SamplingParams(**(usual | changes))  # type: ignore[arg-type]
-    each = tuple(map(Choice, range(choices)))
+    each = tuple(map(RequestChoice, range(choices)))
     return GenerationRequest(name, prompt, params, each, speculative=speculative)
 
 

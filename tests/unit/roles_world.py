@@ -13,7 +13,7 @@ import numpy as np
 from engine_rig import PAGE, HandCopier
 from overlap_world import EOS, Setting, World, plain_rule, plain_scores
 
-from eyas.common.types import Choice, FirstToken, GenerationRequest, KvHandle, KvKind, Shard, TokenLogprob
+from eyas.common.types import RequestChoice, FirstToken, GenerationRequest, KvHandle, KvKind, Shard, TokenLogprob
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.stopping import finish
 from eyas.engine.device.flight import LaunchedStep
@@ -128,7 +128,7 @@ class RolesWorld(World):
         """What the prefill worker would say."""
         prompt, first = plain_scores(request), []
         for choice in request.choices:
-            (token, *_), _ = plain_rule(request, Choice(choice.index))
+            (token, *_), _ = plain_rule(request, RequestChoice(choice.index))
             _, why = finish(request.params, EOS, 0, [token])
             logprob = None if request.params.logprobs is None else TokenLogprob(0.0)
             first.append(FirstToken(choice.index, token, logprob, why, prompt))

@@ -18,7 +18,7 @@ from admission_tier import PAGE, ROUND_ROWS
 from admission_world import Asked, Sizes, World
 from engine_rig import request
 
-from eyas.common.types import Choice
+from eyas.common.types import RequestChoice
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.scheduling.scheduler import Scheduler
 from kv_transfer.layout import pages_for
@@ -119,7 +119,7 @@ def stuck(graph: Graph) -> Iterator[list[str]]:
 def asked(
     id: str, prompt: tuple[int, ...], most: int = 3, n: int = 1, *, local: bool = False, call: str = ""
 ) -> Asked:
-    made = request(prompt, *map(Choice, range(n)), id=id, max_tokens=most)
+    made = request(prompt, *map(RequestChoice, range(n)), id=id, max_tokens=most)
     return Asked(msgspec.structs.replace(made, call=call), local)
 
 

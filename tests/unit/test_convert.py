@@ -21,18 +21,18 @@ from eyas.common.params import SamplingParams
 from eyas.common.step_times import Curve, StepBudget, StepPace, StepRates, StepTimes
 from eyas.common.types import (
     Backlog,
-    Choice,
-    DraftLimits,
+    RequestChoice,
+    RequestDraftLimits,
     Entry,
     Finish,
     FirstToken,
     GenerationRequest,
     KvHandle,
     KvKind,
-    PromptLogprobs,
+    PromptTokenLogprobs,
     Role,
     Shard,
-    Timings,
+    EngineTimings,
     TokenLogprob,
     WorkerInfo,
 )
@@ -64,15 +64,15 @@ request = st.builds(
     id=st.text(max_size=8),
     prompt_ids=tokens,
     params=params,
-    choices=st.lists(st.builds(Choice, token, tokens), max_size=3).map(tuple),
+    choices=st.lists(st.builds(RequestChoice, token, tokens), max_size=3).map(tuple),
     timeout_s=st.floats(2.0**-10, 2.0**20, width=32),
     speculative=st.booleans(),
-    draft_limits=st.builds(DraftLimits, token, token, token),
+    draft_limits=st.builds(RequestDraftLimits, token, token, token),
     predicted=tokens,
 )
-timings = st.builds(Timings, single, single, single, st.integers(0, 2**62), st.text(max_size=4), token)
+timings = st.builds(EngineTimings, single, single, single, st.integers(0, 2**62), st.text(max_size=4), token)
 prompt = st.builds(
-    lambda rows, top: PromptLogprobs(top, b"own." * rows, b"ids." * rows * top, b"best" * rows * top),
+    lambda rows, top: PromptTokenLogprobs(top, b"own." * rows, b"ids." * rows * top, b"best" * rows * top),
     st.integers(0, 3),
     st.integers(0, 2),
 )

@@ -7,9 +7,9 @@ import time
 import pytest
 from engine_rig import PAGE, Rig, handle, request
 
-from eyas.common.types import Choice, Finish, FirstToken
+from eyas.common.types import RequestChoice, Finish, FirstToken
 from eyas.engine.batch.sequence import Kind
-from eyas.engine.ipc.messages import Attach, Lost, OpenPull, Prefill, PullDone, PullReady, ReleaseHandle, Step
+from eyas.engine.ipc.messages import Attach, Lost, OpenPull, Prefill, PullDone, PullReady, ReleaseHandle, StepReply
 from eyas.engine.scheduling.crossing import PATIENCE_S
 
 ROWS = 5 * PAGE
@@ -40,7 +40,7 @@ def leased(rig: Rig, rows: int = ROWS) -> None:
     rig.requests.end(work.seq)
 
 
-def waiting(rig: Rig, id: str = "a", *choices: Choice) -> OpenPull:
+def waiting(rig: Rig, id: str = "a", *choices: RequestChoice) -> OpenPull:
     """A prompt that comes from another worker, which has not finished it."""
     rig.submit(request(ROWS, *choices, id=id), attach=True)
     rig.requests.attach(Attach(id, 1, (handle(ROWS),)))
@@ -63,7 +63,7 @@ def test_a_prompt_that_is_whole_elsewhere_is_computed_here_when_leases_leave_no_
     events = rig.outbox.take()
     assert [e.handle for e in events if isinstance(e, ReleaseHandle)] == [pull.handle]
     assert not [e for e in events if isinstance(e, Lost)]
-    (step,) = [e for e in events if isinstance(e, Step)]
+    (step,) = [e for e in events if isinstance(e, StepReply)]
     assert [(entry.id, list(entry.tokens)) for entry in step.entries] == [("a", [7])]
     (seq,) = rig.scheduler.waiting
     assert (seq.output, seq.generation.kind) == ([7], Kind.LOCAL) and not rig.pulls.active
@@ -100,7 +100,7 @@ def test_the_last_one_gives_up_and_the_others_wait_on(clock: Clock) -> None:
 def test_choices_that_ended_at_their_first_token_are_not_computed(clock: Clock) -> None:
     rig = Rig(9)
     leased(rig)
-    pull = waiting(rig, "a", Choice(0), Choice(1))
+    pull = waiting(rig, "a", RequestChoice(0), RequestChoice(1))
     first = FirstToken(0, 7), FirstToken(1, 8, finish=Finish.STOP)
     rig.pulls.told(PullDone(pull.pull, first))
     clock.now += PATIENCE_S

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.common.errors import Cancelled, EyasError, Unavailable
-from eyas.common.types import Choice, Entry, Finish, PromptLogprobs, Timings, TokenLogprob
+from eyas.common.types import RequestChoice, Entry, Finish, PromptTokenLogprobs, EngineTimings, TokenLogprob
 from gateway.backend import Lane
 from gateway.delivery import MAX_TAKEN, Delivery
 
@@ -32,7 +32,7 @@ def test_overlaps_are_trimmed(pieces: list[tuple[int, int]]) -> None:
     """Any pieces of 0, 1, 2, ... that leave no hole come out as 0, 1, 2, ... each once."""
 
     async def run() -> None:
-        delivery = Delivery([Choice(0)])
+        delivery = Delivery([RequestChoice(0)])
         known = 0
         for start, length in pieces:
             if start <= known:
@@ -51,36 +51,36 @@ def test_overlaps_are_trimmed(pieces: list[tuple[int, int]]) -> None:
 
 async def test_what_was_asked_of_the_prompt_comes_once() -> None:
     """Prefill says it with token 0, and decode repeats both; a cancelled choice may bring it."""
-    delivery = Delivery([Choice(0), Choice(1)])
+    delivery = Delivery([RequestChoice(0), RequestChoice(1)])
     delivery.close(1)
-    told = msgspec.structs.replace(entry(0, 5, choice=1), prompt=PromptLogprobs(1))
+    told = msgspec.structs.replace(entry(0, 5, choice=1), prompt=PromptTokenLogprobs(1))
     delivery.push(told)
     delivery.push(msgspec.structs.replace(told, choice=0, tokens=(5, 6), finish=Finish.STOP))
     first, second = await drain(delivery)
-    assert (first.prompt, first.tokens) == (PromptLogprobs(1), ())
+    assert (first.prompt, first.tokens) == (PromptTokenLogprobs(1), ())
     assert (second.prompt, second.tokens) == (None, (5, 6))
 
 
 async def test_a_resumed_choice_goes_on_from_its_ids() -> None:
-    delivery = Delivery([Choice(0, (5, 6)), Choice(1)])
+    delivery = Delivery([RequestChoice(0, (5, 6)), RequestChoice(1)])
     delivery.push(entry(1, 6, 7))
     assert [e.tokens for e in await delivery.take()] == [(7,)]
     delivery.push(entry(0, 9, choice=1, finish=Finish.STOP))
-    assert delivery.unfinished() == (Choice(0, (5, 6, 7)),)
+    assert delivery.unfinished() == (RequestChoice(0, (5, 6, 7)),)
     assert not delivery.complete
     delivery.close(0)
     assert delivery.complete and [e.choice for e in await drain(delivery)] == [1]
 
 
 async def test_nothing_after_the_finish() -> None:
-    delivery = Delivery([Choice(0)])
+    delivery = Delivery([RequestChoice(0)])
     delivery.push(entry(0, 1, finish=Finish.LENGTH))
     delivery.push(entry(1, 2))
     assert [e.tokens for e in await drain(delivery)] == [(1,)]
 
 
 async def test_a_hole_is_an_error_after_what_came_before_it() -> None:
-    delivery = Delivery([Choice(0)])
+    delivery = Delivery([RequestChoice(0)])
     delivery.push(entry(0, 1))
     delivery.push(entry(2, 3))
     delivery.push(entry(1, 2))
@@ -90,7 +90,7 @@ async def test_a_hole_is_an_error_after_what_came_before_it() -> None:
 
 
 async def test_a_slow_reader_is_ended_and_its_buffer_freed() -> None:
-    delivery = Delivery([Choice(0)], limit=3)
+    delivery = Delivery([RequestChoice(0)], limit=3)
     for index in range(5):
         delivery.push(entry(index, 1))
     assert delivery.over
@@ -99,7 +99,7 @@ async def test_a_slow_reader_is_ended_and_its_buffer_freed() -> None:
 
 
 async def test_the_first_end_stands_and_wakes_the_reader() -> None:
-    delivery = Delivery([Choice(0)])
+    delivery = Delivery([RequestChoice(0)])
     reader = asyncio.create_task(delivery.take())
     await asyncio.sleep(0)
     delivery.end(Unavailable("gone"))
@@ -110,8 +110,8 @@ async def test_the_first_end_stands_and_wakes_the_reader() -> None:
 
 async def test_timings_come_through_without_their_tokens() -> None:
     """Decode repeats token 0 and says how the transfer went; a choice may have ended at prefill by then."""
-    timings = Timings(transfer_ms=1.0)
-    delivery = Delivery([Choice(0), Choice(1)])
+    timings = EngineTimings(transfer_ms=1.0)
+    delivery = Delivery([RequestChoice(0), RequestChoice(1)])
     delivery.push(entry(0, 5, finish=Finish.STOP))
     delivery.push(entry(0, 6, choice=1))
     for choice in (0, 1):
@@ -138,7 +138,7 @@ class Told(Lane):
 
 async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
     """Otherwise it could overtake what the reader has taken and not yet dealt with."""
-    delivery, told = Delivery([Choice(0)]), list[Entry]()
+    delivery, told = Delivery([RequestChoice(0)]), list[Entry]()
 
     delivery.use_lanes(lambda choice: Told(told))
     delivery.push(entry(0, 1))
@@ -158,7 +158,7 @@ async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
 
 async def test_a_lane_that_cannot_begin_ends_the_delivery_and_nothing_else() -> None:
     """Other requests' entries come by the same call."""
-    delivery = Delivery([Choice(0)])
+    delivery = Delivery([RequestChoice(0)])
     delivery.use_lanes(lambda choice: 1 // 0)
     delivery.push(entry(0, 1))
     with pytest.raises(EyasError, match="internal error"):
@@ -166,7 +166,7 @@ async def test_a_lane_that_cannot_begin_ends_the_delivery_and_nothing_else() -> 
 
 
 async def test_a_reader_that_went_away_leaves_no_lane_open() -> None:
-    delivery = Delivery([Choice(0)])
+    delivery = Delivery([RequestChoice(0)])
     delivery.use_lanes(lambda choice: Told([]))
     reading = asyncio.create_task(delivery.take())
     await asyncio.sleep(0)
@@ -177,7 +177,7 @@ async def test_a_reader_that_went_away_leaves_no_lane_open() -> None:
 
 
 async def test_a_reader_that_comes_back_gets_a_part_at_a_time() -> None:
-    delivery = Delivery([Choice(0)])
+    delivery = Delivery([RequestChoice(0)])
     for index in range(MAX_TAKEN + 2):
         delivery.push(entry(index, 1))
     assert [len(await delivery.take()) for _ in range(2)] == [MAX_TAKEN, 2]

@@ -12,7 +12,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, Role, Timings
+from eyas.common.types import GenerationRequest, Role, EngineTimings
 from kv_transfer.layout import pages_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> EngineConfig:
     )
 
 
-def timings(result: Result) -> Timings:
+def timings(result: Result) -> EngineTimings:
     return next(entry.timings for entry in result.entries if entry.timings)
 
 

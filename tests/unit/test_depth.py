@@ -9,7 +9,7 @@ import pytest
 from pacing_world import SPEC
 
 from eyas.common.config import SpeculationConfig
-from eyas.common.types import DraftLimits
+from eyas.common.types import RequestDraftLimits
 from eyas.engine.speculation.acceptance import Acceptance
 from eyas.engine.speculation.depth import best, ladder, narrowed, price, shallower
 from eyas.engine.speculation.round_times import RoundTimes
@@ -54,14 +54,14 @@ def test_ladders() -> None:
 
 def test_a_requests_limits_narrow_what_is_drafted() -> None:
     tree = SpeculationConfig(5, 8, 31)
-    assert narrowed(tree, DraftLimits()) == tree
-    assert narrowed(tree, DraftLimits(topk=1)) == SpeculationConfig(5, 1, 6)
-    assert narrowed(SpeculationConfig(5, 8, 4), DraftLimits(topk=1)) == SpeculationConfig(3, 1, 4)
-    assert narrowed(tree, DraftLimits(steps=1)) == SpeculationConfig(1, 8, 9)
-    assert narrowed(tree, DraftLimits(draft_tokens=3)) == SpeculationConfig(2, 8, 3)
-    assert narrowed(SPEC, DraftLimits(draft_tokens=4)) == SpeculationConfig(3, 1, 4)
-    assert narrowed(shallower(SPEC, 1), DraftLimits(steps=5)) == shallower(SPEC, 1)
-    deepest = [limits.deepest for limits in (DraftLimits(), DraftLimits(4), DraftLimits(4, 0, 3))]
+    assert narrowed(tree, RequestDraftLimits()) == tree
+    assert narrowed(tree, RequestDraftLimits(topk=1)) == SpeculationConfig(5, 1, 6)
+    assert narrowed(SpeculationConfig(5, 8, 4), RequestDraftLimits(topk=1)) == SpeculationConfig(3, 1, 4)
+    assert narrowed(tree, RequestDraftLimits(steps=1)) == SpeculationConfig(1, 8, 9)
+    assert narrowed(tree, RequestDraftLimits(draft_tokens=3)) == SpeculationConfig(2, 8, 3)
+    assert narrowed(SPEC, RequestDraftLimits(draft_tokens=4)) == SpeculationConfig(3, 1, 4)
+    assert narrowed(shallower(SPEC, 1), RequestDraftLimits(steps=5)) == shallower(SPEC, 1)
+    deepest = [limits.deepest for limits in (RequestDraftLimits(), RequestDraftLimits(4), RequestDraftLimits(4, 0, 3))]
     assert deepest == [0, 4, 2]
 
 

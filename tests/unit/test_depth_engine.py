@@ -15,7 +15,7 @@ from wandering import wander
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, DraftLimits, GenerationRequest
+from eyas.common.types import RequestChoice, RequestDraftLimits, GenerationRequest
 from eyas.engine.models.base import Drafted
 from eyas.engine.speculation import colocated
 from eyas.engine.speculation.colocated import ColocatedDrafter
@@ -62,7 +62,7 @@ def requests() -> list[GenerationRequest]:
     )
     prompts = [tuple(draw.randrange(VOCAB) for _ in range(draw.choice((1, 5, 16, 33)))) for _ in range(5)]
     made = [
-        GenerationRequest(f"r{i}", prompt, some[i % 3], tuple(map(Choice, range(1 + 2 * (i == 4)))))
+        GenerationRequest(f"r{i}", prompt, some[i % 3], tuple(map(RequestChoice, range(1 + 2 * (i == 4)))))
         for i, prompt in enumerate(prompts)
     ]
     return [*made, GenerationRequest("undrafted", prompts[0], some[0], speculative=False)]
@@ -120,7 +120,7 @@ def test_a_request_says_how_far_its_own_drafts_reach(
 ) -> None:
     """Chains and smaller trees on a server of trees; the others' reach as far as ever."""
     config = replace(base, speculation=replace(TREE, adaptive=False))
-    limits = [DraftLimits(), DraftLimits(steps=1), DraftLimits(topk=1), DraftLimits(draft_tokens=3)]
+    limits = [RequestDraftLimits(), RequestDraftLimits(steps=1), RequestDraftLimits(topk=1), RequestDraftLimits(draft_tokens=3)]
     wanted = [msgspec.structs.replace(r, draft_limits=limits[i % 4]) for i, r in enumerate(requests())]
     found = answers(*(split_configs(config) if split else (config,)), wanted=wanted)
     assert [result.tokens for result in found] == expected
@@ -138,7 +138,7 @@ def test_limits_beyond_the_servers_are_refused_by_name(base: EngineConfig, field
 
 def _deeper(field: str) -> GenerationRequest:
     """A request for one more than the server drafts."""
-    limits = DraftLimits(**{field: getattr(CHAIN, field) + 1})
+    limits = RequestDraftLimits(**{field: getattr(CHAIN, field) + 1})
     return msgspec.structs.replace(requests()[0], draft_limits=limits)
 
 

@@ -17,7 +17,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from eyas.engine.device import executor
 from eyas.engine.device import runner as device_runner
 from eyas.engine.loading import arithmetic, build
@@ -103,7 +103,7 @@ def requests() -> list[GenerationRequest]:
     return [
         GenerationRequest("chunks", PROMPT[:22], greedy),
         GenerationRequest("nucleus", (5, 9, 11), seeded),
-        GenerationRequest("history", (7, 8, 7, 8, 9), history, (Choice(0), Choice(1))),
+        GenerationRequest("history", (7, 8, 7, 8, 9), history, (RequestChoice(0), RequestChoice(1))),
     ]
 
 
@@ -167,7 +167,7 @@ def special_requests() -> list[GenerationRequest]:
     seeded = SamplingParams(temperature=1.0, seed=8, max_tokens=4, ignore_eos=True)
     return [
         GenerationRequest("penalties", PROMPT[:9], penalties),
-        GenerationRequest("bias", (5, 9, 11), bias, tuple(map(Choice, range(3)))),
+        GenerationRequest("bias", (5, 9, 11), bias, tuple(map(RequestChoice, range(3)))),
         GenerationRequest("bad", (1, 2, 3, 2, 1), bad),
         GenerationRequest("late", PROMPT[3:21], late, speculative=False),
         GenerationRequest("plain", (4, 4, 2), seeded),

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammar import Grammar
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, Finish, GenerationRequest
+from eyas.common.types import RequestChoice, Finish, GenerationRequest
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
 from eyas.engine.device.masks import Nodes
@@ -172,7 +172,7 @@ def requests() -> list[GenerationRequest]:
     free = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     return [
         GenerationRequest("bits", (1, 2, 3, 4, 5), bits),
-        GenerationRequest("words", tuple(range(14)) * 2, words, (Choice(0), Choice(1))),
+        GenerationRequest("words", tuple(range(14)) * 2, words, (RequestChoice(0), RequestChoice(1))),
         GenerationRequest("pairs", (7, 7, 7), pairs),
         GenerationRequest("free", (5, 9, 11), free),
     ]

@@ -14,7 +14,7 @@ from test_device_roles import by_choice, patient, roles, together
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from eyas.engine.speculation.device_lookup import DeviceLookup
 from eyas.engine.speculation.lookup_drafter import LookupDrafter
 
@@ -41,7 +41,7 @@ def requests(plain: EngineConfig) -> list[GenerationRequest]:
     return [
         GenerationRequest("greedy", PROMPT, greedy, predicted=(*right[:4], 0, *right[5:])),
         GenerationRequest("seeded", (5, 9, 11, 5, 9, 11), seeded),
-        GenerationRequest("history", (7, 8, 7, 8, 9), history, (Choice(0), Choice(1))),
+        GenerationRequest("history", (7, 8, 7, 8, 9), history, (RequestChoice(0), RequestChoice(1))),
         GenerationRequest("quiet", (7, 8, 7, 8), greedy, speculative=False, predicted=tuple(right)),
     ]
 

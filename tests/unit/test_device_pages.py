@@ -18,7 +18,7 @@ from engine_rig import PAGE, Rig
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, Entry, GenerationRequest
+from eyas.common.types import RequestChoice, Entry, GenerationRequest
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
@@ -28,7 +28,7 @@ from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout
 from eyas.engine.grammar.grammars import Grammars
-from eyas.engine.ipc.messages import Cancel, Step
+from eyas.engine.ipc.messages import Cancel, StepReply
 from eyas.engine.kernels import chains, sample
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
@@ -170,11 +170,11 @@ class World:
     def submit(self, name: str, prompt: int, max_tokens: int, choices: int = 1) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         ids = tuple(2 + i % 5 for i in range(prompt))
-        self.rig.submit(GenerationRequest(name, ids, params, tuple(Choice(i) for i in range(choices))))
+        self.rig.submit(GenerationRequest(name, ids, params, tuple(RequestChoice(i) for i in range(choices))))
 
     def step(self) -> bool:
         busy = self.loop.step()
-        for entry in (entry for step in self.rig.said(Step) for entry in step.entries):
+        for entry in (entry for step in self.rig.said(StepReply) for entry in step.entries):
             self._count(entry)
         return busy
 

@@ -11,7 +11,7 @@ import torch
 
 from eyas.common.config import MOST_STEPS
 from eyas.common.params import SamplingParams
-from eyas.common.types import DraftLimits, GenerationRequest
+from eyas.common.types import RequestDraftLimits, GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
@@ -173,7 +173,7 @@ def test_a_slot_knows_the_limits_of_its_request() -> None:
     tables = Tables(SIZES, "cpu")
     state: Any = SimpleNamespace(tables=tables, drafter=object(), lookup=None, tap=None, trees=True)
     seats = SlotTable(state, Layout(16, 4, 16), ())
-    for occupancy, limits in enumerate((DraftLimits(3, 2, 9), DraftLimits())):
+    for occupancy, limits in enumerate((RequestDraftLimits(3, 2, 9), RequestDraftLimits())):
         request = GenerationRequest("a", (1, 2), SamplingParams(), draft_limits=limits)
         seq = Sequence(1, Generation(request, 1, Kind.LOCAL, 0.0, 1.0), 0, (1, 2), [9])
         seq.slot, seq.occupancy, seq.pages, seq.draft_len = 2, occupancy, [3], 2

@@ -14,7 +14,7 @@ from engine_rig import PAGE, VOCAB, HandCopier, Rig, hand_pulls, handle, request
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, KvKind
+from eyas.common.types import RequestChoice, KvKind
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import (
     Command,
@@ -26,7 +26,7 @@ from eyas.engine.ipc.messages import (
     DraftPeerGone,
     DraftUp,
     Event,
-    Failure,
+    WireFailure,
     Load,
     OpenPull,
     Proposal,
@@ -279,7 +279,7 @@ def test_a_lost_prompt_closes_its_sequences() -> None:
     drive = Drive()
     events = drive.tell(DraftUp((_open(base=9, handle=handle(9, group=KvKind.DRAFT)),), peer=PEER))
     (pull,) = [e for e in events if isinstance(e, OpenPull)]
-    _, closed = _answers(drive.tell(PullFailed(pull.pull, Failure("transfer_failed", "gone"))))
+    _, closed = _answers(drive.tell(PullFailed(pull.pull, WireFailure("transfer_failed", "gone"))))
     assert [c.seq for c in closed] == [1] and drive.pool.used == 0 and drive.pulls.active == 0
 
 
@@ -308,7 +308,7 @@ def test_a_peer_that_vanishes_leaves_nothing() -> None:
 
 def _sequences(drafter: RemoteDrafter, n: int, id: str = "a") -> list[Sequence]:
     rig = Rig()
-    rig.submit(request(5, *(Choice(i) for i in range(n)), id=id))
+    rig.submit(request(5, *(RequestChoice(i) for i in range(n)), id=id))
     generation = rig.requests.table[id]
     uid = 100 * (1 + len(drafter._followed))
     found = [Sequence(uid + i, generation, i, generation.request.prompt_ids, [7]) for i in range(n)]

@@ -15,7 +15,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from eyas.engine.ipc.messages import Cancel, Event, Load, Ready, Shutdown
 from eyas.engine.loading.build import build_engine
 from tests.unit.crossed import crossed
@@ -64,7 +64,7 @@ def _requests(count: int, seed: int = 0) -> list[GenerationRequest]:
         ][i % 3]
         prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.choice([1, 2, 15, 16, 17, 33, 70])))
         made.append(
-            GenerationRequest(f"r{i}", prompt, params, tuple(Choice(c) for c in range(1 + i % 4 // 3 * 2)))
+            GenerationRequest(f"r{i}", prompt, params, tuple(RequestChoice(c) for c in range(1 + i % 4 // 3 * 2)))
         )
     return made
 
@@ -139,7 +139,7 @@ def test_the_first_round_of_every_choice_is_drafted_by_a_service(base: EngineCon
         draft_wait_s=20.0, stepped=lambda landed, seconds: None
     )
     for i in range(4):
-        params, choices = SamplingParams(seed=i, max_tokens=9), (Choice(0), Choice(1), Choice(2))
+        params, choices = SamplingParams(seed=i, max_tokens=9), (RequestChoice(0), RequestChoice(1), RequestChoice(2))
         request = GenerationRequest(f"r{i}", tuple(range(30 + i)), params, choices[: 1 + 2 * (i % 2)])
         _run(cluster, [request], split=True)
     first = [e for r in cluster.results.values() for e in r.entries if e.index == 1]
@@ -171,7 +171,7 @@ def test_giving_way_to_another_call_changes_no_token(base: EngineConfig, split: 
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=40, ignore_eos=True)
     prompts = [tuple(range(i, i + 40)) for i in range(2)]
     many = [
-        GenerationRequest(f"r{i}", prompt, params, tuple(map(Choice, range(3))), call="many")
+        GenerationRequest(f"r{i}", prompt, params, tuple(map(RequestChoice, range(3))), call="many")
         for i, prompt in enumerate(prompts)
     ]
     one = GenerationRequest("one", (5, 6, 7), msgspec.structs.replace(params, max_tokens=4), call="one")
@@ -239,10 +239,10 @@ def test_a_prompt_is_cached_while_its_answer_goes_on(
 
 def test_migrated_choices_continue_as_they_would_have(base: EngineConfig) -> None:
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=30)
-    request = GenerationRequest("a", tuple(range(50)), params, (Choice(0), Choice(1)))
+    request = GenerationRequest("a", tuple(range(50)), params, (RequestChoice(0), RequestChoice(1)))
     whole = _plain(base, [request])[0]
     cluster = Loopback(base)
-    begun = replace_choices(request, (Choice(0, tuple(whole[0][:7])), Choice(1, tuple(whole[1][:19]))))
+    begun = replace_choices(request, (RequestChoice(0, tuple(whole[0][:7])), RequestChoice(1, tuple(whole[1][:19]))))
     result = Result(2, tokens={0: whole[0][:7], 1: whole[1][:19]})
     cluster.results["a"] = result
     cluster.by_role["decode"].send(_submit(begun))
@@ -258,7 +258,7 @@ def test_cancelled_requests_leave_nothing(base: EngineConfig, split: bool) -> No
     for i in range(30):
         prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 120)))
         request = GenerationRequest(
-            f"c{i}", prompt, SamplingParams(max_tokens=60, seed=i), (Choice(0), Choice(1))
+            f"c{i}", prompt, SamplingParams(max_tokens=60, seed=i), (RequestChoice(0), RequestChoice(1))
         )
         cluster.submit(request, split=split)
         time.sleep(rng.random() * 0.05)
@@ -277,7 +277,7 @@ def test_a_cancelled_choice_leaves_the_others_as_they_were(
 ) -> None:
     params = SamplingParams(temperature=0.9, seed=11, max_tokens=12)
     prompt = tuple(i % VOCAB for i in range(400))  # several chunks, so that the cancellation comes first
-    request = GenerationRequest("a", prompt, params, (Choice(0), Choice(1), Choice(2)))
+    request = GenerationRequest("a", prompt, params, (RequestChoice(0), RequestChoice(1), RequestChoice(2)))
     expected = _plain(base, [request])[0]
     cluster = Loopback(*(split_configs(base) if split else (base,)))
     result = cluster.submit(request, split=split)
@@ -311,7 +311,7 @@ def test_the_load_tells_of_a_queue_behind_many_choices(base: EngineConfig) -> No
     cluster = Loopback(replace(base, draft=None, max_running=3))
     params = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
     many = cluster.submit(
-        GenerationRequest("many", (1, 2), params, tuple(map(Choice, range(3)))), split=False
+        GenerationRequest("many", (1, 2), params, tuple(map(RequestChoice, range(3)))), split=False
     )
     others = [cluster.submit(GenerationRequest(id, (3, 4), params), split=False) for id in "ab"]
     told = set()
@@ -375,5 +375,5 @@ def _submit(request: GenerationRequest, *, attach: bool = False):
     return Submit(request, attempt=1, attach=attach)
 
 
-def replace_choices(request: GenerationRequest, choices: tuple[Choice, ...]) -> GenerationRequest:
+def replace_choices(request: GenerationRequest, choices: tuple[RequestChoice, ...]) -> GenerationRequest:
     return GenerationRequest(request.id, request.prompt_ids, request.params, choices)

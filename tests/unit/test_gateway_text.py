@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError, EyasError, InvalidRequest
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, Entry, Finish, GenerationRequest, TokenLogprob
+from eyas.common.types import RequestChoice, Entry, Finish, GenerationRequest, TokenLogprob
 from gateway.chat import ChatTemplate
 from gateway.stop import StopMatcher
 from gateway.text import ChoiceText, TextRules, TextStream
@@ -247,7 +247,7 @@ async def test_drafts_after_a_stop_string_are_not_counted() -> None:
 
 
 async def test_a_stream_that_just_ends_is_an_error() -> None:
-    request = GenerationRequest("r", (1,), SamplingParams(), (Choice(0), Choice(1)))
+    request = GenerationRequest("r", (1,), SamplingParams(), (RequestChoice(0), RequestChoice(1)))
     text = TextStream(Script([entry([5], 0, Finish.LENGTH)]), request, Tokenizer(byte_level()), TextRules())
     with pytest.raises(EyasError, match="ended before"):
         while await text.take():

@@ -14,7 +14,7 @@ from loopback import Loopback, Result, split_configs, wait_all
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammar import Grammar
-from eyas.common.types import Choice, Finish, GenerationRequest
+from eyas.common.types import RequestChoice, Finish, GenerationRequest
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState
 
@@ -135,7 +135,7 @@ def test_what_was_begun_elsewhere_goes_on(base: EngineConfig) -> None:
     for one, found in zip(made, whole, strict=True):
         if len(found[0]) < 4:
             continue
-        choice = Choice(0, tuple(found[0][: len(found[0]) // 2]))
+        choice = RequestChoice(0, tuple(found[0][: len(found[0]) // 2]))
         begun.append(GenerationRequest(one.id, one.prompt_ids, one.params, (choice,), begun=True))
         kept.append(found[0])
     assert len(begun) > 3

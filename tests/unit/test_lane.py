@@ -18,13 +18,13 @@ from test_gateway_text import byte_fallback, byte_level
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.types import (
-    Choice,
+    RequestChoice,
     Entry,
     Finish,
     GenerationRequest,
-    PromptLogprobs,
+    PromptTokenLogprobs,
     Role,
-    Timings,
+    EngineTimings,
     TokenLogprob,
 )
 from gateway.backend import GenerationStream, Lanes
@@ -146,7 +146,7 @@ class World:
         events: Plain,
         by_lane: bool,
     ) -> None:
-        asked = tuple(Choice(index) for index in range(choices))
+        asked = tuple(RequestChoice(index) for index in range(choices))
         request = GenerationRequest("r", (5, 6), SamplingParams(max_tokens=1000), asked)
         self.delivery = Delivery(asked)
         self.text = TextStream(Stream(self.delivery), request, tokenizer, rules)
@@ -183,8 +183,8 @@ class World:
                 finish=finish,
                 accepted=min(drafts, max(len(tokens) - 1, 0)),
                 offered=drafts,
-                timings=Timings(worker="w", role=Role.DECODE) if tells == "timings" else None,
-                prompt=PromptLogprobs(1) if tells == "prompt" else None,
+                timings=EngineTimings(worker="w", role=Role.DECODE) if tells == "timings" else None,
+                prompt=PromptTokenLogprobs(1) if tells == "prompt" else None,
             )
         )
 

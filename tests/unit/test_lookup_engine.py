@@ -14,7 +14,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import NANO, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest, Role
+from eyas.common.types import RequestChoice, GenerationRequest, Role
 from eyas.engine.loop import plain_runner
 from eyas.engine.speculation.verify import Verdict
 from gateway.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ def asked(base: EngineConfig) -> Iterator[tuple[list[GenerationRequest], list[di
     """Requests of every kind of sampling and of prediction, and what plain decoding answers."""
     prompt = tuple(i * i % VOCAB for i in range(21))
     bare = [
-        GenerationRequest(name, prompt + (i,), params, (Choice(0), Choice(1))[: 1 + i % 2])
+        GenerationRequest(name, prompt + (i,), params, (RequestChoice(0), RequestChoice(1))[: 1 + i % 2])
         for i, (name, params) in enumerate(SAMPLING.items())
     ]
     told = [result.tokens for result in answers(bare, replace(base, draft=None))]

@@ -11,7 +11,7 @@ import pytest
 from eyas.bench import fits
 from eyas.common.config import EngineConfig, ServeConfig
 from eyas.common.errors import ConfigError
-from eyas.common.memory import GIB, Memory, memory
+from eyas.common.memory import GIB, MemoryBudget, memory
 from eyas.engine.loading import host_cache
 from eyas.worker import serve
 from eyas.worker.plan import Machine, plan
@@ -83,7 +83,7 @@ def test_this_machine_has_some() -> None:
 
 # --- who asks --------------------------------------------------------------------------------------------
 
-SMALL = Memory(16 * GIB, 10 * GIB, "container")
+SMALL = MemoryBudget(16 * GIB, 10 * GIB, "container")
 
 
 def asked(each: float, **shape: object) -> ServeConfig:

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from eyas.common.metrics import PlainHistogram, WorkerMetrics
-from eyas.common.types import Entry, Finish, Role, Timings
+from eyas.common.types import Entry, Finish, Role, EngineTimings
 from gateway.metrics import GatewayMetrics
 from gateway.text import RequestTrace, TextDelta, UsageCounts
 
@@ -73,8 +73,8 @@ def test_a_worker_counts_what_its_engine_says() -> None:
 def test_a_call_is_measured_in_stages() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     trace = RequestTrace()
-    prefill = Timings(queue_ms=100.0, prefill_ms=200.0, role=Role.PREFILL)
-    decode = Timings(queue_ms=50.0, transfer_ms=300.0, transfer_path="shm", role=Role.DECODE)
+    prefill = EngineTimings(queue_ms=100.0, prefill_ms=200.0, role=Role.PREFILL)
+    decode = EngineTimings(queue_ms=50.0, transfer_ms=300.0, transfer_path="shm", role=Role.DECODE)
     with metrics.meter() as meter:
         for index, timings in enumerate((prefill, decode)):
             trace.saw(Entry("r", 1, 0, index, (5,), timings=timings))

@@ -18,7 +18,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,7 +64,7 @@ def _request(name: str, pick: random.Random, stem: tuple[int, ...]) -> Generatio
         prompt_logprobs_start=first if asks else 0,
         bad_words=((7,), *((i, pick.randrange(VOCAB)) for i in range(100))) if pick.random() < 0.2 else (),
     )
-    choices = tuple(map(Choice, range(pick.choice((1, 1, 1, 2, 4)))))
+    choices = tuple(map(RequestChoice, range(pick.choice((1, 1, 1, 2, 4)))))
     call = {"caller": pick.choice("ab"), "call": pick.choice("xxxy")}
     return GenerationRequest(name, prompt, params, choices, speculative=pick.random() < 0.7, **call)
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace as varied
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest, Role
+from eyas.common.types import RequestChoice, GenerationRequest, Role
 from eyas.engine.batch.step_result import NOT_FINITE
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import sample as kernels
@@ -58,7 +58,7 @@ def drafting(config: EngineConfig) -> EngineConfig:
 
 def request(name: str, last: int, params: SamplingParams = GREEDY, choices: int = 1) -> GenerationRequest:
     prompt = (*(i * 3 % 11 for i in range(20)), last)
-    return GenerationRequest(name, prompt, params, tuple(Choice(i) for i in range(choices)))
+    return GenerationRequest(name, prompt, params, tuple(RequestChoice(i) for i in range(choices)))
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, value: float) -> None:

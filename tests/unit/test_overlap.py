@@ -13,7 +13,7 @@ from overlap_world import Setting, World, some_requests
 from paper_grammars import GRAMMAR, PaperGrammars
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, DraftLimits, Entry, GenerationRequest
+from eyas.common.types import RequestChoice, RequestDraftLimits, Entry, GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
@@ -187,7 +187,7 @@ def test_a_request_drafts_as_deep_as_it_allows() -> None:
     """Beside one that allows all, and narrows no row of that one."""
     world = World(0, Setting(width=6, graphs=False))
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-    limits = {"all": DraftLimits(), "steps": DraftLimits(steps=2), "nodes": DraftLimits(draft_tokens=2)}
+    limits = {"all": RequestDraftLimits(), "steps": RequestDraftLimits(steps=2), "nodes": RequestDraftLimits(draft_tokens=2)}
     offered: dict[str, set[int]] = {name: set() for name in limits}
     told = world._told
 
@@ -224,7 +224,7 @@ def test_another_choice_leads_a_prompt_whose_first_is_given_up(given_up: int) ->
     """The noise of a token is its choice's, so the device must be told."""
     world = World(0, Setting())
     params = SamplingParams(max_tokens=10, seed=5, ignore_eos=True)
-    request = GenerationRequest("a", tuple(range(20)), params, (Choice(0), Choice(1)))
+    request = GenerationRequest("a", tuple(range(20)), params, (RequestChoice(0), RequestChoice(1)))
     world.submit(request)
     world.step()
     world.cancel(world.stories["a"], given_up)
@@ -238,7 +238,7 @@ def test_another_choice_leads_a_prompt_whose_first_is_given_up(given_up: int) ->
 def test_pages_of_forks_that_never_ran_are_free_for_copies() -> None:
     """Nothing runs after them that would say that the copies of their pages have been made."""
     world = World(0, Setting())
-    pool, choices = world.rig.scheduler.pool, (Choice(0), Choice(1), Choice(2))
+    pool, choices = world.rig.scheduler.pool, (RequestChoice(0), RequestChoice(1), RequestChoice(2))
     params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
     world.submit(GenerationRequest("a", tuple(range(9)), params, choices))
     while not pool.copying:

@@ -9,7 +9,7 @@ import pytest
 from pacing_world import SPEC, round_ms, started
 
 from eyas.common.config import EngineConfig, SpeculationConfig
-from eyas.common.types import DraftLimits
+from eyas.common.types import RequestDraftLimits
 from eyas.engine.batch.tree import Drafts
 from eyas.engine.speculation import depth as depth_module
 from eyas.engine.speculation.pacing import Pacing, pacing_of
@@ -23,7 +23,7 @@ class World:
     """`batch` sequences, drafts found for each in a share of rounds; times as of a head's, less it."""
 
     def __init__(self, batch: int, text: tuple[float, float], limit: int = 0) -> None:
-        request = SimpleNamespace(speculative=True, draft_limits=DraftLimits(steps=limit))
+        request = SimpleNamespace(speculative=True, draft_limits=RequestDraftLimits(steps=limit))
         self.seqs = [
             SimpleNamespace(slot=i, occupancy=i, generation=SimpleNamespace(request=request))
             for i in range(batch)

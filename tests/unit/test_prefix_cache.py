@@ -10,7 +10,7 @@ from typing import Any
 from admission_tier import Tier
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from eyas.engine.ipc.messages import Load, Submit
 from eyas.engine.kv import prefix_cache
 from eyas.engine.kv.pages import PagePool
@@ -111,7 +111,7 @@ def test_pages_are_counted_once_however_many_use_them_and_not_for_the_cache() ->
     """A prompt of several choices: their pages in use are never more than there are."""
     tier = Tier("worker", pages=12, max_running=4)
     params = SamplingParams(max_tokens=4)
-    request = GenerationRequest("r", tuple(range(8)), params, tuple(map(Choice, range(4))))
+    request = GenerationRequest("r", tuple(range(8)), params, tuple(map(RequestChoice, range(4))))
     tier.inbox = [Submit(request, 1, False)]
     loads = [event for _ in range(8) for event in tier.turn(1) if isinstance(event, Load)]
     assert any(load.running == 4 for load in loads) and loads[-1].running == 0

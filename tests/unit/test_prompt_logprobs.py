@@ -13,7 +13,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, Finish, GenerationRequest, PromptLogprobs, TokenLogprob
+from eyas.common.types import RequestChoice, Finish, GenerationRequest, PromptTokenLogprobs, TokenLogprob
 from eyas.engine.ipc.messages import Attach, Submit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,7 +47,7 @@ def unified(base: EngineConfig) -> Iterator[Loopback]:
 
 def generation(name: str, prompt: tuple[int, ...], choices: int = 1, **params: object) -> GenerationRequest:
     wanted = {"temperature": 1.0, "seed": 5, "max_tokens": 12, "ignore_eos": True} | params
-    return GenerationRequest(name, prompt, SamplingParams(**wanted), tuple(map(Choice, range(choices))))
+    return GenerationRequest(name, prompt, SamplingParams(**wanted), tuple(map(RequestChoice, range(choices))))
 
 
 def scoring(name: str, prompt: tuple[int, ...], **params: object) -> GenerationRequest:
@@ -189,7 +189,7 @@ def test_decode_scores_a_prompt_whose_prefill_came_to_nothing(base: EngineConfig
 def test_a_migrated_request_is_not_scored_again(unified: Loopback) -> None:
     """Its caller has its first token, and what was asked of the prompt came with that."""
     request = generation("moved", PROMPT, prompt_logprobs=TOP)
-    moved = GenerationRequest("moved", PROMPT, request.params, (Choice(0, (5, 6)),))
+    moved = GenerationRequest("moved", PROMPT, request.params, (RequestChoice(0, (5, 6)),))
     result = unified.results["moved"] = Result(1, {0: [5, 6]})
     unified.workers["unified"].send(Submit(moved, 2, attach=False))
     wait_all([result], 60)
@@ -197,11 +197,11 @@ def test_a_migrated_request_is_not_scored_again(unified: Loopback) -> None:
 
 
 def test_packed_rows_are_joined_once() -> None:
-    rows = [PromptLogprobs(1, bytes([i] * 4), bytes([i, 0, 0, 0]), bytes(4)) for i in range(4)]
-    whole = PromptLogprobs(1)
+    rows = [PromptTokenLogprobs(1, bytes([i] * 4), bytes([i, 0, 0, 0]), bytes(4)) for i in range(4)]
+    whole = PromptTokenLogprobs(1)
     for row in rows:
         whole = whole.joined(row, 0)
-    assert PromptLogprobs(20).joined(rows[0], 0) == rows[0]  # asked for more than there are ids
+    assert PromptTokenLogprobs(20).joined(rows[0], 0) == rows[0]  # asked for more than there are ids
     again = rows[2].joined(rows[3], 0)
     assert whole.joined(again, 2) == whole and len(whole) == 4
     assert [row.top[0][0] for row in whole.rows()] == [0, 1, 2, 3]

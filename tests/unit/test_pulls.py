@@ -22,7 +22,7 @@ from eyas.engine.ipc.messages import (
     CopyPages,
     CopyStopped,
     Event,
-    Failure,
+    WireFailure,
     Lost,
     OpenPull,
     PullDone,
@@ -31,7 +31,7 @@ from eyas.engine.ipc.messages import (
     PullReleased,
     ReleaseHandle,
     ReleasePull,
-    Step,
+    StepReply,
     StopCopy,
 )
 from eyas.engine.kv.front_wire import FrontWire
@@ -45,8 +45,8 @@ from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.peers import KvPeers
 from kv_transfer.route import PeerRoutes
 
-STOPPED = Failure("cancelled", "the pull was given up")
-BROKEN = Failure("unavailable", "the peer is gone")
+STOPPED = WireFailure("cancelled", "the pull was given up")
+BROKEN = WireFailure("unavailable", "the peer is gone")
 PROOF = bytes(range(128))
 INFO = PoolInfo(7, "m", GEOMETRY, (RankPool(0, zlib.crc32(PROOF), {"grpc": {}}),))
 assert len(PROOF) == GEOMETRY.page_bytes and POOL.geometry.pages == 64
@@ -132,7 +132,7 @@ def test_a_verdict_that_can_be_seen_is_not_asked_for(valid: bool, tmp_path: Path
     (proof,) = of(rig.tell(PullDone(pull, (FirstToken(0, 5),))), CopyPages)
     (copy,) = of(rig.prove(proof), CopyPages)
     events = rig.tell(CopyStopped(pull, copy.number, 700, 0.1))
-    assert [e for e in events if not isinstance(e, Lost | Step)] == [ReleaseHandle(lease, 1), ClosePull(pull)]
+    assert [e for e in events if not isinstance(e, Lost | StepReply)] == [ReleaseHandle(lease, 1), ClosePull(pull)]
     assert len(rig.joined) == valid and bool(rig.held()) == valid
 
 

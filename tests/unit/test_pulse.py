@@ -13,7 +13,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import Finish, GenerationRequest, Role
 from eyas.engine.ipc import pulse
-from eyas.engine.ipc.messages import Alive, Event, Load, Shutdown, Step, Submit
+from eyas.engine.ipc.messages import Alive, Event, Load, Shutdown, StepReply, Submit
 from eyas.engine.ipc.pulse import Pulse
 from eyas.engine.loading.build import build_engine
 
@@ -45,7 +45,7 @@ class Batches(QueueLink):
 
     def send(self, events: Sequence[Event]) -> None:
         self.sent += [list(events)] if events else []
-        ends = [e for event in events if isinstance(event, Step) for e in event.entries if e.finish]
+        ends = [e for event in events if isinstance(event, StepReply) for e in event.entries if e.finish]
         if ends:
             assert ends[0].finish is Finish.LENGTH
             self.commands.put(Shutdown())

@@ -8,7 +8,7 @@ import pytest
 
 from eyas.common.page_names import SHORT_BYTES
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
@@ -47,7 +47,7 @@ def _ranked(ranks: int = 2, running: int = 3) -> DataParallelScheduler:
 
 
 def _sequence(uid: int, prompt: tuple[int, ...], forks: int = 0, caller: str = "") -> Sequence:
-    choices = tuple(Choice(i) for i in range(1 + forks))
+    choices = tuple(RequestChoice(i) for i in range(1 + forks))
     request = GenerationRequest(f"r{uid}", prompt, SamplingParams(max_tokens=50), choices, caller=caller)
     generation = Generation(request, 1, Kind.LOCAL, float(uid), 1e9)
     seq = Sequence(uid, generation, 0, prompt, [], forks=tuple(range(1, 1 + forks)))

@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eyas.common.logging import request_id
-from eyas.common.types import Entry, Finish, Role, Timings
+from eyas.common.types import Entry, Finish, Role, EngineTimings
 from gateway.metrics import GatewayMetrics
 from gateway.recent import KEPT, MAX_PROMPTS, Recent
 from gateway.text import RequestTrace, UsageCounts
 
-PREFILL = Timings(queue_ms=10.0, prefill_ms=200.0, worker="p:1", role=Role.PREFILL, sent=100.0)
-DECODE = Timings(
+PREFILL = EngineTimings(queue_ms=10.0, prefill_ms=200.0, worker="p:1", role=Role.PREFILL, sent=100.0)
+DECODE = EngineTimings(
     queue_ms=205.0,
     transfer_ms=4.0,
     transfer_bytes=1 << 20,

@@ -9,7 +9,7 @@ import pytest
 from engine_rig import PAGE, VOCAB, Rig, handle, request
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.types import Backlog, Choice, Finish, FirstToken, KvKind
+from eyas.common.types import Backlog, RequestChoice, Finish, FirstToken, KvKind
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.ipc.messages import (
     Attach,
@@ -25,7 +25,7 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.scheduling.backlog import backlog
 
-THREE = (Choice(0), Choice(1), Choice(2))
+THREE = (RequestChoice(0), RequestChoice(1), RequestChoice(2))
 
 
 def test_a_cancelled_leader_hands_its_prompt_to_the_next_choice() -> None:
@@ -60,7 +60,7 @@ def test_a_failure_of_an_admitted_request_names_the_field() -> None:
 
 def test_the_last_choice_cancelled_while_waiting_ends_the_request() -> None:
     rig = Rig()
-    rig.submit(request(10, Choice(0), Choice(1)), attach=True)
+    rig.submit(request(10, RequestChoice(0), RequestChoice(1)), attach=True)
     rig.requests.cancel(Cancel("a", 0))
     assert rig.requests.table
     rig.requests.cancel(Cancel("a", 1))
@@ -87,7 +87,7 @@ def test_choices_that_run_hide_no_queue() -> None:
 def test_a_queued_request_is_one_however_many_choices_it_has() -> None:
     """Begun elsewhere, each of them is a sequence of its own from the start."""
     rig = Rig()
-    begun = [Choice(i, (5,)) for i in range(3)]
+    begun = [RequestChoice(i, (5,)) for i in range(3)]
     for number in range(rig.requests.admission.max_waiting):
         rig.submit(request(10, *begun, id=f"{number}"))
     assert not rig.refusals() and rig.requests.waiting == 3 * rig.requests.queued > 0
@@ -149,7 +149,7 @@ def test_an_unused_draft_handle_is_returned_when_the_sequence_joins() -> None:
 )
 def test_first_tokens_that_are_missing_or_no_tokens_are_a_lost_attempt(first: tuple) -> None:
     rig = Rig()
-    rig.submit(request(10, Choice(0), Choice(1)), attach=True)
+    rig.submit(request(10, RequestChoice(0), RequestChoice(1)), attach=True)
     rig.requests.attach(Attach("a", 1, (handle(10),)))
     (pull,) = rig.said(OpenPull)
     rig.arrive(pull, *first)
@@ -200,14 +200,14 @@ def test_an_attach_whose_choices_all_ended_at_token_0_ends_the_request() -> None
 def test_choices_that_make_no_sense_are_refused() -> None:
     rig = Rig(max_running=4)
     for choices in (
-        (Choice(-1),),
-        (Choice(0), Choice(0)),
-        tuple(Choice(i) for i in range(5)),
-        (Choice(0, (1,) * 8),),  # it has all its max_tokens already
+        (RequestChoice(-1),),
+        (RequestChoice(0), RequestChoice(0)),
+        tuple(RequestChoice(i) for i in range(5)),
+        (RequestChoice(0, (1,) * 8),),  # it has all its max_tokens already
     ):
         rig.submit(request(10, *choices))
         assert rig.refusals(), choices
-    begun = request(10, Choice(0, (1, 2)))
+    begun = request(10, RequestChoice(0, (1, 2)))
     rig.submit(begun, attach=True)
     assert rig.refusals(), "a begun choice does not wait for a prompt's pages"
     rig.requests.prefill(Prefill(begun, 1, False))
@@ -229,7 +229,7 @@ def test_pulled_pages_enter_a_cache_with_draft_kv_only_if_they_have_it() -> None
 
 def test_a_follower_without_a_slot_can_be_cancelled_while_it_waits() -> None:
     rig = Rig(max_running=2)
-    rig.submit(request(10, Choice(0), Choice(1)), attach=True)
+    rig.submit(request(10, RequestChoice(0), RequestChoice(1)), attach=True)
     rig.submit(request(5, id="b"))
     rig.scheduler.schedule()
     rig.requests.attach(Attach("a", 1, (handle(10),)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from engine_rig import Rig, request
 
-from eyas.common.types import Choice, Finish
+from eyas.common.types import RequestChoice, Finish
 from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.ipc.messages import Step
+from eyas.engine.ipc.messages import StepReply
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.plain_runner import ComputedStep, verified
@@ -128,7 +128,7 @@ def test_accepted_drafts_that_came_after_the_end_are_not_counted() -> None:
     seq.tree = DraftTree([99, 22, 23], [-1, 0, 1])
     rig.outbox.take()
     _run(rig, loop, [99, 22, 23, 24])
-    (step,) = rig.said(Step)
+    (step,) = rig.said(StepReply)
     (entry,) = step.entries
     assert (entry.tokens, entry.finish, entry.accepted, entry.offered) == ((99,), Finish.STOP, 1, 3)
 
@@ -142,7 +142,7 @@ def test_of_a_trees_branches_only_one_could_be_accepted() -> None:
     seq.tree = DraftTree([50, 21, 51, 22, 52, 23, 54], [-1, -1, 1, 1, 3, 3, 5])
     rig.outbox.take()
     _run(rig, loop, [21, 0, 22, 0, 23, 0, 24, 25])
-    (step,) = rig.said(Step)
+    (step,) = rig.said(StepReply)
     (entry,) = step.entries
     assert (entry.tokens, entry.accepted, entry.offered) == ((21, 22, 23, 24), 3, 4)
     assert rig.outbox.nodes_verified == 7
@@ -151,7 +151,7 @@ def test_of_a_trees_branches_only_one_could_be_accepted() -> None:
 def test_every_choice_of_a_prompt_opens_its_far_drafter_with_the_whole_window() -> None:
     rig, pool, drafter = Rig(), PagesOfNumbers(64), FarDrafter()
     loop = _loop(rig, pool, drafter)
-    rig.submit(request((10, 11, 12, 13, 14), Choice(0), Choice(1), Choice(2)))
+    rig.submit(request((10, 11, 12, 13, 14), RequestChoice(0), RequestChoice(1), RequestChoice(2)))
     _run(rig, loop, [20, 21, 22])
     assert drafter.opened == [(0, 0), (1, 0), (2, 0)]
     assert [list(commit.tokens) for commit in drafter.posted] == [[11, 12, 13, 14, t] for t in (20, 21, 22)]
@@ -163,7 +163,7 @@ def test_every_choice_of_a_prompt_opens_its_far_drafter_with_the_whole_window() 
 def test_a_choice_goes_on_when_the_one_that_led_its_prompt_ended_at_token_0() -> None:
     rig, pool, drafter = Rig(), PagesOfNumbers(64), FarDrafter()
     loop = _loop(rig, pool, drafter)
-    rig.submit(request((10, 11, 12, 13, 14), Choice(0), Choice(1)))
+    rig.submit(request((10, 11, 12, 13, 14), RequestChoice(0), RequestChoice(1)))
     _run(rig, loop, [99, 21])
     (seq,) = rig.scheduler.running
     assert seq.choice == 1 and drafter.opened == [(1, 0)]

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eyas.common.types import Choice, FirstToken
+from eyas.common.types import RequestChoice, FirstToken
 from eyas.engine.batch.sequence import Work
 from eyas.engine.ipc.messages import Attach, Cancel, OpenPull, PullReady
 from eyas.engine.kv.pages import PagePool
@@ -62,7 +62,7 @@ def test_choices_keep_their_slots_while_their_prompt_is_computed() -> None:
     """Else others of their call sit there, and the prompt is computed again for each choice."""
     rig = Rig(pages=40, max_running=4)
     for id, n in (("many", 3), ("one", 1), ("two", 1)):
-        made = request(10, *map(Choice, range(n)), id=id)
+        made = request(10, *map(RequestChoice, range(n)), id=id)
         rig.submit(msgspec.structs.replace(made, call="all"))
     works = rig.scheduler.schedule()
     assert [work.seq.generation.request.id for work in works] == ["many", "one"]
@@ -167,14 +167,14 @@ class _World(RuleBasedStateMachine):
     @rule(rows=st.integers(1, 20), family=st.integers(0, 2), most=st.integers(1, 30), n=st.integers(1, 2))
     def compute_here(self, rows: int, family: int, most: int, n: int) -> None:
         self.numbers += 1
-        choices = tuple(Choice(i) for i in range(n))
+        choices = tuple(RequestChoice(i) for i in range(n))
         self.rig.submit(request(self._prompt(rows, family), *choices, id=f"l{self.numbers}", max_tokens=most))
 
     @rule(rows=st.integers(1, 20), family=st.integers(0, 2), most=st.integers(1, 30), n=st.integers(1, 3))
     def pull(self, rows: int, family: int, most: int, n: int) -> None:
         self.numbers += 1
         id = f"p{self.numbers}"
-        choices = tuple(Choice(i) for i in range(n))
+        choices = tuple(RequestChoice(i) for i in range(n))
         self.rig.submit(request(self._prompt(rows, family), *choices, id=id, max_tokens=most), attach=True)
         self.rig.said(OpenPull)
         self.rig.requests.attach(Attach(id, 1, (handle(rows, id=self.numbers),)))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from engine_rig import Rig, handle, request
 
-from eyas.common.types import Choice, FirstToken, GenerationRequest
+from eyas.common.types import RequestChoice, FirstToken, GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.ipc.messages import Attach, OpenPull, Prefill
 from eyas.engine.scheduling.fairness import Shares
@@ -23,7 +23,7 @@ def of_call(call: str, number: int, n: int = 1, *, most: int = 20, caller: str =
     """A request of `call`; no two prompts are alike."""
     first = sum(map(ord, caller + call)) + 7 * number
     prompt = tuple((first + i * (1 + number)) % 97 for i in range(ROWS))
-    made = request(prompt, *map(Choice, range(n)), id=f"{caller}{call}{number}", max_tokens=most)
+    made = request(prompt, *map(RequestChoice, range(n)), id=f"{caller}{call}{number}", max_tokens=most)
     return msgspec.structs.replace(made, call=call, caller=caller)
 
 

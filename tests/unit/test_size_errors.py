@@ -17,7 +17,7 @@ from tiny import write_tiny_llama
 from eyas import cli
 from eyas.common.config import GPU_DEFAULTS, NANO, EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.memory import GIB, Memory
+from eyas.common.memory import GIB, MemoryBudget
 from eyas.common.types import Role
 from eyas.engine.checkpoint.sizes import page_bytes, parameters, weight_bytes
 from eyas.engine.models.table import read_model
@@ -68,8 +68,8 @@ def write_big(folder: Path, dtype: str = "BF16", **changes: Any) -> Path:
     return folder
 
 
-def memory(gib: float) -> Memory:
-    return Memory(int(2 * gib * GIB), int(gib * GIB), "container")
+def memory(gib: float) -> MemoryBudget:
+    return MemoryBudget(int(2 * gib * GIB), int(gib * GIB), "container")
 
 
 def cpu(model: Path, **changes: Any) -> dict[str, EngineConfig]:

@@ -24,7 +24,7 @@ from staging_rig import PAGE, PAGES, SLOTS, ByHand, staged
 
 from eyas.common.errors import TransferFailed
 from eyas.common.params import SamplingParams
-from eyas.common.types import Choice, GenerationRequest, KvKind
+from eyas.common.types import RequestChoice, GenerationRequest, KvKind
 from eyas.engine.batch.sequence import Generation, Kind
 from eyas.engine.ipc.messages import Release, Staged, StagePages, Unstage
 from eyas.engine.ipc.outbox import Outbox
@@ -84,7 +84,7 @@ def test_the_proof_page_goes_out_as_any_other(beside: tuple[KvPool, Staging]) ->
 
 
 def prompt(id: str, rows: int) -> Generation:
-    made = GenerationRequest(id, tuple(range(rows)), SamplingParams(), (Choice(0),), timeout_s=1e6)
+    made = GenerationRequest(id, tuple(range(rows)), SamplingParams(), (RequestChoice(0),), timeout_s=1e6)
     return Generation(made, 1, Kind.PREFILL, arrived=0.0, deadline=1e12)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from eyas.common.characters import NAMED
 from eyas.common.regex_syntax import Unheld
-from eyas.common.string_rules import JSON, PLAIN, Text, rules_of
+from eyas.common.string_rules import JSON, PLAIN, StringPattern, rules_of
 from tests.fuzz import grammars, schemas
 from tests.fuzz.walks import Walker
 
@@ -21,7 +21,7 @@ def walker() -> Walker:
     return Walker(random.Random(0))
 
 
-def takes(text: Text, found: str) -> bool:
+def takes(text: StringPattern, found: str) -> bool:
     rules = f'root ::= "\\"" text\n{rules_of(text, JSON, "text")}'
     return walker().takes(walker().compile(rules), json.dumps(found, ensure_ascii=False))
 
@@ -48,18 +48,18 @@ def takes(text: Text, found: str) -> bool:
     ],
 )
 def test_a_pattern_is_searched_for_with_its_places(pattern: str, good: list[str], bad: list[str]) -> None:
-    assert [text for text in good if not takes(Text((pattern,)), text)] == []
-    assert [text for text in bad if takes(Text((pattern,)), text)] == []
+    assert [text for text in good if not takes(StringPattern((pattern,)), text)] == []
+    assert [text for text in bad if takes(StringPattern((pattern,)), text)] == []
 
 
 def test_patterns_and_lengths_stand_together() -> None:
-    text = Text(("^[a-z]+$", "ab"), (), 3, 5)
+    text = StringPattern(("^[a-z]+$", "ab"), (), 3, 5)
     assert takes(text, "xab") and takes(text, "abcde")
     assert not takes(text, "ab") and not takes(text, "abcdef") and not takes(text, "xyz")
-    assert takes(Text((), (), 1, 2), '"\n') and not takes(Text((), (), 1, 2), "abc")
-    assert takes(Text((), (), 0, 500), "a" * 500) and not takes(Text((), (), 0, 500), "a" * 501)
-    assert takes(Text(("^[a-c]{2,}$",), (), 0, 300), "abc") and not takes(
-        Text(("^[a-c]{2,}$",), (), 0, 300), "a"
+    assert takes(StringPattern((), (), 1, 2), '"\n') and not takes(StringPattern((), (), 1, 2), "abc")
+    assert takes(StringPattern((), (), 0, 500), "a" * 500) and not takes(StringPattern((), (), 0, 500), "a" * 501)
+    assert takes(StringPattern(("^[a-c]{2,}$",), (), 0, 300), "abc") and not takes(
+        StringPattern(("^[a-c]{2,}$",), (), 0, 300), "a"
     )
 
 
@@ -90,7 +90,7 @@ def test_patterns_and_lengths_stand_together() -> None:
 )
 def test_what_cannot_be_followed_is_refused_by_name(pattern: str, reason: str) -> None:
     with pytest.raises(Unheld, match=reason):
-        rules_of(Text((pattern,)), JSON, "text")
+        rules_of(StringPattern((pattern,)), JSON, "text")
 
 
 def test_named_sets_are_those_of_python_too() -> None:
@@ -100,7 +100,7 @@ def test_named_sets_are_those_of_python_too() -> None:
 
 
 def test_a_long_repetition_is_written_as_it_is_built() -> None:
-    assert rules_of(Text(anchored=("(a[bc]){2,5000}",)), PLAIN, "root").count("\n") == 0
+    assert rules_of(StringPattern(anchored=("(a[bc]){2,5000}",)), PLAIN, "root").count("\n") == 0
 
 
 def test_random_patterns_let_through_what_matches() -> None:

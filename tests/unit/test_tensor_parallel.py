@@ -22,7 +22,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.errors import ConfigError, EngineError
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
-from eyas.common.types import Choice, GenerationRequest
+from eyas.common.types import RequestChoice, GenerationRequest
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
 from eyas.engine.device import calls
@@ -108,7 +108,7 @@ def _answers(config: EngineConfig, requests: Sequence[GenerationRequest]) -> lis
 
 def _request(name: str, tokens: int, choices: int = 1, **params: Any) -> GenerationRequest:
     wanted = SamplingParams(**({"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True} | params))
-    return GenerationRequest(name, PROMPT, wanted, tuple(Choice(i) for i in range(choices)))
+    return GenerationRequest(name, PROMPT, wanted, tuple(RequestChoice(i) for i in range(choices)))
 
 
 def _logprobs(result: Result) -> torch.Tensor:

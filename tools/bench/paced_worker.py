@@ -18,10 +18,10 @@ import uvloop
 
 from decode_svc.servicer import DecodeServicer
 from eyas.common import info, rpc
-from eyas.common.links import Link
+from eyas.common.links import PageLink
 from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Admitted, Cancel, Command, Ready, Step, Submit
+from eyas.engine.ipc.messages import Admitted, Cancel, Command, Ready, StepReply, Submit
 
 CONTEXT = 1 << 20  # tokens: an answer is as long as the measurement
 TOKENS = range(100, 1000)  # they come in turn: ordinary words of any vocabulary
@@ -59,7 +59,7 @@ class PacedEngine:
         """Says one token of each request."""
         entries = [self._entry(*pair, tokens=1) for pair in list(self._running.values())]
         if entries:
-            self.client.dispatch([Step(tuple(entries))])
+            self.client.dispatch([StepReply(tuple(entries))])
 
     def _entry(self, request: GenerationRequest, attempt: int, tokens: int) -> Entry:
         id, at, end = request.id, self._at[request.id], request.params.max_tokens
@@ -74,7 +74,7 @@ class PacedEngine:
             match command:
                 case Submit(request, attempt):
                     self._running[request.id], self._at[request.id] = (request, attempt), 0
-                    first = Step((self._entry(request, attempt, FIRST),))
+                    first = StepReply((self._entry(request, attempt, FIRST),))
                     self.client.dispatch([Admitted(request.id, attempt), first])
                 case Cancel(id):
                     self._forget(id)
@@ -94,7 +94,7 @@ async def serve(port: int, step_s: float) -> None:
             address, roles, 1, ready.model, ready.fingerprint, "", CONTEXT, VOCABULARY, 1, stays=True
         )
 
-    async def probe(owner: str) -> list[Link]:
+    async def probe(owner: str) -> list[PageLink]:
         return []
 
     async def flush(wait_s: float) -> int:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from eyas.common.schemas.document import Node
+from eyas.common.schemas.document import SchemaNode
 from eyas.common.schemas.numbers import Number
-from eyas.common.schemas.texts import Text
+from eyas.common.schemas.texts import StringRules
 from eyas.common.schemas.values import same
 
 
 class Literal(NamedTuple):
     """A schema that a value fits, or (False) does not."""
 
-    node: Node
+    node: SchemaNode
     fits: bool = True
 
 
@@ -38,7 +38,7 @@ class Dead(Exception):
 class Scope:
     """A schema that speaks of what its parts did not look at, and the layers that are its parts."""
 
-    node: Node
+    node: SchemaNode
     layers: list[Layer]
 
 
@@ -46,9 +46,9 @@ class Scope:
 class Layer:
     """What one schema says of an object's properties or of an array's items."""
 
-    node: Node
-    first: list[Node] = field(default_factory=list)
-    rest: Node | None = None
+    node: SchemaNode
+    first: list[SchemaNode] = field(default_factory=list)
+    rest: SchemaNode | None = None
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Case:
     literals: list[Literal] = field(default_factory=list)
     values: list[Any] | None = None
     number: Number = Number()
-    text: Text = Text()
+    text: StringRules = StringRules()
     least: int = 0
     most: int | None = None
     unique: bool = False
@@ -80,9 +80,9 @@ class Case:
     extra: dict[str, list[Literal]] = field(default_factory=dict)
     names: list[Literal] = field(default_factory=list)
     # how it was made
-    todo: list[tuple[Node, Scopes]] = field(default_factory=list)
+    todo: list[tuple[SchemaNode, Scopes]] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
-    denied: list[Node] = field(default_factory=list)
+    denied: list[SchemaNode] = field(default_factory=list)
     seen: set[Any] = field(default_factory=set)
     is_typed: bool = False
     implied: set[str] = field(default_factory=set)
@@ -106,14 +106,14 @@ class Case:
         found.extra = {name: list(literals) for name, literals in self.extra.items()}
         return found
 
-    def assume(self, node: Node, scopes: Scopes = ()) -> None:
+    def assume(self, node: SchemaNode, scopes: Scopes = ()) -> None:
         """Values fit this schema too."""
         if node.schema is False:
             raise Dead
         if node.schema is not True:
             self.todo.append((node, scopes))
 
-    def deny(self, node: Node) -> None:
+    def deny(self, node: SchemaNode) -> None:
         """Values do not fit this schema."""
         if node.schema is True or (id(node), True) in self.seen:
             raise Dead
@@ -182,11 +182,11 @@ class Split(NamedTuple):
     may_leave: bool  # an alternative that cannot be written is left out
 
 
-def fits(node: Node, scopes: Scopes = ()) -> Fact:
+def fits(node: SchemaNode, scopes: Scopes = ()) -> Fact:
     """The value fits the schema."""
     return lambda case: case.assume(node, scopes)
 
 
-def fits_not(node: Node) -> Fact:
+def fits_not(node: SchemaNode) -> Fact:
     """The value does not fit the schema."""
     return lambda case: case.deny(node)

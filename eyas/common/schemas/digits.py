@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from eyas.common.schemas.machines import Machine, Moves
+from eyas.common.schemas.machines import DigitMachine, Moves
 from eyas.common.schemas.numbers import Number
 
 MAX_MULTIPLE = 1024
@@ -23,7 +23,7 @@ MAX_STATES = 4000
 _LARGEST_FRACTION = Fraction(10**9)
 
 
-class Unwritten(Exception):
+class UnreadNumbers(Exception):
     """Numbers that no small machine reads. Its text says why."""
 
 
@@ -53,7 +53,7 @@ class _Range:
         return all((left % test.modulus == test.left) is test.wanted for test in self.tests)
 
 
-def machine_of(number: Number) -> Machine:
+def machine_of(number: Number) -> DigitMachine:
     """What reads such numbers. Raises Unwritten for one that would be too large."""
     decimals, tests = _units(number)
     moves: Moves = {}
@@ -70,7 +70,7 @@ def machine_of(number: Number) -> Machine:
             most = None if low is None else -low
             moves.setdefault("start", []).append(("-", "-", ("minus", low, high)))
             _Digits(_Range(least, most, decimals, tests, fraction), moves, ends).add(("minus", low, high))
-    return Machine("start", moves, ends)
+    return DigitMachine("start", moves, ends)
 
 
 def _units(number: Number) -> tuple[int, tuple[_Test, ...]]:
@@ -85,7 +85,7 @@ def _units(number: Number) -> tuple[int, tuple[_Test, ...]]:
             )
         decimals = next((d for d in range(40) if (of * 10**d).denominator == 1), 40)
         if decimals == 40:
-            raise Unwritten("multipleOf is of a number without an end")
+            raise UnreadNumbers("multipleOf is of a number without an end")
         tests = [_Test(int(of * 10**decimals), 0, True)]
     else:
         tests = []
@@ -96,7 +96,7 @@ def _units(number: Number) -> tuple[int, tuple[_Test, ...]]:
         tests.append(_Test(number.residue[0], number.residue[1], True))
     tests = [test for test in tests if test.modulus > 1 or not test.wanted]
     if tests and math.lcm(*(test.modulus for test in tests)) > MAX_MULTIPLE:
-        raise Unwritten(f"multipleOf must be of {MAX_MULTIPLE} steps of its last decimal at most")
+        raise UnreadNumbers(f"multipleOf must be of {MAX_MULTIPLE} steps of its last decimal at most")
     return decimals, tuple(tests)
 
 
@@ -110,7 +110,7 @@ def _intervals(number: Number, decimals: int) -> Iterator[tuple[int | None, int 
     first: int | None = max(low) if low else None
     last: int | None = min(high) if high else None
     if max(len(str(abs(bound))) for bound in (first or 0, last or 0)) > MAX_DIGITS:
-        raise Unwritten(f"a bound has more than {MAX_DIGITS} digits")
+        raise UnreadNumbers(f"a bound has more than {MAX_DIGITS} digits")
     points = sorted({int(point * unit) for point in number.excluded if (point * unit).denominator == 1})
     for point in points:
         if (first is not None and point < first) or (last is not None and point > last):
@@ -191,7 +191,7 @@ class _Digits:
         if key not in self._moves:
             self._moves[key] = []
             if len(self._moves) > MAX_STATES:
-                raise Unwritten("bounds this far apart are not supported beside this multipleOf")
+                raise UnreadNumbers("bounds this far apart are not supported beside this multipleOf")
             self._todo.append(target)
         self._moves.setdefault(where, []).append((first, last, key))
 

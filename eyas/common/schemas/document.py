@@ -23,7 +23,7 @@ _OLD = re.compile(r"draft-0[3-7]")  # in which nothing beside $ref counts
 _INDEX = re.compile(r"0|[1-9][0-9]*")
 
 
-class Node:
+class SchemaNode:
     """A schema, where it stands, and the address that references in it begin from. Each is there once."""
 
     __slots__ = ("base", "checked", "old", "pointer", "schema")
@@ -44,8 +44,8 @@ class Document:
     """All of a schema. Raises InvalidRequest for one that is too deep."""
 
     def __init__(self, root: Any, pointer: str = "#") -> None:
-        self._nodes: dict[int, Node] = {}
-        self._constants = {value: Node(value, pointer, "", False) for value in (True, False)}
+        self._nodes: dict[int, SchemaNode] = {}
+        self._constants = {value: SchemaNode(value, pointer, "", False) for value in (True, False)}
         self._resources: dict[str, Any] = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
         self._at = pointer
@@ -53,11 +53,11 @@ class Document:
         self.root = self._read(root)
 
     @property
-    def nothing(self) -> Node:
+    def nothing(self) -> SchemaNode:
         """The schema that no value fits."""
         return self._constants[False]
 
-    def node(self, parent: Node, *path: str | int) -> Node:
+    def node(self, parent: SchemaNode, *path: str | int) -> SchemaNode:
         """The schema at this path inside another one."""
         schema: Any = parent.schema
         for part in path:
@@ -67,7 +67,7 @@ class Document:
         found = self._nodes.get(id(schema))
         if found is None:
             pointer = "".join(f"/{escaped(str(part))}" for part in path)
-            found = Node(schema, parent.pointer + pointer, parent.base, parent.old)
+            found = SchemaNode(schema, parent.pointer + pointer, parent.base, parent.old)
             if isinstance(schema, dict):
                 self._nodes[id(schema)] = found
         return self._checked(found)
@@ -94,7 +94,7 @@ class Document:
                     refuse(f"{node.pointer}{path}", "a schema must be an object, true or false")
                 todo.append(self._nodes[id(part)])
 
-    def target(self, node: Node) -> Node:
+    def target(self, node: SchemaNode) -> SchemaNode:
         """What its `$ref` leads to. Raises InvalidRequest for nothing, another document, or a circle."""
         start = node
         for _ in range(_LONGEST_CHAIN):
@@ -105,10 +105,10 @@ class Document:
                 return self._checked(node)
         refuse(f"{start.pointer}/$ref", "the references go round")
 
-    def _read(self, root: Any) -> Node:
+    def _read(self, root: Any) -> SchemaNode:
         """Takes down every schema; it does not recurse."""
         old = isinstance(root, dict) and bool(_OLD.search(str(root.get("$schema", ""))))
-        first = Node(root, self._at, "", old)
+        first = SchemaNode(root, self._at, "", old)
         todo: list[tuple[Any, str, str, int]] = [(root, self._at, "", 0)]
         while todo:
             schema, pointer, base, depth = todo.pop()
@@ -117,7 +117,7 @@ class Document:
             if not isinstance(schema, dict) or id(schema) in self._nodes:
                 continue
             base = self._named(schema, base)
-            self._nodes[id(schema)] = Node(schema, pointer, base, old)
+            self._nodes[id(schema)] = SchemaNode(schema, pointer, base, old)
             todo += [(part, pointer + path, base, depth + 1) for path, part in below(schema)]
         return self._checked(self._nodes.get(id(root), first))
 
@@ -134,7 +134,7 @@ class Document:
             self._anchors[base, schema["$anchor"]] = schema
         return base
 
-    def _step(self, node: Node) -> Node:
+    def _step(self, node: SchemaNode) -> SchemaNode:
         reference = node.schema["$ref"]
         url, fragment = urldefrag(reference)
         url = urldefrag(urljoin(node.base, url)).url if url else node.base
@@ -151,12 +151,12 @@ class Document:
             pointer = f"{self._at}{fragment}" if url == "" else pointer
         known = self._nodes.get(id(found))
         if known is None:
-            known = Node(found, pointer, base, node.old)
+            known = SchemaNode(found, pointer, base, node.old)
             if isinstance(found, dict):
                 self._nodes[id(found)] = known
         return known
 
-    def _inside(self, found: Any, path: str, node: Node) -> Any:
+    def _inside(self, found: Any, path: str, node: SchemaNode) -> Any:
         for part in path.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
             try:
@@ -170,7 +170,7 @@ class Document:
                 refuse(f"{node.pointer}/$ref", f"{node.schema['$ref'][:200]} does not exist")
         return found
 
-    def _checked(self, node: Node) -> Node:
+    def _checked(self, node: SchemaNode) -> SchemaNode:
         """The node, whose keywords have the right shapes."""
         if not node.checked:
             check(node.schema, node.pointer)
@@ -178,7 +178,7 @@ class Document:
             node.checked = True
         return node
 
-    def _count(self, node: Node) -> None:
+    def _count(self, node: SchemaNode) -> None:
         if not isinstance(node.schema, dict):
             return
         self._values += len(node.schema.get("enum", ())) + ("const" in node.schema)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from eyas.common.schemas import numbers, texts
-from eyas.common.schemas.document import Document, Node
+from eyas.common.schemas.document import Document, SchemaNode
 from eyas.common.schemas.refusals import refuse
 from eyas.common.schemas.values import is_whole, kind_of, same
 
@@ -33,11 +33,11 @@ class Judge:
     def __init__(self, document: Document) -> None:
         self._document = document
 
-    def fits(self, node: Node, value: Any) -> bool:
+    def fits(self, node: SchemaNode, value: Any) -> bool:
         """Whether the value fits. Raises InvalidRequest where that cannot be said."""
         return self._verdict(node, value, 0).fits
 
-    def _verdict(self, node: Node, value: Any, depth: int) -> _Verdict:
+    def _verdict(self, node: SchemaNode, value: Any, depth: int) -> _Verdict:
         schema = node.schema
         if isinstance(schema, bool):
             return _Verdict(schema)
@@ -57,7 +57,7 @@ class Judge:
             return _NO
         return _Verdict(True, frozenset(names), frozenset(items))
 
-    def _by_itself(self, node: Node, value: Any) -> bool:
+    def _by_itself(self, node: SchemaNode, value: Any) -> bool:
         """By keywords that hold no schemas."""
         schema, kind = node.schema, kind_of(value)
         if node.old and "$ref" in schema:
@@ -84,7 +84,7 @@ class Judge:
                 )
         return True
 
-    def _in_place(self, node: Node, value: Any, depth: int) -> Iterable[_Verdict]:
+    def _in_place(self, node: SchemaNode, value: Any, depth: int) -> Iterable[_Verdict]:
         """The verdicts of schemas on the same value."""
         schema = node.schema
         if "$ref" in schema:
@@ -112,7 +112,7 @@ class Judge:
                 elif name in value:
                     yield self._verdict(self._document.node(node, word, name), value, depth)
 
-    def _fits_array(self, node: Node, value: list[Any], seen: set[int], depth: int) -> bool:
+    def _fits_array(self, node: SchemaNode, value: list[Any], seen: set[int], depth: int) -> bool:
         """By the schemas of items; adds which were looked at."""
         if node.old and "$ref" in node.schema:
             return True
@@ -140,7 +140,7 @@ class Judge:
             seen.update(range(len(value)))
         return True
 
-    def _fits_object(self, node: Node, value: dict[str, Any], seen: set[str], depth: int) -> bool:
+    def _fits_object(self, node: SchemaNode, value: dict[str, Any], seen: set[str], depth: int) -> bool:
         """By the schemas of properties; adds which were looked at."""
         schema = node.schema
         if node.old and "$ref" in schema:
@@ -163,7 +163,7 @@ class Judge:
         return True
 
 
-def items_of(document: Document, node: Node) -> tuple[list[Node], Node | None]:
+def items_of(document: Document, node: SchemaNode) -> tuple[list[SchemaNode], SchemaNode | None]:
     """The schemas of an array's first items, and that of all others if there is one."""
     schema = node.schema
     if isinstance(schema.get("items"), list):  # as it was written up to 2019
@@ -173,7 +173,7 @@ def items_of(document: Document, node: Node) -> tuple[list[Node], Node | None]:
     return first, document.node(node, "items") if "items" in schema else None
 
 
-def properties_of(document: Document, node: Node, name: str) -> list[Node]:
+def properties_of(document: Document, node: SchemaNode, name: str) -> list[SchemaNode]:
     """The schemas of the property of this name."""
     schema = node.schema
     found = [document.node(node, "properties", name)] if name in schema.get("properties", ()) else []
@@ -185,7 +185,7 @@ def properties_of(document: Document, node: Node, name: str) -> list[Node]:
     return found
 
 
-def dependents(node: Node) -> list[tuple[str, str, list[str] | None]]:
+def dependents(node: SchemaNode) -> list[tuple[str, str, list[str] | None]]:
     """What follows from a property's presence: the keyword, the property, and names; or a schema (None)."""
     found: list[tuple[str, str, list[str] | None]] = []
     for word in ("dependentRequired", "dependentSchemas", "dependencies"):

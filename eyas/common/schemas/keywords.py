@@ -20,7 +20,7 @@ from eyas.common.schemas.branches import (
     fits,
     fits_not,
 )
-from eyas.common.schemas.document import Document, Node
+from eyas.common.schemas.document import Document, SchemaNode
 from eyas.common.schemas.judge import dependents, items_of
 from eyas.common.schemas.refusals import leave
 from eyas.common.schemas.values import exactly, kind_of
@@ -46,7 +46,7 @@ class Keywords:
     def __init__(self, document: Document) -> None:
         self._document = document
 
-    def assume(self, case: Case, node: Node, scopes: Scopes) -> None:
+    def assume(self, case: Case, node: SchemaNode, scopes: Scopes) -> None:
         """Makes the case one of values that fit the schema. Raises Dead if none does."""
         schema = node.schema
         alone = node.old and "$ref" in schema
@@ -73,7 +73,7 @@ class Keywords:
                 self._assume_object(case, node, scopes)
         self._split(case, node, scopes)
 
-    def _split(self, case: Case, node: Node, scopes: Scopes) -> None:
+    def _split(self, case: Case, node: SchemaNode, scopes: Scopes) -> None:
         schema, document = node.schema, self._document
         if "not" in schema:
             case.deny(document.node(node, "not"))
@@ -90,7 +90,7 @@ class Keywords:
         if "if" in schema and ("then" in schema or "else" in schema):
             case.splits.append(Split(lambda: self._condition(node, scopes), False))
 
-    def _condition(self, node: Node, scopes: Scopes) -> Iterator[list[Fact]]:
+    def _condition(self, node: SchemaNode, scopes: Scopes) -> Iterator[list[Fact]]:
         held = self._document.node(node, "if")
         then, other = (
             [fits(self._document.node(node, name), scopes)] if name in node.schema else []
@@ -99,7 +99,7 @@ class Keywords:
         yield [fits(held, scopes), *then]
         yield [fits_not(held), *other]
 
-    def _assume_number(self, case: Case, node: Node) -> None:
+    def _assume_number(self, case: Case, node: SchemaNode) -> None:
         known = node.schema.get("format")
         if known is not None and known not in numbers.FORMATS and known not in texts.formats():
             node.refuse(
@@ -107,7 +107,7 @@ class Keywords:
             )
         case.number = numbers.both(case.number, numbers.said(node))
 
-    def _assume_string(self, case: Case, node: Node) -> None:
+    def _assume_string(self, case: Case, node: SchemaNode) -> None:
         schema = node.schema
         known = schema.get("format")
         if known is not None and known not in texts.formats() and known not in numbers.FORMATS:
@@ -120,7 +120,7 @@ class Keywords:
         if case.text.is_empty:
             raise Dead
 
-    def _assume_array(self, case: Case, node: Node, scopes: Scopes) -> None:
+    def _assume_array(self, case: Case, node: SchemaNode, scopes: Scopes) -> None:
         schema = node.schema
         case.count(
             int(schema.get("minItems", 0)), None if "maxItems" not in schema else int(schema["maxItems"])
@@ -139,7 +139,7 @@ class Keywords:
             case.contained.append(Contained(Literal(part), least, None if most is None else int(most)))
             case.count(least, None)
 
-    def _assume_object(self, case: Case, node: Node, scopes: Scopes) -> None:
+    def _assume_object(self, case: Case, node: SchemaNode, scopes: Scopes) -> None:
         schema = node.schema
         case.count(
             int(schema.get("minProperties", 0)),
@@ -157,7 +157,7 @@ class Keywords:
             case.splits.append(Split(self._dependent(node, word, (name, names), scopes), False))
 
     def _dependent(
-        self, node: Node, word: str, what: tuple[str, list[str] | None], scopes: Scopes
+        self, node: SchemaNode, word: str, what: tuple[str, list[str] | None], scopes: Scopes
     ) -> Callable[[], Iterator[list[Fact]]]:
         name, names = what
 
@@ -173,7 +173,7 @@ class Keywords:
 
     # --- what does not fit -------------------------------------------------------------------------------
 
-    def denials(self, case: Case, node: Node) -> Iterator[list[Fact]]:
+    def denials(self, case: Case, node: SchemaNode) -> Iterator[list[Fact]]:
         """The ways in which a value of the case's type does not fit the schema."""
         schema, document = node.schema, self._document
         if "$ref" in schema:
@@ -220,7 +220,7 @@ class Keywords:
         if case.kind in own:
             yield from own[case.kind](node)
 
-    def _not_array(self, node: Node) -> Iterator[list[Fact]]:
+    def _not_array(self, node: SchemaNode) -> Iterator[list[Fact]]:
         schema = node.schema
         yield from _not_counts(schema, "Items")
         first, rest = items_of(self._document, node)
@@ -244,7 +244,7 @@ class Keywords:
         if "unevaluatedItems" in schema:
             yield [_refused(node, "unevaluatedItems")]
 
-    def _not_object(self, node: Node) -> Iterator[list[Fact]]:
+    def _not_object(self, node: SchemaNode) -> Iterator[list[Fact]]:
         schema = node.schema
         for name in schema.get("required", ()):
             yield [lambda case, name=name: case.lack(name)]  # type: ignore[misc]
@@ -264,11 +264,11 @@ class Keywords:
                 yield [_refused(node, name)]
 
 
-def _refused(node: Node, name: str) -> Fact:
+def _refused(node: SchemaNode, name: str) -> Fact:
     return lambda case: leave(f"{node.pointer}/{name}", f"{name} is not supported where it must not fit")
 
 
-def _just_one(parts: list[Node], scopes: Scopes) -> Iterator[list[Fact]]:
+def _just_one(parts: list[SchemaNode], scopes: Scopes) -> Iterator[list[Fact]]:
     for i, part in enumerate(parts):
         yield [fits(part, scopes), *(fits_not(other) for j, other in enumerate(parts) if j != i)]
 
@@ -285,7 +285,7 @@ def _holds(literal: Literal, least: int) -> Fact:
     return fact
 
 
-def _item_is_not(place: int, part: Node) -> Fact:
+def _item_is_not(place: int, part: SchemaNode) -> Fact:
     def fact(case: Case) -> None:
         case.count(place + 1, None)
         case.extra.setdefault(str(place), []).append(Literal(part, False))
@@ -293,7 +293,7 @@ def _item_is_not(place: int, part: Node) -> Fact:
     return fact
 
 
-def _other_than(node: Node, values: list[Any]) -> Fact:
+def _other_than(node: SchemaNode, values: list[Any]) -> Fact:
     """The value is none of these."""
 
     def fact(case: Case) -> None:
@@ -310,7 +310,7 @@ def _other_than(node: Node, values: list[Any]) -> Fact:
     return fact
 
 
-def _differ(case: Case, node: Node, value: Any) -> None:
+def _differ(case: Case, node: SchemaNode, value: Any) -> None:
     """A list or an object is another one, as can be said of its size."""
     if not value:
         case.count(1, None)
@@ -318,7 +318,7 @@ def _differ(case: Case, node: Node, value: Any) -> None:
         leave(node.pointer, "a list or an object cannot be what a value must not be")
 
 
-def _assume_values(case: Case, node: Node) -> None:
+def _assume_values(case: Case, node: SchemaNode) -> None:
     schema = node.schema
     if "type" in schema:
         case.is_typed = True
@@ -336,7 +336,7 @@ def _assume_values(case: Case, node: Node) -> None:
             case.among([value for value in values if kind_of(value) == case.kind])
 
 
-def _not_number(node: Node) -> Iterator[list[Fact]]:
+def _not_number(node: SchemaNode) -> Iterator[list[Fact]]:
     schema = node.schema
     opposite = {"least": "below", "most": "above", "above": "most", "below": "least"}
     held = numbers.said(node)
@@ -349,7 +349,7 @@ def _not_number(node: Node) -> Iterator[list[Fact]]:
         yield [lambda case: case.say(others=(*case.number.others, of))]
 
 
-def _not_string(node: Node) -> Iterator[list[Fact]]:
+def _not_string(node: SchemaNode) -> Iterator[list[Fact]]:
     held = texts.said(node)
     if held.least:
         yield [lambda case: case.say(most=_least(case.text.most, held.least - 1))]

@@ -15,7 +15,7 @@ Moves = dict[Hashable, list[tuple[str, str, Hashable]]]
 """By state: first character, last character, next state."""
 
 
-class Machine(NamedTuple):
+class DigitMachine(NamedTuple):
     """Where it starts, its moves, and the states in which a text may end."""
 
     start: Hashable
@@ -28,7 +28,7 @@ class Machine(NamedTuple):
         return not _alive(self)[1]
 
 
-def rules(machine: Machine, name: str) -> dict[str, str]:
+def rules(machine: DigitMachine, name: str) -> dict[str, str]:
     """Right sides of rules by name; `name` reads what the machine reads."""
     blocks, alive = _blocks(machine)
     bodies: dict[int, dict[int, list[tuple[str, str]]]] = {}
@@ -65,7 +65,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _alive(machine: Machine) -> tuple[set[Hashable], bool]:
+def _alive(machine: DigitMachine) -> tuple[set[Hashable], bool]:
     """States from which an end can be reached; whether the start is one."""
     before: dict[Hashable, list[Hashable]] = {}
     for state, moves in machine.moves.items():
@@ -80,7 +80,7 @@ def _alive(machine: Machine) -> tuple[set[Hashable], bool]:
     return alive, machine.start in alive
 
 
-def _blocks(machine: Machine) -> tuple[dict[Hashable, int], list[Hashable]]:
+def _blocks(machine: DigitMachine) -> tuple[dict[Hashable, int], list[Hashable]]:
     """Which states read the same texts: a number for each; and the states that lead to an end."""
     living = _alive(machine)[0]
     alive = [state for state in {**machine.moves, **dict.fromkeys(machine.ends)} if state in living]

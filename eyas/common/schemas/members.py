@@ -17,7 +17,7 @@ from eyas.common.schemas.branches import Case, Term
 from eyas.common.schemas.refusals import refuse
 from eyas.common.schemas.rulebook import Rulebook
 from eyas.common.schemas.terms import Terms, term_of
-from eyas.common.schemas.texts import Text
+from eyas.common.schemas.texts import StringRules
 
 _MOST_STATES = 4000
 _MOST_PATTERNS = 3  # whose names are told from one another
@@ -29,7 +29,7 @@ _OF_OTHERS = {"patternProperties", *_OF_ALL}
 class Other:
     """Properties that the schema does not name: their names, and what is said of them."""
 
-    name: Text
+    name: StringRules
     term: Term
 
 
@@ -79,7 +79,7 @@ def others(terms: Terms, case: Case) -> list[Other]:
     return found
 
 
-def _by_patterns(terms: Terms, case: Case, name: Text) -> Iterator[tuple[tuple[str, ...], Text]]:
+def _by_patterns(terms: Terms, case: Case, name: StringRules) -> Iterator[tuple[tuple[str, ...], StringRules]]:
     """Which patterns names match, and the names."""
     patterns = terms.patterns(case)
     if len(patterns) <= _MOST_PATTERNS and all(map(strings.is_exact, patterns)):
@@ -105,10 +105,10 @@ def _is_closed(terms: Terms, case: Case) -> bool:
     return not case.names and not any(word in schema for schema in layers for word in words)
 
 
-def _names(terms: Terms, case: Case) -> list[Text] | None:
+def _names(terms: Terms, case: Case) -> list[StringRules] | None:
     """How names may be; None: they are all spoken of."""
     if not case.names:
-        return [Text()]
+        return [StringRules()]
     cases = [one for one in terms.cases(term_of(case.names)) if one.kind == "string"]
     return [one.text for one in cases if one.values is None] or None
 
@@ -128,7 +128,7 @@ def _able(writer: Rulebook, case: Case) -> list[Other]:
     ]
 
 
-def _classes(name: Text) -> list[Text]:
+def _classes(name: StringRules) -> list[StringRules]:
     return strings.classes(name)
 
 
@@ -225,7 +225,7 @@ class _Members:
                 rule = self._rule_of([(name, term)], f"other{i}")
                 yield f"{comma}{rule} {self._state(at, following, now, False)}"
 
-    def _rule_of(self, pairs: list[tuple[Text, Term]], suffix: str) -> str:
+    def _rule_of(self, pairs: list[tuple[StringRules, Term]], suffix: str) -> str:
         rule, sides = f"{self._name}_{suffix}", list[str]()
         for i, (name, term) in enumerate(pairs):
             for one, side in strings.rules(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from eyas.common.schemas.document import Node
+from eyas.common.schemas.document import SchemaNode
 from eyas.common.schemas.values import exactly
 
 _SIZED = {
@@ -55,7 +55,7 @@ class Number:
 NAMES = {"minimum": "least", "maximum": "most", "exclusiveMinimum": "above", "exclusiveMaximum": "below"}
 
 
-def said(node: Node) -> Number:
+def said(node: SchemaNode) -> Number:
     """What the schema says of numbers."""
     schema, found = node.schema, Number()
     for keyword, name in NAMES.items():
@@ -79,7 +79,7 @@ def both(one: Number, other: Number) -> Number:
     )
 
 
-def fits(node: Node, value: float) -> bool:
+def fits(node: SchemaNode, value: float) -> bool:
     """Whether the number is what the schema says of numbers."""
     number, held = exactly(value), said(node)
     return not (

@@ -177,7 +177,7 @@ class _Different:
         for left in range(_RESIDUES):
             try:
                 machine = digits.machine_of(replace(case.number, residue=(_RESIDUES, left)))
-            except digits.Unwritten:
+            except digits.UnreadNumbers:
                 yield "number", self._whole(case)
                 return
             if not machine.is_empty:

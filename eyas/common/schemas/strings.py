@@ -13,7 +13,7 @@ from eyas.common import string_rules
 from eyas.common.automata import Automaton, NoText, all_but, both, of_lengths, of_others, of_pattern
 from eyas.common.regex_syntax import Unheld, read
 from eyas.common.schemas.refusals import leave
-from eyas.common.schemas.texts import Text
+from eyas.common.schemas.texts import StringRules
 from eyas.common.string_rules import JSON, of_automaton
 
 _READ_OTHERWISE = re.compile(r"\\[dwsDWSbB]|(?<!\\)\.")
@@ -21,9 +21,9 @@ INITIALS = ("aAbBcCdD", "eEfFgGhHiI", "jJkKlLmMnNoO", "pPqQrR", "sStTuU")
 """First characters that tell strings from one another; other ones, and none, are one more class."""
 
 
-def rules(text: Text, name: str, pointer: str) -> dict[str, str]:
+def rules(text: StringRules, name: str, pointer: str) -> dict[str, str]:
     """Right sides of rules by name; `name` writes the strings. Raises Unwritten for what cannot be."""
-    if text == Text():
+    if text == StringRules():
         return {name: "basic_string"}
     inner = f"{name}_text"
     try:
@@ -40,9 +40,9 @@ def rules(text: Text, name: str, pointer: str) -> dict[str, str]:
     return {**found, name: rf'"\"" {inner}'}
 
 
-def is_empty(text: Text) -> bool:
+def is_empty(text: StringRules) -> bool:
     """Whether there is no such string; one whose automaton is too large may have some."""
-    if text == Text() or text.is_empty:
+    if text == StringRules() or text.is_empty:
         return text.is_empty
     if text.patterns or text.wholes or text.excluded:
         try:
@@ -52,7 +52,7 @@ def is_empty(text: Text) -> bool:
     return False
 
 
-def classes(text: Text) -> list[Text]:
+def classes(text: StringRules) -> list[StringRules]:
     """The strings by their first characters: no string is in two of these."""
     if text.initial is not None:
         return [text]
@@ -62,7 +62,7 @@ def classes(text: Text) -> list[Text]:
     ]
 
 
-def check(text: Text, pointer: str) -> None:
+def check(text: StringRules, pointer: str) -> None:
     """Raises Unwritten for a pattern that cannot be followed."""
     for pattern, _ in (*text.patterns, *text.wholes):
         try:
@@ -76,18 +76,18 @@ def is_exact(pattern: str) -> bool:
     return _READ_OTHERWISE.search(pattern) is None
 
 
-def _is_simple(text: Text) -> bool:
+def _is_simple(text: StringRules) -> bool:
     wanted = all(wanted for _, wanted in (*text.patterns, *text.wholes))
     return wanted and not text.excluded and text.initial is None
 
 
-def _simple(text: Text) -> string_rules.Text:
+def _simple(text: StringRules) -> string_rules.StringPattern:
     patterns, wholes = ([pattern for pattern, _ in some] for some in (text.patterns, text.wholes))
-    return string_rules.Text(tuple(patterns), tuple(wholes), text.least, text.most)
+    return string_rules.StringPattern(tuple(patterns), tuple(wholes), text.least, text.most)
 
 
 @lru_cache(512)
-def _automaton(text: Text) -> Automaton | None:
+def _automaton(text: StringRules) -> Automaton | None:
     """Of the strings; None: there are none. Raises Unheld for too many states."""
     parts = [of_others(sorted(text.excluded))]
     if text.initial is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from eyas.common.schemas import texts
 from eyas.common.schemas.branches import Case, Dead, Layer, Literal, Scope, Split, Term
-from eyas.common.schemas.document import Document, Node
+from eyas.common.schemas.document import Document, SchemaNode
 from eyas.common.schemas.judge import Judge, properties_of
 from eyas.common.schemas.keywords import Keywords
 from eyas.common.schemas.refusals import Unwritten, refuse
@@ -157,7 +157,7 @@ class Terms:
                 return split
         return None
 
-    def _excludes(self, case: Case, node: Node) -> bool:
+    def _excludes(self, case: Case, node: SchemaNode) -> bool:
         """Whether no value of the case fits the schema, as can be seen with little work."""
         first = case.copy()
         first.splits.clear()

@@ -11,7 +11,7 @@ from functools import lru_cache
 from eyas.common import text_formats
 from eyas.common.automata import Automaton, of_pattern, reads
 from eyas.common.regex_syntax import Unheld, read
-from eyas.common.schemas.document import Node
+from eyas.common.schemas.document import SchemaNode
 from eyas.common.schemas.refusals import leave
 
 _FREE_FORMATS = frozenset("password path file-path directory-path binary byte-string regex-text".split())
@@ -34,7 +34,7 @@ _MADE_SIMPLE = {
 
 
 @dataclass(frozen=True)
-class Text:
+class StringRules:
     """What is said of a string: how many characters, patterns that are in it or (False) not, patterns of the
     whole of it, and which strings it is not.
     """
@@ -59,18 +59,18 @@ def formats() -> frozenset[str]:
     )
 
 
-def said(node: Node) -> Text:
+def said(node: SchemaNode) -> StringRules:
     """What the schema says of strings. Raises InvalidRequest for what cannot be followed."""
     schema = node.schema
     most = schema.get("maxLength")
-    found = Text(int(schema.get("minLength", 0)), None if most is None else int(most))
+    found = StringRules(int(schema.get("minLength", 0)), None if most is None else int(most))
     if "pattern" in schema:
         found = replace(found, patterns=((simple(schema["pattern"], f"{node.pointer}/pattern"), True),))
     whole = _whole(node)
     return replace(found, wholes=((whole, True),)) if whole else found
 
 
-def both(one: Text, other: Text) -> Text:
+def both(one: StringRules, other: StringRules) -> StringRules:
     """What both say."""
     most = [text.most for text in (one, other) if text.most is not None]
     return replace(
@@ -83,7 +83,7 @@ def both(one: Text, other: Text) -> Text:
     )
 
 
-def fits(node: Node, value: str) -> bool:
+def fits(node: SchemaNode, value: str) -> bool:
     """Whether the string is what the schema says of strings."""
     text = said(node)
     return (
@@ -114,7 +114,7 @@ def _automaton(pattern: str, search: bool, pointer: str) -> Automaton:
         leave(pointer, f"the pattern is not supported: {reason}")
 
 
-def _whole(node: Node) -> str:
+def _whole(node: SchemaNode) -> str:
     """A pattern of the whole string, from its format and encoding; "": any."""
     schema = node.schema
     format = schema.get("format", "")

@@ -86,7 +86,7 @@ class Writer:
             return "basic_integer" if case.number.whole else "basic_number"
         try:
             machine = digits.machine_of(case.number)
-        except digits.Unwritten as reason:
+        except digits.UnreadNumbers as reason:
             refuse(case.where("multipleOf", "minimum", "maximum"), str(reason))
         for rule, side in machines.rules(machine, name).items():
             self.put(rule, side)
@@ -127,7 +127,7 @@ class Writer:
             case "number":
                 try:
                     return not digits.machine_of(case.number).is_empty
-                except digits.Unwritten:
+                except digits.UnreadNumbers:
                     return True  # it is refused by name where it is written
             case "string":
                 return not strings.is_empty(case.text)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eyas.common.types import GenerationRequest, PromptIds, PromptLogprobs
+from eyas.common.types import GenerationRequest, PromptIds, PromptTokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PromptScores:
 
     prompt: PromptIds
     start: int
-    found: PromptLogprobs
+    found: PromptTokenLogprobs
 
     @classmethod
     def of(cls, request: GenerationRequest) -> PromptScores | None:
@@ -37,7 +37,7 @@ class PromptScores:
         top = request.params.prompt_logprobs
         if top is None:
             return None
-        return cls(request.prompt_ids, request.params.prompt_logprobs_start, PromptLogprobs(top))
+        return cls(request.prompt_ids, request.params.prompt_logprobs_start, PromptTokenLogprobs(top))
 
     @property
     def next(self) -> int | None:
@@ -54,6 +54,6 @@ class PromptScores:
         here = places[first - row : stop - row]
         return Asked(first, here, self.prompt[first + 1 : stop + 1], self.found.top)
 
-    def add(self, asked: Asked, found: PromptLogprobs) -> None:
+    def add(self, asked: Asked, found: PromptTokenLogprobs) -> None:
         """Adds scores. Rows come in order; some are repeated if their sequence was preempted meanwhile."""
         self.found = self.found.joined(found, self.start + len(self.found) - asked.row)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from eyas.common.priority import PRIORITY_S
-from eyas.common.types import GenerationRequest, KvHandle, PromptIds, PromptLogprobs, Timings
+from eyas.common.types import GenerationRequest, KvHandle, PromptIds, PromptTokenLogprobs, EngineTimings
 from eyas.engine.batch.prompt_scores import Asked, PromptScores
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import FeatureWindow
@@ -60,12 +60,12 @@ class Generation:
         """The request's id inside the engine."""
         return self.request.id
 
-    def scored(self, asked: Asked, found: PromptLogprobs) -> None:
+    def scored(self, asked: Asked, found: PromptTokenLogprobs) -> None:
         """Adds scores. Ignored after they were sent: then their sequence was preempted and ran again."""
         if self.scores is not None:
             self.scores.add(asked, found)
 
-    def prompt_once(self) -> PromptLogprobs | None:
+    def prompt_once(self) -> PromptTokenLogprobs | None:
         """The prompt's scores, the first time; None after that, or if none were asked for."""
         scores, self.scores = self.scores, None
         return None if scores is None else scores.found
@@ -75,13 +75,13 @@ class Generation:
         """Whether work was spent on it here, or its client has a token from another worker."""
         return self.began > 0.0 or self.request.begun
 
-    def timings_once(self, now: float) -> Timings | None:
+    def timings_once(self, now: float) -> EngineTimings | None:
         """Where the time went until the first token, the first time; None after that."""
         if self.timings_told:
             return None
         self.timings_told = True
         began = self.began or now
-        return Timings(
+        return EngineTimings(
             queue_ms=1e3 * (began - self.arrived),
             prefill_ms=0.0 if self.kind is Kind.ATTACH else 1e3 * (now - began),
             transfer_ms=self.transfer_ms,

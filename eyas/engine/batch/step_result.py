@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
-from eyas.common.types import PromptLogprobs, TokenLogprob
+from eyas.common.types import PromptTokenLogprobs, TokenLogprob
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.tree import NO_DRAFTS, Drafts
@@ -36,7 +36,7 @@ class StepResult(NamedTuple):
     logprobs: SequenceOf[TokenLogprob | None] = ()
     drafts: Drafts = NO_DRAFTS
     forks: Mapping[int, tuple[int, TokenLogprob | None]] = NO_FORKS
-    scores: tuple[Asked, PromptLogprobs] | None = None
+    scores: tuple[Asked, PromptTokenLogprobs] | None = None
     features: Any = None
     ringed: int = 0
 

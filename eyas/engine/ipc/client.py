@@ -20,7 +20,7 @@ from eyas.engine.ipc.messages import (
     DraftDown,
     Event,
     Failed,
-    Failure,
+    WireFailure,
     LinkProbed,
     Lost,
     PrefillDone,
@@ -29,7 +29,7 @@ from eyas.engine.ipc.messages import (
     Rejected,
     Released,
     Staged,
-    Step,
+    StepReply,
     Stopped,
     WatchUpdate,
 )
@@ -138,13 +138,13 @@ class EngineClient:
         """Tells every owner that the engine is gone, and refuses new streams with `error`."""
         self._refusal = error
         for owner in list(self._owners.values()):
-            owner(Stopped(Failure.of(error)))
+            owner(Stopped(WireFailure.of(error)))
 
     def dispatch(self, events: Sequence[Event]) -> None:
         """Gives each event to its owner. Events of a stream that has ended are dropped."""
         for event in events:
             match event:
-                case Step():
+                case StepReply():
                     self._handle(event)
                     self._split(event)
                 case Admitted() | Rejected() | Lost() | Failed() | PrefillStarted() | PrefillDone():
@@ -158,13 +158,13 @@ class EngineClient:
                 case _:
                     self._handle(event)
 
-    def _split(self, step: Step) -> None:
-        """Gives each stream a `Step` of its own entries."""
+    def _split(self, step: StepReply) -> None:
+        """Gives each stream a `StepReply` of its own entries."""
         entries: dict[str, list[Entry]] = {}
         for entry in step.entries:
             entries.setdefault(entry.id.partition(":")[0], []).append(entry)
         for number, own in entries.items():
-            self._give(int(number), step if len(entries) == 1 else Step(tuple(own)))
+            self._give(int(number), step if len(entries) == 1 else StepReply(tuple(own)))
 
     def _give(self, number: int, event: Event) -> None:
         owner = self._owners.get(number)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
-from eyas.common.message import Failure, Message
+from eyas.common.message import WireFailure, TaggedMessage
 from eyas.common.params import SamplingParams
 from eyas.common.pool import Export, PoolInfo
-from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, Step
+from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, StepReply
 from eyas.common.step_times import StepRates
 from eyas.common.types import FAST, Backlog, FirstToken, GenerationRequest, KvHandle
 from eyas.engine.ipc.transfer_messages import (
@@ -46,7 +46,7 @@ from eyas.engine.ipc.transfer_messages import (
 # --- commands: generation ----------------------------------------------------------------------------
 
 
-class Submit(Message, frozen=True):
+class Submit(TaggedMessage, frozen=True):
     """Starts a generation. With `attach`, nothing is computed before `Attach`; else it is computed here."""
 
     request: GenerationRequest
@@ -54,7 +54,7 @@ class Submit(Message, frozen=True):
     attach: bool
 
 
-class Attach(Message, frozen=True):
+class Attach(TaggedMessage, frozen=True):
     """The KV of a waiting generation: pull `handles`, or compute the prompt here if there are none.
 
     `first_tokens` comes only without handles: token 0 of each choice, if it was delivered already.
@@ -66,14 +66,14 @@ class Attach(Message, frozen=True):
     first_tokens: tuple[FirstToken, ...] = ()
 
 
-class Cancel(Message, frozen=True):
+class Cancel(TaggedMessage, frozen=True):
     """Ends one choice, or the request if `choice` is None, in any state. Unknown ids are ignored."""
 
     id: str
     choice: int | None = None
 
 
-class Prefill(Message, frozen=True):
+class Prefill(TaggedMessage, frozen=True):
     """Computes a prompt's KV, samples token 0 of each choice and offers the pages under leases."""
 
     request: GenerationRequest
@@ -84,7 +84,7 @@ class Prefill(Message, frozen=True):
 # --- drafting: decode engine -> its front -> draft front -> draft engine, and back ----------------------
 
 
-class DraftOpen(Message, frozen=True):
+class DraftOpen(TaggedMessage, frozen=True):
     """A sequence starts drafting. Rows below `base_len` are pulled by `handle`, or do not exist.
 
     `params` and `choice` key the sampling noise. Its tokens come with its commits. `place`: in the channel's
@@ -101,7 +101,7 @@ class DraftOpen(Message, frozen=True):
     place: int = -1
 
 
-class DraftCommit(Message, frozen=True):
+class DraftCommit(TaggedMessage, frozen=True):
     """Certain rows of a sequence, and the request for one proposal after them.
 
     Row j is (feature of position base_len + j, token base_len + j + 1). `features`: float32 little-endian,
@@ -120,14 +120,14 @@ class DraftCommit(Message, frozen=True):
     place: int = -1
 
 
-class DraftClose(Message, frozen=True):
+class DraftClose(TaggedMessage, frozen=True):
     """The decode engine needs no more drafts for a sequence."""
 
     seq: int
     generation: int
 
 
-class Proposal(Message, frozen=True):
+class Proposal(TaggedMessage, frozen=True):
     """Draft tokens below the token at position `base_len`. parents[i] is an index; -1: the root."""
 
     seq: int
@@ -137,7 +137,7 @@ class Proposal(Message, frozen=True):
     parents: tuple[int, ...]
 
 
-class DraftClosed(Message, frozen=True):
+class DraftClosed(TaggedMessage, frozen=True):
     """The draft worker dropped a sequence. `seq` 0: all of them, because the stream broke."""
 
     seq: int
@@ -162,7 +162,7 @@ class DraftChannel(msgspec.Struct, frozen=True):
     dtype: str = ""
 
 
-class DraftUp(Message, frozen=True):
+class DraftUp(TaggedMessage, frozen=True):
     """Decode engine to draft engine, one batch per step."""
 
     opens: tuple[DraftOpen, ...] = ()
@@ -173,7 +173,7 @@ class DraftUp(Message, frozen=True):
     peer: int = 0  # on the draft side: the front's number for the decode engine's stream
 
 
-class DraftDown(Message, frozen=True):
+class DraftDown(TaggedMessage, frozen=True):
     """Draft engine to decode engine, one batch per step. An empty one says that the worker is connected.
 
     `no_channel`: why it does not take the channel that was offered; empty: nothing is said of that.
@@ -186,31 +186,31 @@ class DraftDown(Message, frozen=True):
     peer: int = 0
 
 
-class DraftPeerGone(Message, frozen=True):
+class DraftPeerGone(TaggedMessage, frozen=True):
     """On the draft side: the decode engine behind `peer` hung up. Its sequences are dropped."""
 
     peer: int
 
 
-class FlushCache(Message, frozen=True):
+class FlushCache(TaggedMessage, frozen=True):
     """Empties the prefix cache once nothing runs, within `wait_s`. The answer is one `CacheFlushed`."""
 
     call: int
     wait_s: float
 
 
-class Drain(Message, frozen=True):
+class Drain(TaggedMessage, frozen=True):
     """Accept nothing more; leave once all accepted requests have ended and no lease is left."""
 
 
-class Shutdown(Message, frozen=True):
+class Shutdown(TaggedMessage, frozen=True):
     """Leave the loop at once and free everything."""
 
 
 # --- events ------------------------------------------------------------------------------------------
 
 
-class Ready(Message, frozen=True):
+class Ready(TaggedMessage, frozen=True):
     """The first event: the engine is loaded and warmed up. It describes what the engine serves.
 
     `fingerprint` and `draft_fingerprint` identify model and head. `slowest_step_s`: seconds, measured during
@@ -271,7 +271,7 @@ class DraftsAhead(msgspec.Struct, frozen=True, array_like=True):
     drafted: int = 0
 
 
-class Load(Message, frozen=True):
+class Load(TaggedMessage, frozen=True):
     """Progress, load and running totals. Sent after every loop that changed the load, and every 0.5 s.
 
     `running` and `waiting` count sequences; a request without sequences counts as one. Both are 0 on an idle
@@ -306,11 +306,11 @@ class Load(Message, frozen=True):
     ahead: DraftsAhead = DraftsAhead()
 
 
-class Alive(Message, frozen=True):
+class Alive(TaggedMessage, frozen=True):
     """The engine is at work within a loop that takes long. Sent at most twice a second."""
 
 
-class Cached(Message, frozen=True):
+class Cached(TaggedMessage, frozen=True):
     """Pages that the prefix cache got and lost since the last one, by name (`eyas.common.page_names`).
 
     Those that it lost go first.
@@ -322,18 +322,18 @@ class Cached(Message, frozen=True):
     dropped: bytes
 
 
-class CacheFlushed(Message, frozen=True):
+class CacheFlushed(TaggedMessage, frozen=True):
     """The answer to `FlushCache`: the pages that the cache had; after a failure it is as it was."""
 
     call: int
     pages: int = 0
-    failure: Failure | None = None
+    failure: WireFailure | None = None
 
 
-class Stopped(Message, frozen=True):
+class Stopped(TaggedMessage, frozen=True):
     """The engine left its loop. `failure` says why, unless it was asked to."""
 
-    failure: Failure | None = None
+    failure: WireFailure | None = None
 
 
 Command = (
@@ -367,7 +367,7 @@ Event = (
     | Rejected
     | Lost
     | Failed
-    | Step
+    | StepReply
     | PrefillStarted
     | PrefillDone
     | WatchUpdate

@@ -9,7 +9,7 @@ from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, TokenLogprob
 from eyas.engine.batch.sequence import Generation, Sequence
 from eyas.engine.batch.tree import NO_DRAFTS, Drafts
-from eyas.engine.ipc.messages import Event, Failed, Failure, Rejected, Step
+from eyas.engine.ipc.messages import Event, Failed, WireFailure, Rejected, StepReply
 
 
 class Outbox:
@@ -56,14 +56,14 @@ class Outbox:
 
     def rejected(self, generation_id: str, attempt: int, error: EyasError) -> None:
         """Queues the refusal of a request."""
-        self.add(Rejected(generation_id, attempt, Failure.of(error)))
+        self.add(Rejected(generation_id, attempt, WireFailure.of(error)))
 
     def failed(self, generation: Generation, error: EyasError) -> None:
         """Queues the failure of an admitted request."""
-        self.add(Failed(generation.id, generation.attempt, Failure.of(error)))
+        self.add(Failed(generation.id, generation.attempt, WireFailure.of(error)))
 
     def take(self) -> list[Event]:
         """Takes all events out, in order; the step's tokens come last."""
         events, entries = self._events, self._entries
         self._events, self._entries = [], []
-        return [*events, Step(tuple(entries))] if entries else events
+        return [*events, StepReply(tuple(entries))] if entries else events

@@ -6,15 +6,15 @@ front, and asks its front for the copies that only fronts can make.
 
 from __future__ import annotations
 
-from eyas.common.links import Link
-from eyas.common.message import Failure, Message
+from eyas.common.links import PageLink
+from eyas.common.message import WireFailure, TaggedMessage
 from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle, KvKind
 
 # --- commands: owner side (this worker holds the pages) ----------------------------------------------
 
 
-class WatchOpened(Message, frozen=True):
+class WatchOpened(TaggedMessage, frozen=True):
     """A puller opened (or raised to a higher attempt) its Watch: the lease is alive while it stays open."""
 
     watch: int  # the front's number for this stream; WatchUpdate events carry it back
@@ -22,13 +22,13 @@ class WatchOpened(Message, frozen=True):
     attempt: int
 
 
-class WatchClosed(Message, frozen=True):
+class WatchClosed(TaggedMessage, frozen=True):
     """The Watch stream ended."""
 
     watch: int
 
 
-class Release(Message, frozen=True):
+class Release(TaggedMessage, frozen=True):
     """The puller has read its last byte. The answer is `Released` with the same `call`; none to call 0."""
 
     call: int
@@ -37,7 +37,7 @@ class Release(Message, frozen=True):
     attempt: int
 
 
-class StagePages(Message, frozen=True):
+class StagePages(TaggedMessage, frozen=True):
     """Asks for copies of a handle's pages where the front can read them. The answer is one `Staged`.
 
     At most `kv_transfer.layout.window_pages` of them. `handle` 0: the proof page, which no handle names.
@@ -49,7 +49,7 @@ class StagePages(Message, frozen=True):
     pages: tuple[int, ...]
 
 
-class Unstage(Message, frozen=True):
+class Unstage(TaggedMessage, frozen=True):
     """The front reads the copies of a `StagePages` no more, whether they were made yet or not."""
 
     call: int
@@ -58,21 +58,21 @@ class Unstage(Message, frozen=True):
 # --- commands: puller side (this worker pulls pages) -------------------------------------------------
 
 
-class PullMet(Message, frozen=True):
+class PullMet(TaggedMessage, frozen=True):
     """The owner's pages have the same meaning as ours, and `pool` says how they can be reached."""
 
     pull: int
     pool: PoolInfo
 
 
-class PullReady(Message, frozen=True):
+class PullReady(TaggedMessage, frozen=True):
     """The owner's rows below `tokens` may be read. `pull` is the number of the `OpenPull` event."""
 
     pull: int
     tokens: int
 
 
-class PullDone(Message, frozen=True):
+class PullDone(TaggedMessage, frozen=True):
     """The owner finished: token 0 of every choice, and the last feature (float32 bytes) for the drafter."""
 
     pull: int
@@ -80,21 +80,21 @@ class PullDone(Message, frozen=True):
     last_feature: bytes = b""
 
 
-class PullFailed(Message, frozen=True):
+class PullFailed(TaggedMessage, frozen=True):
     """The Watch ended without `PullDone`, or the owner said Failed."""
 
     pull: int
-    failure: Failure
+    failure: WireFailure
 
 
-class PullReleased(Message, frozen=True):
+class PullReleased(TaggedMessage, frozen=True):
     """The owner's verdict on `ReleasePull`: only a valid one makes the pulled pages usable."""
 
     pull: int
     valid: bool
 
 
-class ProbeLink(Message, frozen=True):
+class ProbeLink(TaggedMessage, frozen=True):
     """Asks how fast pages come from `pool`, of the worker of that name. The answer is one `LinkProbed`.
 
     The copies that this takes have the number -`call` where others have that of a pull.
@@ -107,17 +107,17 @@ class ProbeLink(Message, frozen=True):
     pool: PoolInfo
 
 
-class CopyStopped(Message, frozen=True):
+class CopyStopped(TaggedMessage, frozen=True):
     """The answer to `CopyPages`: from now on nothing writes its destination pages, even after a failure."""
 
     pull: int
     number: int
     bytes: int
     seconds: float
-    failure: Failure | None = None
+    failure: WireFailure | None = None
 
 
-class CopyStaged(Message, frozen=True):
+class CopyStaged(TaggedMessage, frozen=True):
     """The answer to `StageCopy`: the owner's staging has the pages in `slots` until `CopyRead`."""
 
     pull: int
@@ -128,7 +128,7 @@ class CopyStaged(Message, frozen=True):
 # --- events: owner side ------------------------------------------------------------------------------
 
 
-class WatchUpdate(Message, frozen=True):
+class WatchUpdate(TaggedMessage, frozen=True):
     """For the Watch stream `watch`: how many rows can be read; at last done or failed, which ends it."""
 
     watch: int
@@ -136,28 +136,28 @@ class WatchUpdate(Message, frozen=True):
     done: bool = False
     choices: tuple[FirstToken, ...] = ()
     last_feature: bytes = b""
-    failure: Failure | None = None
+    failure: WireFailure | None = None
 
 
-class Released(Message, frozen=True):
+class Released(TaggedMessage, frozen=True):
     """The answer to `Release`: `valid` if the lease never lapsed, so that the bytes read are good."""
 
     call: int
     valid: bool
 
 
-class Staged(Message, frozen=True):
+class Staged(TaggedMessage, frozen=True):
     """The answer to `StagePages`: slots of the staging file, one per page, the front's until `Unstage`."""
 
     call: int
     slots: tuple[int, ...] = ()
-    failure: Failure | None = None
+    failure: WireFailure | None = None
 
 
 # --- events: puller side -----------------------------------------------------------------------------
 
 
-class OpenPull(Message, frozen=True):
+class OpenPull(TaggedMessage, frozen=True):
     """Asks the front to open a Watch on handle.worker and to relay it as Pull* commands with `pull`.
 
     `known`: the worker has described these pages before; else it is asked to, and `PullMet` brings it.
@@ -169,7 +169,7 @@ class OpenPull(Message, frozen=True):
     known: bool = False
 
 
-class CopyPages(Message, frozen=True):
+class CopyPages(TaggedMessage, frozen=True):
     """Asks the front to fetch the owner's `pages` into our `dst_pages`. The answer is one `CopyStopped`.
 
     `proof`: it is the owner's proof page, which no handle names. So are all pages of a `pull` below 0.
@@ -182,7 +182,7 @@ class CopyPages(Message, frozen=True):
     proof: bool = False
 
 
-class StageCopy(Message, frozen=True):
+class StageCopy(TaggedMessage, frozen=True):
     """Asks the front to have the owner copy its `pages` to staging, which we read ourselves.
 
     The answer is a `CopyStaged`, unless it fails, and at last one `CopyStopped` of no bytes: without a
@@ -195,41 +195,41 @@ class StageCopy(Message, frozen=True):
     proof: bool = False
 
 
-class CopyRead(Message, frozen=True):
+class CopyRead(TaggedMessage, frozen=True):
     """The slots of a `CopyStaged` have been read."""
 
     pull: int
     number: int
 
 
-class LinkProbed(Message, frozen=True):
+class LinkProbed(TaggedMessage, frozen=True):
     """The answer to `ProbeLink`."""
 
     call: int
-    link: Link
+    link: PageLink
 
 
-class StopCopy(Message, frozen=True):
+class StopCopy(TaggedMessage, frozen=True):
     """Asks the front to end this fetch, if it still runs; the Watch stays open."""
 
     pull: int
     number: int
 
 
-class ReleasePull(Message, frozen=True):
+class ReleasePull(TaggedMessage, frozen=True):
     """Asks the front to call Release on the handle's owner. The answer is `PullReleased`."""
 
     pull: int
 
 
-class ReleaseHandle(Message, frozen=True):
+class ReleaseHandle(TaggedMessage, frozen=True):
     """Asks the front to call Release on the handle's owner, whose verdict is known or not needed."""
 
     handle: KvHandle
     attempt: int
 
 
-class ClosePull(Message, frozen=True):
+class ClosePull(TaggedMessage, frozen=True):
     """Asks the front to end the Watch of `pull` and its fetches. Only their `CopyStopped` still follow."""
 
     pull: int

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from eyas.common.errors import EyasError
 from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
 from eyas.engine.batch.sequence import Generation
-from eyas.engine.ipc.messages import Failure, Release, Released, WatchClosed, WatchOpened, WatchUpdate
+from eyas.engine.ipc.messages import WireFailure, Release, Released, WatchClosed, WatchOpened, WatchUpdate
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import Owned
 from kv_transfer.layout import pages_for
@@ -125,7 +125,7 @@ class Leases:
 
 
 def _message(update: Update) -> WatchUpdate:
-    failure = None if update.failure is None else Failure.of(update.failure)
+    failure = None if update.failure is None else WireFailure.of(update.failure)
     return WatchUpdate(
         update.watch, update.tokens, update.done, update.first_tokens, update.last_feature, failure
     )

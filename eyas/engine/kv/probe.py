@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eyas.common.errors import EyasError, Overloaded, TransferFailed
-from eyas.common.links import Link
+from eyas.common.links import PageLink
 from eyas.common.types import Shard
 from eyas.engine.ipc.messages import LinkProbed, Moved, ProbeLink
 from eyas.engine.ipc.outbox import Outbox
@@ -85,9 +85,9 @@ class _Probe:
             self.error = TransferFailed(f"its copies have not ended within {LIMIT_S:g} s")
             self.approach.stop()
 
-    def link(self, passed_over: dict[str, str], moved: Moved) -> Link:
+    def link(self, passed_over: dict[str, str], moved: Moved) -> PageLink:
         """What was seen."""
-        return Link(
+        return PageLink(
             rank=self.theirs.rank,
             path=self.path,
             passed_over=passed_over,
@@ -160,7 +160,7 @@ class Prober:
             self._probe = None
 
     def _refuse(self, command: ProbeLink, error: EyasError) -> None:
-        self.outbox.add(LinkProbed(command.call, Link(command.rank, problem=error.message)))
+        self.outbox.add(LinkProbed(command.call, PageLink(command.rank, problem=error.message)))
 
 
 def spare(pool: PagePool, cache: PrefixCache | None, wanted: int) -> list[int]:

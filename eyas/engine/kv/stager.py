@@ -12,7 +12,7 @@ from functools import partial
 
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import KvKind
-from eyas.engine.ipc.messages import Failure, Staged, StagePages, Unstage
+from eyas.engine.ipc.messages import WireFailure, Staged, StagePages, Unstage
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.slots import Slots
 from eyas.engine.kv.staging import Staging
@@ -125,4 +125,4 @@ class Stager:
             held.outlet.slots.give(held.slots)
 
     def _refuse(self, call: int, error: EyasError) -> None:
-        self.outbox.add(Staged(call, failure=Failure.of(error)))
+        self.outbox.add(Staged(call, failure=WireFailure.of(error)))

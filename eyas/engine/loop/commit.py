@@ -11,7 +11,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from eyas.common.types import FirstToken, Timings
+from eyas.common.types import FirstToken, EngineTimings
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.stopping import finish
@@ -119,6 +119,6 @@ class Committer:
             first.append(FirstToken(choice, token, logprob, why, generation.prompt_once()))
         feature = b"" if one.features is None else one.features[-1].float().cpu().numpy().tobytes()
         self.leases.finished(generation, tuple(first), feature)
-        timings = generation.timings_once(time.monotonic()) or Timings()
+        timings = generation.timings_once(time.monotonic()) or EngineTimings()
         self.outbox.add(PrefillDone(generation.id, generation.attempt, tuple(first), timings))
         self.on_end(seq)

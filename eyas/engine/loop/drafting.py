@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from eyas.common.config import EngineConfig, SpeculationConfig
-from eyas.common.types import DraftLimits, KvHandle
+from eyas.common.types import RequestDraftLimits, KvHandle
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import DraftTree
@@ -28,7 +28,7 @@ from eyas.engine.speculation.depth import narrowed, shallower
 from eyas.engine.speculation.drafter import Commit, Draft, Drafter
 from eyas.engine.speculation.pacing import Pacing
 
-NO_LIMITS = DraftLimits()
+NO_LIMITS = RequestDraftLimits()
 NOTHING = DraftTree((), ())
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eyas.common.types import PromptLogprobs, TokenLogprob
+from eyas.common.types import PromptTokenLogprobs, TokenLogprob
 
 SLICE = 64
 """Rows whose logits exist at the same time."""
@@ -39,10 +39,10 @@ class Scores:
         """Those of one attention rank, where each part is [ranks, ...]."""
         return Scores(self.own[rank], self.ids[rank], self.best[rank])
 
-    def packed(self) -> PromptLogprobs:
+    def packed(self) -> PromptTokenLogprobs:
         """The same as bytes, for messages. Waits for the device."""
         own, ids, best = (part.cpu().numpy().tobytes() for part in (self.own, self.ids, self.best))
-        return PromptLogprobs(self.ids.shape[1], own, ids, best)
+        return PromptTokenLogprobs(self.ids.shape[1], own, ids, best)
 
     def rows(self) -> list[TokenLogprob]:
         """One entry per row. Waits for the device."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
-from eyas.common.types import Choice, DraftLimits, GenerationRequest
+from eyas.common.types import RequestChoice, RequestDraftLimits, GenerationRequest
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.scheduling.ranked import Schedulers
 
@@ -49,7 +49,7 @@ class Admission:
         if self.drafts is not None and request.speculative:
             _check_limits(request.draft_limits, self.drafts)
 
-    def _check_choices(self, choices: tuple[Choice, ...], most: int, slots: int) -> None:
+    def _check_choices(self, choices: tuple[RequestChoice, ...], most: int, slots: int) -> None:
         """Each must have fewer than `most` tokens: with that many it has ended, or it is begun elsewhere."""
         indices = {choice.index for choice in choices}
         if not choices or len(indices) < len(choices) or min(indices) < 0:
@@ -65,7 +65,7 @@ class Admission:
         return 0 <= token < self.vocab_size
 
 
-def _check_limits(asked: DraftLimits, most: SpeculationConfig) -> None:
+def _check_limits(asked: RequestDraftLimits, most: SpeculationConfig) -> None:
     """Raises InvalidRequest for limits beyond the engine's own."""
     for name, number, limit in (
         ("steps", asked.steps, most.steps),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from eyas.common.errors import Busy
-from eyas.common.message import Failure
+from eyas.common.message import WireFailure
 from eyas.engine.ipc.messages import CacheFlushed, FlushCache
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.scheduling.ranked import Schedulers
@@ -41,5 +41,5 @@ class Flushes:
             return
         late = [call for call, until in self._waiting if now >= until]
         self._waiting = [(call, until) for call, until in self._waiting if now < until]
-        refusal = Failure.of(Busy(f"it still has {work or 'pages that are being copied'}"))
+        refusal = WireFailure.of(Busy(f"it still has {work or 'pages that are being copied'}"))
         self.outbox.add(*(CacheFlushed(call, failure=refusal) for call in late))

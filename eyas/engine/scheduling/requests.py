@@ -25,7 +25,7 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.logging import serving
-from eyas.common.types import Choice, FirstToken, GenerationRequest, KvHandle, KvKind
+from eyas.common.types import RequestChoice, FirstToken, GenerationRequest, KvHandle, KvKind
 from eyas.engine.batch.prompt_scores import PromptScores
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
 from eyas.engine.ipc.messages import Admitted, Attach, Cancel, Drain, Lost, Prefill, Submit
@@ -331,7 +331,7 @@ class Requests:
         generation.kind = Kind.LOCAL
         known = {first.choice: first for first in first_tokens}
         choices = tuple(
-            Choice(c.index, (known[c.index].token,)) if c.index in known else c
+            RequestChoice(c.index, (known[c.index].token,)) if c.index in known else c
             for c in generation.request.choices
             if c.index not in known or known[c.index].finish is None
         )
@@ -374,7 +374,7 @@ class Requests:
         self.outbox.add(Admitted(request.id, attempt))
         return generation
 
-    def _enqueue(self, generation: Generation, choices: tuple[Choice, ...]) -> None:
+    def _enqueue(self, generation: Generation, choices: tuple[RequestChoice, ...]) -> None:
         """Queues the choices. Those without output share one prompt: the first leads, the others fork."""
         prompt = generation.request.prompt_ids
         fresh = [c.index for c in choices if not c.output_ids]

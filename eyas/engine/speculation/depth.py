@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from eyas.common.config import SpeculationConfig
-from eyas.common.types import DraftLimits
+from eyas.common.types import RequestDraftLimits
 from eyas.engine.speculation.acceptance import Acceptance, Floats, Ints
 from eyas.engine.speculation.round_times import RoundTimes
 
@@ -49,7 +49,7 @@ def shallower(spec: SpeculationConfig, steps: int) -> SpeculationConfig:
     return replace(less, draft_tokens=nodes)
 
 
-def narrowed(spec: SpeculationConfig, limits: DraftLimits) -> SpeculationConfig:
+def narrowed(spec: SpeculationConfig, limits: RequestDraftLimits) -> SpeculationConfig:
     """`spec` within a request's own limits."""
     topk, nodes = limits.topk or spec.topk, limits.draft_tokens or spec.draft_tokens
     steps = min(spec.deepest, limits.deepest or spec.deepest)
