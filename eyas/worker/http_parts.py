@@ -14,7 +14,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from gateway.parts import Parts
 
 
-class Outbox:
+class PartsOutbox:
     """The connections of one server that hold parts: they are flushed when the loop next turns."""
 
     __slots__ = ("_holders",)
@@ -43,7 +43,7 @@ class HeldParts(Parts):
 
     __slots__ = ("_flow", "_held", "_outbox", "_transport", "blocked", "cut")
 
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl, outbox: Outbox) -> None:
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl, outbox: PartsOutbox) -> None:
         self._transport = transport
         self._flow = flow
         self._outbox = outbox

@@ -27,7 +27,7 @@ from eyas.common.errors import (
 from eyas.common.logging import Rarely, known_as
 from eyas.worker.http_expect import closes_unread
 from eyas.worker.http_head import check_framing, target, without_upgrade
-from eyas.worker.http_parts import HeldParts, Outbox
+from eyas.worker.http_parts import HeldParts, PartsOutbox
 from eyas.worker.http_plain import without_chunks
 from gateway.openai_reply import error_body
 from gateway.parts import PARTS
@@ -59,7 +59,7 @@ class Connections:
         self._open: set[HttpProtocol] = set()
         self._waiting: dict[HttpProtocol, None] = {}  # they wait for a request; the one idle longest is first
         self._alarm = Rarely(_log)
-        self.outbox = Outbox()
+        self.outbox = PartsOutbox()
 
     def protocol(self, **given: Any) -> HttpProtocol:
         """The factory that uvicorn calls for each connection."""

@@ -15,7 +15,7 @@ from eyas.common.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerGpus:
     """A worker's first GPU, "cuda:1" for instance, and the fraction of the memory of each of its GPUs."""
 
     device: str
@@ -24,7 +24,7 @@ class Place:
 
 def places(
     ranks: Mapping[str, int], numbers: Sequence[int], fraction: float, memory: Sequence[int | None]
-) -> dict[str, Place]:
+) -> dict[str, WorkerGpus]:
     """A place for each worker. Workers whose GPU is named several times share it, in equal fractions.
 
     `ranks`: how many GPUs each worker takes; `numbers`: those GPUs, worker after worker. `fraction`: of a
@@ -42,7 +42,7 @@ def places(
     for gpu, names in sharers.items():
         _check_shares(gpu, names, fraction, memory[gpu])
     return {
-        name: Place(f"cuda:{gpus[0]}", fraction / max(len(sharers[gpu]) for gpu in gpus))
+        name: WorkerGpus(f"cuda:{gpus[0]}", fraction / max(len(sharers[gpu]) for gpu in gpus))
         for name, gpus in own.items()
     }
 

@@ -23,7 +23,7 @@ from kv_transfer.backends.table import NONE
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class HostResources:
     """What a cluster may use: cores, the bytes of each GPU, by number (None: unknown), and of its memory."""
 
     cores: int
@@ -39,7 +39,7 @@ class ClusterPlan:
     gateway: GatewayConfig
 
 
-def plan(config: ServeConfig, ports: Iterator[int], machine: Machine) -> ClusterPlan:
+def plan(config: ServeConfig, ports: Iterator[int], machine: HostResources) -> ClusterPlan:
     """The processes for `config`. CPU engines, and each one's attention ranks, share all cores but one, with
     at least one thread each.
 

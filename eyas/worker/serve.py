@@ -29,7 +29,7 @@ from eyas.common.tls import door_context, service_tls
 from eyas.worker.child import Child, LogLine
 from eyas.worker.folder import check_engine, check_gateway
 from eyas.worker.keeper import keep
-from eyas.worker.plan import Machine, gateway_argv, plan, worker_argv
+from eyas.worker.plan import HostResources, gateway_argv, plan, worker_argv
 from eyas.worker.pool_folder import new_pool_folder
 from eyas.worker.ports import free_ports
 from eyas.worker.room import check_room
@@ -66,7 +66,7 @@ class LocalCluster:
         self._progress = progress
         self._pool_dir = config.engine.pool_dir
         bytes_of_gpus = () if config.engine.device == "cpu" else gpus.memory()
-        machine = Machine(len(os.sched_getaffinity(0)), bytes_of_gpus, memory())
+        machine = HostResources(len(os.sched_getaffinity(0)), bytes_of_gpus, memory())
         self._plan = plan(config, free_ports(), machine)
         engines = {name: worker.engine for name, worker in self._plan.workers.items()}
         check_room(engines, machine.gpus, machine.memory)

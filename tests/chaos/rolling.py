@@ -31,7 +31,7 @@ from rich.table import Table
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.types import GenerationRequest, Role
 from eyas.worker.child import Child
-from eyas.worker.plan import ClusterPlan, Machine, gateway_argv, plan, worker_argv
+from eyas.worker.plan import ClusterPlan, HostResources, gateway_argv, plan, worker_argv
 from eyas.worker.ports import free_ports
 from tests.chaos.streams import make_requests
 
@@ -217,7 +217,7 @@ async def by_hand(config: ServeConfig) -> AsyncIterator[ByHand]:
         engine = dataclasses.replace(config.engine, pool_dir=pools)
         ports = free_ports()
         gateway = GatewayConfig(port=next(ports), grpc_port=next(ports), drain_s=GATEWAY_DRAIN_S)
-        made = plan(dataclasses.replace(config, gateway=gateway, engine=engine), ports, Machine(cores=1))
+        made = plan(dataclasses.replace(config, gateway=gateway, engine=engine), ports, HostResources(cores=1))
         cluster = ByHand(dataclasses.replace(made, workers=_draining(made.workers)))
         try:
             await cluster.start()
@@ -271,7 +271,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of what is asked")
     given = parser.parse_args()
     config = ServeConfig(layout="split", prefill=2, decode=2, draft_workers=1)
-    names = [*plan(config, itertools.count(1), Machine(cores=1)).workers, GATEWAY]
+    names = [*plan(config, itertools.count(1), HostResources(cores=1)).workers, GATEWAY]
     findings = asyncio.run(roll(config, names, given.streams, given.seed))
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(report(findings))

@@ -10,7 +10,7 @@ from eyas import cli, configuration
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import Role
-from eyas.worker.plan import Machine, gateway_argv, plan
+from eyas.worker.plan import HostResources, gateway_argv, plan
 
 
 def served(*flags: str) -> ServeConfig:
@@ -79,7 +79,7 @@ def test_a_target_is_a_time(value: str, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_auto_workers_have_all_roles_and_their_gateway_the_targets() -> None:
     config = served("--layout", "auto", "--workers", "3", "--ttft-target", "0.5", "--tpot-target", "0.02")
-    made = plan(config, itertools.count(7000), Machine(4))
+    made = plan(config, itertools.count(7000), HostResources(4))
     assert [worker.engine.roles for worker in made.workers.values()] == [tuple(Role)] * 3
     told = (made.gateway.layout, made.gateway.ttft_target, made.gateway.tpot_target)
     assert told == ("auto", 0.5, 0.02)

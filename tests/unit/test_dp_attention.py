@@ -14,7 +14,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind, Role
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loading.spec import EngineSpec
-from eyas.worker.plan import Machine, plan, worker_argv
+from eyas.worker.plan import HostResources, plan, worker_argv
 from tests.unit.families import write_family
 from tests.unit.test_cli_configs import parse
 from tests.unit.tiny import write_tiny_llama
@@ -92,7 +92,7 @@ def test_a_worker_of_attention_ranks_has_a_gpu_for_each(asked: tuple[str, str]) 
     words = ("serve", "--device", "cuda", "--draft", "none", "--dp-attention", "2", *asked)
     config = configuration.own_config(parse(*words))
     assert config.layout == "unified"
-    workers = plan(config, iter(range(9000, 9100)), Machine(cores=16, gpus=(None,) * 4)).workers
+    workers = plan(config, iter(range(9000, 9100)), HostResources(cores=16, gpus=(None,) * 4)).workers
     assert [worker.engine.device for worker in workers.values()] == ["cuda:0", "cuda:2"]
     assert all(worker.engine.transfer == "none" for worker in workers.values())
 
@@ -106,7 +106,7 @@ def test_a_pool_of_a_gpu_has_its_own_ranks_pages_alone(tmp_path: Path, backend: 
 
 def test_a_split_cluster_has_ranks_where_there_are_experts_and_cores_are_divided_among_all() -> None:
     config = configuration.own_config(parse("serve", "--dp-attention", "2"))
-    workers = plan(config, iter(range(9000, 9100)), Machine(cores=16, gpus=())).workers
+    workers = plan(config, iter(range(9000, 9100)), HostResources(cores=16, gpus=())).workers
     ranks = {name: worker.engine.dp_attention for name, worker in workers.items()}
     assert ranks == {"prefill-0": 2, "decode-0": 2, "draft-0": 1}
     assert {worker.engine.threads for worker in workers.values()} == {3}, "fifteen cores, five processes"

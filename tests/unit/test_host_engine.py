@@ -18,7 +18,7 @@ from eyas.common.types import GenerationRequest, Role
 from eyas.engine.ipc.messages import Cancel
 from eyas.engine.loop.engine import Engine
 from eyas.engine.scheduling import host_loads
-from eyas.worker.plan import Machine, plan
+from eyas.worker.plan import HostResources, plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 
 def test_draft_workers_of_a_cluster_have_none() -> None:
     config = ServeConfig(engine=EngineConfig(host_cache_gb=2.0))
-    workers = plan(config, iter(range(7001, 7100)), Machine(cores=4)).workers
+    workers = plan(config, iter(range(7001, 7100)), HostResources(cores=4)).workers
     assert {name: worker.engine.host_cache_gb for name, worker in workers.items()} == {
         "prefill-0": 2.0,
         "decode-0": 2.0,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from eyas.worker.http_parts import HeldParts, Outbox
+from eyas.worker.http_parts import HeldParts, PartsOutbox
 
 
 class Transport:
@@ -25,13 +25,13 @@ class Transport:
         return self.closing
 
 
-def connection(outbox: Outbox) -> tuple[HeldParts, Transport]:
+def connection(outbox: PartsOutbox) -> tuple[HeldParts, Transport]:
     transport: Any = Transport()
     return HeldParts(transport, FlowControl(transport), outbox), transport
 
 
 async def test_what_a_turn_holds_leaves_together_as_one_chunk_per_connection() -> None:
-    outbox = Outbox()
+    outbox = PartsOutbox()
     (one, first), (other, second) = connection(outbox), connection(outbox)
     for parts, part in ((one, b"a" * 16), (other, b"b"), (one, b"c")):
         parts.write(part)
@@ -46,7 +46,7 @@ async def test_what_a_turn_holds_leaves_together_as_one_chunk_per_connection() -
 
 @pytest.mark.parametrize("how", ["cut", "closing"])
 async def test_nothing_leaves_an_ended_connection_later(how: str) -> None:
-    parts, transport = connection(Outbox())
+    parts, transport = connection(PartsOutbox())
     parts.write(b"a")
     setattr(parts if how == "cut" else transport, how, True)
     await asyncio.sleep(0)

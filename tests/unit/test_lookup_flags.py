@@ -11,7 +11,7 @@ import pytest
 from eyas import cli, configuration
 from eyas.common.config import EngineConfig, GatewayConfig, SpeculationConfig, WorkerConfig
 from eyas.common.errors import ConfigError
-from eyas.worker.plan import Machine, plan, worker_argv
+from eyas.worker.plan import HostResources, plan, worker_argv
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -22,7 +22,7 @@ def test_alone_no_draft_worker_is_started() -> None:
     alone = configuration.serve_config(parse("serve", "--draft", "ngram"), GatewayConfig())
     assert alone.engine.draft is None and alone.engine.speculation.ngram and alone.engine.speculates
     assert alone.layout == "split"
-    assert list(plan(alone, itertools.count(1), Machine(cores=2)).workers) == ["prefill-0", "decode-0"]
+    assert list(plan(alone, itertools.count(1), HostResources(cores=2)).workers) == ["prefill-0", "decode-0"]
 
 
 def test_beside_a_head_it_is_asked_for() -> None:

@@ -14,7 +14,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.memory import GIB, MemoryBudget, memory
 from eyas.engine.loading import host_cache
 from eyas.worker import serve
-from eyas.worker.plan import Machine, plan
+from eyas.worker.plan import HostResources, plan
 from eyas.worker.serve import LocalCluster
 
 MIB = 2**20
@@ -102,7 +102,7 @@ def asked(each: float, **shape: object) -> ServeConfig:
     ],
 )
 def test_the_workers_of_one_command_share_the_memory(config: ServeConfig, refused: str) -> None:
-    machine = Machine(4, memory=SMALL)
+    machine = HostResources(4, memory=SMALL)
     if not refused:
         plan(config, iter(range(7001, 7100)), machine)
         return

@@ -16,13 +16,13 @@ from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig, resolve
 from eyas.common.errors import ConfigError
 from eyas.common.types import Role
 from eyas.engine.loading.build import build_engine
-from eyas.worker.placement import Place, places
-from eyas.worker.plan import ClusterPlan, Machine, plan, worker_argv
+from eyas.worker.placement import WorkerGpus, places
+from eyas.worker.plan import ClusterPlan, HostResources, plan, worker_argv
 from eyas.worker.serve import LocalCluster
 from tests.unit.loopback import QueueLink
 
 H200 = 143771 << 20
-FOUR = Machine(9, (H200,) * 4)
+FOUR = HostResources(9, (H200,) * 4)
 HEAD = ("--draft", "head")
 ON_GPUS = ("--device", "cuda", "--layout", "split")
 SPLIT = ("--layout", "split", "--draft", "none")
@@ -39,11 +39,11 @@ def config(*flags: str) -> ServeConfig:
     return configuration.serve_config(args, GatewayConfig())
 
 
-def planned(*flags: str, machine: Machine = FOUR) -> ClusterPlan:
+def planned(*flags: str, machine: HostResources = FOUR) -> ClusterPlan:
     return plan(config(*flags), itertools.count(7000), machine)
 
 
-def where(*flags: str, machine: Machine = FOUR) -> dict[str, tuple[str, float]]:
+def where(*flags: str, machine: HostResources = FOUR) -> dict[str, tuple[str, float]]:
     workers = planned(*flags, machine=machine).workers
     return {name: (w.engine.device, w.engine.mem_fraction_static) for name, w in workers.items()}
 
@@ -117,8 +117,8 @@ def test_workers_of_several_gpus_take_neighbours() -> None:
     assert where(*two) == {"worker-0": ("cuda:0", 0.88), "worker-1": ("cuda:2", 0.88)}
     assert [device for device, _ in where(*two, "--gpus", "2,3,0,1").values()] == ["cuda:2", "cuda:0"]
     assert places({"prefill-0": 2, "decode-0": 1}, (1, 2, 2), 0.8, FOUR.gpus) == {
-        "prefill-0": Place("cuda:1", 0.4),
-        "decode-0": Place("cuda:2", 0.4),
+        "prefill-0": WorkerGpus("cuda:1", 0.4),
+        "decode-0": WorkerGpus("cuda:2", 0.4),
     }
 
 
@@ -131,7 +131,7 @@ def test_a_named_device_is_the_first() -> None:
 
 
 def test_a_cpus_workers_have_no_gpu() -> None:
-    made = plan(ServeConfig(), itertools.count(7000), Machine(4))
+    made = plan(ServeConfig(), itertools.count(7000), HostResources(4))
     assert {w.engine.device for w in made.workers.values()} == {"cpu"}
 
 
@@ -187,7 +187,7 @@ def test_gpus_that_share_a_model_are_neighbours() -> None:
 
 
 def test_a_gpu_of_unknown_size_may_be_shared() -> None:
-    made = where(*SPLIT, "--gpus", "0,0", "--mem-fraction-static", "1", machine=Machine(4, (None,)))
+    made = where(*SPLIT, "--gpus", "0,0", "--mem-fraction-static", "1", machine=HostResources(4, (None,)))
     assert set(made.values()) == {("cuda:0", 0.5)}
 
 

@@ -21,7 +21,7 @@ from eyas.common.errors import ConfigError, DeadlineExceeded
 from eyas.common.types import Role
 from eyas.worker import keeper
 from eyas.worker.child import Child
-from eyas.worker.plan import Machine, plan
+from eyas.worker.plan import HostResources, plan
 from eyas.worker.pool_folder import PREFIX, living_in, new_pool_folder
 from eyas.worker.ports import free_ports
 from eyas.worker.serve import LocalCluster
@@ -38,7 +38,7 @@ def test_an_ipv6_address_stands_in_brackets(host: str) -> None:
 
 
 def test_split_gives_every_tier_its_workers() -> None:
-    made = plan(ServeConfig(prefill=2), itertools.count(7000), Machine(9))
+    made = plan(ServeConfig(prefill=2), itertools.count(7000), HostResources(9))
     roles = {name: worker.engine.roles for name, worker in made.workers.items()}
     assert roles == {
         "prefill-0": (Role.PREFILL,),
@@ -55,13 +55,13 @@ def test_split_gives_every_tier_its_workers() -> None:
 
 
 def test_no_draft_head_means_no_draft_worker() -> None:
-    made = plan(ServeConfig(engine=EngineConfig(draft=None)), itertools.count(7000), Machine(1))
+    made = plan(ServeConfig(engine=EngineConfig(draft=None)), itertools.count(7000), HostResources(1))
     assert list(made.workers) == ["prefill-0", "decode-0"]
     assert {worker.engine.threads for worker in made.workers.values()} == {1}
 
 
 def test_unified_workers_have_every_role() -> None:
-    made = plan(ServeConfig(layout="unified"), itertools.count(7000), Machine(4))
+    made = plan(ServeConfig(layout="unified"), itertools.count(7000), HostResources(4))
     assert {name: worker.engine.roles for name, worker in made.workers.items()} == {"worker-0": tuple(Role)}
     assert made.workers["worker-0"].engine.threads == 3, "a core stays free for the fronts"
 
