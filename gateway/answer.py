@@ -18,12 +18,12 @@ from gateway.backend import GenerationBackend
 from gateway.lane import Events, lane_of
 from gateway.metrics import Meter
 from gateway.openai_request import ApiCall
-from gateway.parts import Parts
+from gateway.parts import BodyParts
 from gateway.text import RequestTrace, TextDelta, TextStream, UsageCounts
 from gateway.tokenizer import Tokenizer
 
 
-class Answer:
+class CallAnswer:
     """The admitted generations of one call, one per prompt with `n` choices each."""
 
     def __init__(self, streams: Sequence[TextStream], n: int) -> None:
@@ -52,7 +52,7 @@ class Answer:
         """
         return self._streams[0].take() if len(self._streams) == 1 else self._take_any()
 
-    def use_lanes(self, events: Events, meter: Meter, parts: Parts) -> None:
+    def use_lanes(self, events: Events, meter: Meter, parts: BodyParts) -> None:
         """From now on, `parts` get the events of most tokens at once, instead of `take` their deltas."""
         if len(self._streams) == 1:
             (text,) = self._streams
@@ -86,7 +86,7 @@ class Answer:
 
 
 @contextlib.asynccontextmanager
-async def admitted(backend: GenerationBackend, tokenizer: Tokenizer, call: ApiCall) -> AsyncIterator[Answer]:
+async def admitted(backend: GenerationBackend, tokenizer: Tokenizer, call: ApiCall) -> AsyncIterator[CallAnswer]:
     """The call's answer once all of its prompts are admitted; closes every generation at the end.
 
     All prompts are submitted at once. If one is refused the others are cancelled, and its error is raised.
@@ -103,7 +103,7 @@ async def admitted(backend: GenerationBackend, tokenizer: Tokenizer, call: ApiCa
                 starts = [group.create_task(start(request)) for request in call.requests]
         except ExceptionGroup as refused:
             raise call.named(refused.exceptions[0]) from None
-        answer = Answer([task.result() for task in starts], call.n)
+        answer = CallAnswer([task.result() for task in starts], call.n)
         owned.push_async_callback(answer.aclose)
         try:
             yield answer

@@ -56,7 +56,7 @@ Texts = Annotated[
 ]
 
 
-class Block(Body):
+class ContentBlock(Body):
     """A part of a message."""
 
     rules = tuple(
@@ -101,10 +101,10 @@ class Block(Body):
         return self
 
 
-Blocks = Annotated[list[Block], WrapValidator(_text_or_blocks, json_schema_input_type=str | list[Block])]
+Blocks = Annotated[list[ContentBlock], WrapValidator(_text_or_blocks, json_schema_input_type=str | list[ContentBlock])]
 
 
-class Turn(Body):
+class ChatTurn(Body):
     """One message of the chat."""
 
     role: Literal["user", "assistant", "system"]
@@ -193,7 +193,7 @@ class CountBody(Body):
 
     model: str
     """The id of the served model."""
-    messages: list[Turn] = Field(min_length=1)
+    messages: list[ChatTurn] = Field(min_length=1)
     """The chat so far. Turns of one role in a row are one; an assistant's last one is continued."""
     system: Texts | None = None
     """What a system message says before them: text, or blocks of text."""

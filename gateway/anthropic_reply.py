@@ -14,12 +14,12 @@ import msgspec
 
 from eyas.common.errors import EyasError
 from eyas.common.types import Finish
-from gateway.answer import Answer
+from gateway.answer import CallAnswer
 from gateway.message_reader import CALLS, MessageReader
 from gateway.openai_reply import Format
 from gateway.openai_request import ApiCall
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
-from gateway.parsers.message import Reading
+from gateway.parsers.message import MessageReading
 from gateway.text import TextDelta
 
 _encode = msgspec.json.Encoder().encode
@@ -47,10 +47,10 @@ def anthropic_error(error: EyasError) -> bytes:
 class AnthropicFormat(Format):
     """Writes one message. It has one block at a time: thinking, text, or a call."""
 
-    def __init__(self, call: ApiCall, answer: Answer) -> None:
+    def __init__(self, call: ApiCall, answer: CallAnswer) -> None:
         self._call = call
         self._answer = answer
-        self._reader = MessageReader(call.reading or Reading())
+        self._reader = MessageReader(call.reading or MessageReading())
         self._finish: Finish | None = None
         self._matched: str | None = None
         self._blocks: list[Object] = []

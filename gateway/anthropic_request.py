@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from gateway.anthropic_fields import Block, CountBody, MessagesBody, Texts, Turn
+from gateway.anthropic_fields import ContentBlock, CountBody, MessagesBody, Texts, ChatTurn
 from gateway.fields import validated
 from gateway.schema import ChatBody
 
@@ -70,7 +70,7 @@ def _text(content: Any) -> str:
     return "\n".join(block.text for block in content)
 
 
-def _merged(turns: list[Turn]) -> list[dict[str, Any]]:
+def _merged(turns: list[ChatTurn]) -> list[dict[str, Any]]:
     """Messages of turns. Texts of one role in a row are one message: templates want roles to alternate."""
     messages: list[dict[str, Any]] = []
     for turn in turns:
@@ -87,7 +87,7 @@ def _is_text(message: dict[str, Any]) -> bool:
     return message.keys() == {"role", "content"}
 
 
-def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
+def _messages(turn: ChatTurn) -> Iterator[dict[str, Any]]:
     content: Any = turn.content
     if isinstance(content, str):
         yield {"role": turn.role, "content": content}
@@ -100,13 +100,13 @@ def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
             yield {"role": turn.role, "content": text}
 
 
-def _results(blocks: list[Block]) -> Iterator[dict[str, Any]]:
+def _results(blocks: list[ContentBlock]) -> Iterator[dict[str, Any]]:
     for block in blocks:
         if block.type == "tool_result":
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
 
 
-def _assistant(blocks: list[Block]) -> dict[str, Any]:
+def _assistant(blocks: list[ContentBlock]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant"}
     if thought := "".join(block.thinking or "" for block in blocks if block.type == "thinking"):
         message["reasoning_content"] = thought
@@ -115,7 +115,7 @@ def _assistant(blocks: list[Block]) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _call(block: Block) -> dict[str, Any]:
+def _call(block: ContentBlock) -> dict[str, Any]:
     function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
     return {"id": block.id, "type": "function", "function": function}
 

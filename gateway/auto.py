@@ -21,13 +21,13 @@ from eyas.common.step_times import StepPace, StepRates
 from eyas.common.types import Role
 from gateway import router
 from gateway.capacity import Mix
-from gateway.delivery import Pace
+from gateway.delivery import TokenTimes
 from gateway.demand import FADE, DemandMeter
 from gateway.layouts import RequestLayout
 from gateway.ledger import UnderWay
 from gateway.metrics import PlacementMetrics
 from gateway.paces import PaceMemory
-from gateway.placement import Place, Preference, Rates, Targets, place
+from gateway.placement import WorkerPlace, Preference, Rates, Targets, place
 from gateway.preference import preferring, rethink
 from gateway.router import Candidate, RequestRoute
 
@@ -86,7 +86,7 @@ class AutoLayout(RequestLayout):
         self._demand.asked(self._clock(), prompt, missing)
         self._metrics.placements.labels(_kind(route)).inc()
 
-    def ended(self, route: RequestRoute, pace: Pace) -> None:
+    def ended(self, route: RequestRoute, pace: TokenTimes) -> None:
         """Counts its answer, and compares what was predicted with what came."""
         if not pace.steps:
             return
@@ -124,7 +124,7 @@ class AutoLayout(RequestLayout):
         # It takes long with many workers.
         self._prefer(await asyncio.to_thread(rethink, mix, places, rates, self._paces))
 
-    def _look(self, places: Sequence[Place], workers: Sequence[Candidate]) -> None:
+    def _look(self, places: Sequence[WorkerPlace], workers: Sequence[Candidate]) -> None:
         """Takes note of how long steps took."""
         prefilling = preferring(places)
         self._paces.saw(prefilling, mean_pace(worker.info.backlog.pace for worker in workers))
@@ -158,7 +158,7 @@ class AutoLayout(RequestLayout):
         return dataclasses.replace(rates, answer=self._answer) if self._answer else rates
 
 
-def place_of(worker: Candidate, preference: Preference) -> Place:
+def place_of(worker: Candidate, preference: Preference) -> WorkerPlace:
     """The worker as the policy sees it: its last report, and what this gateway has sent or finished since.
 
     What other gateways have there is the report without this gateway's own part at its time.
@@ -166,7 +166,7 @@ def place_of(worker: Candidate, preference: Preference) -> Place:
     info, now, then = worker.info, worker.under_way, worker.reported
     told, since = info.backlog, max(now.total - then.total, 0)
     decodes = worker.can(Role.DECODE) and worker.connected
-    return Place(
+    return WorkerPlace(
         worker=info.worker,
         sequences=now.sequences + max(told.decoding - then.sequences, 0),
         context=now.context + max(told.context - then.context, 0),

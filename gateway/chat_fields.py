@@ -87,7 +87,7 @@ class CalledFunction(Body):
     """The text of a JSON object; an object is taken too."""
 
 
-class ToolCall(Body):
+class ChatToolCall(Body):
     """A call that the assistant made."""
 
     id: str | None = None
@@ -131,7 +131,7 @@ class ChatMessage(Body):
         None, validation_alias=AliasChoices("reasoning_content", "reasoning", "thinking")
     )
     """What an assistant thought before its answer; also under the names `reasoning` and `thinking`."""
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ChatToolCall] | None = None
     """The calls that an assistant made."""
     function_call: CalledFunction | None = None
     """The older form of a single call."""
@@ -161,7 +161,7 @@ class ChatMessage(Body):
                 refuse("function_call", "is an assistant's alone")
             if self.tool_calls:
                 refuse("function_call", "is the older form of tool_calls: only one of them may be given")
-            self.tool_calls = [ToolCall(id=f"call_{called.name}", function=called)]
+            self.tool_calls = [ChatToolCall(id=f"call_{called.name}", function=called)]
             self.function_call = None
         if self.role == "function":
             if self.name is None:

@@ -15,11 +15,11 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import InvalidRequest
 from gateway.admission import GenerationOptions, ServedModel, admit, called
 from gateway.chat_fields import ChatMessage
-from gateway.dialect import Dialect, dialect_of
+from gateway.dialect import TemplateDialect, dialect_of
 from gateway.history import calls_in, template_messages, texts_of
 from gateway.openai_request import ApiCall, api_call, generation_options, named, text_rules, timeout_s
 from gateway.parsers import reasoning
-from gateway.parsers.message import Reading
+from gateway.parsers.message import MessageReading
 from gateway.schema import ChatBody, TemplateFields
 from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ class ChatModel(NamedTuple):
     """The model as chats see it."""
 
     tokenizer: Tokenizer
-    dialect: Dialect
+    dialect: TemplateDialect
 
     @classmethod
     def of(cls, config: GatewayConfig, tokenizer: Tokenizer) -> ChatModel:
@@ -87,7 +87,7 @@ async def chat_call(
 
 
 async def _options(
-    served: ServedModel, model: ChatModel, body: ChatBody, reading: Reading | None, limit: int | None
+    served: ServedModel, model: ChatModel, body: ChatBody, reading: MessageReading | None, limit: int | None
 ) -> GenerationOptions:
     options = await generation_options(served, model.tokenizer, body, limit)
     options = options.with_params(logprobs=(body.top_logprobs or 0) if body.logprobs else None)
@@ -99,7 +99,7 @@ async def _options(
 
 
 def held(
-    options: GenerationOptions, model: ChatModel, body: TemplateFields, reading: Reading | None
+    options: GenerationOptions, model: ChatModel, body: TemplateFields, reading: MessageReading | None
 ) -> GenerationOptions:
     """The options with the grammar of what tools, reasoning and the options' own grammar ask for."""
     if reading is None:
@@ -108,12 +108,12 @@ def held(
     return options.with_params(grammar=grammar)
 
 
-def read_rules(rules: TextRules, reading: Reading) -> TextRules:
+def read_rules(rules: TextRules, reading: MessageReading) -> TextRules:
     """The rules of a text that is read: it shows what the reader looks for."""
     return msgspec.structs.replace(rules, shown=reading.markers, offsets=reading.reasoning is not None)
 
 
-def _variables(dialect: Dialect, body: TemplateFields) -> dict[str, Any]:
+def _variables(dialect: TemplateDialect, body: TemplateFields) -> dict[str, Any]:
     """What the template reads beside messages and tools. Raises InvalidRequest for what it does not read."""
     told: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.documents:
@@ -134,7 +134,7 @@ def _variables(dialect: Dialect, body: TemplateFields) -> dict[str, Any]:
     return told
 
 
-def _shown_tools(dialect: Dialect, body: TemplateFields) -> list[dict[str, Any]] | None:
+def _shown_tools(dialect: TemplateDialect, body: TemplateFields) -> list[dict[str, Any]] | None:
     """The tools that the template shows to the model; none of them if it may call none."""
     tools = body.callable_tools
     if not tools:
@@ -143,7 +143,7 @@ def _shown_tools(dialect: Dialect, body: TemplateFields) -> list[dict[str, Any]]
     return [tool.written for tool in tools]
 
 
-def _check_seen(dialect: Dialect, messages: Sequence[ChatMessage], body: TemplateFields, prompt: str) -> None:
+def _check_seen(dialect: TemplateDialect, messages: Sequence[ChatMessage], body: TemplateFields, prompt: str) -> None:
     """Raises InvalidRequest for a tool whose name does not reach the model.
 
     Where the template shows none, a caller may do so in a system message. (A user's question may hold the
@@ -159,21 +159,21 @@ def _check_seen(dialect: Dialect, messages: Sequence[ChatMessage], body: Templat
             _check(dialect, body.tools_field, False, lack)
 
 
-def _check(dialect: Dialect, field: str, can: bool, lack: str) -> None:
+def _check(dialect: TemplateDialect, field: str, can: bool, lack: str) -> None:
     if not can:
         raise InvalidRequest(f"{field} is not supported: the model's chat template {lack}", param=field)
 
 
 def reading_of(
-    dialect: Dialect, body: TemplateFields, messages: Sequence[ChatMessage], prompt: str
-) -> Reading | None:
+    dialect: TemplateDialect, body: TemplateFields, messages: Sequence[ChatMessage], prompt: str
+) -> MessageReading | None:
     """What is looked for in the answer; None if it is content from its first character to its last."""
     tools = {tool.function.name: tool.function.parameters or {} for tool in body.callable_tools}
     tags = dialect.reasoning
     if not tools and tags is None:
         return None
     continues = body.continue_final_message
-    return Reading(
+    return MessageReading(
         calls=dialect.calls if tools or (dialect.calls and dialect.calls.frame) else None,
         tools=tools,
         most_calls=1 if body.named_tool or not body.parallel_tool_calls else None,

@@ -24,7 +24,7 @@ from gateway.breakers import Breakers
 from gateway.cache_watch import CacheWatch
 from gateway.holdings import Holdings, Prefix
 from gateway.ledger import Ledger, Stake, UnderWay
-from gateway.pace import Pace
+from gateway.pace import ReadQueue
 from gateway.prefixes import PrefixIndex
 from gateway.retries import RetryBudget
 from gateway.router import Candidate, affinity
@@ -54,11 +54,11 @@ class Cluster:
         self,
         registry: Registry,
         dial: rpc.Dial = rpc.channel,
-        pace: Pace | None = None,
+        pace: ReadQueue | None = None,
         tokenizer: str = "",
     ) -> None:
         self._tokenizer = tokenizer
-        self.pace = pace or Pace()
+        self.pace = pace or ReadQueue()
         self._registry = registry
         self._channels = rpc.Channels(dial)
         self._sessions: dict[str, Session] = {}

@@ -24,7 +24,7 @@ _log = logging.getLogger("eyas.gateway")
 MAX_TAKEN = 64  # entries at a time: a client that reads again after a while gets no burst of them all
 
 
-class Pace(msgspec.Struct, frozen=True):
+class TokenTimes(msgspec.Struct, frozen=True):
     """When the tokens of a request came, so far. Times are monotonic seconds.
 
     `steps`: entries with new tokens, over all choices; `tokens`: what they had. `began`: when the request
@@ -50,7 +50,7 @@ class Pace(msgspec.Struct, frozen=True):
         return (self.last - self.first) / later if later > 0 else None
 
 
-class Output(Lane):
+class ChoiceOutput(Lane):
     """One choice of a delivery: its tokens so far, when the last came (monotonic seconds), how many entries
     had some, and the lane that takes entries while the reader waits, if it has one yet.
     """
@@ -97,7 +97,7 @@ class Delivery(Lane):
     )
 
     def __init__(self, choices: Sequence[RequestChoice], limit: int = MAX_BUFFERED_STEPS) -> None:
-        self._outputs = {choice.index: Output(self, choice) for choice in choices}
+        self._outputs = {choice.index: ChoiceOutput(self, choice) for choice in choices}
         self._given = self.tokens
         self._began = self._first = time.monotonic()
         self._open = dict(self._outputs)  # those of the choices that go on
@@ -127,12 +127,12 @@ class Delivery(Lane):
         return sum(len(output.ids) for output in self._outputs.values())
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> TokenTimes:
         """When its tokens came."""
         outputs = self._outputs.values()
         entries, tokens = sum(output.entries for output in outputs), self.tokens - self._given
         last = max(output.last for output in outputs)
-        return Pace(len(outputs), entries, tokens, self._began, self._first, last)
+        return TokenTimes(len(outputs), entries, tokens, self._began, self._first, last)
 
     def is_open(self, choice: int) -> bool:
         """Whether the choice has neither finished nor been closed."""
@@ -240,7 +240,7 @@ class Delivery(Lane):
         self._buffer = deque()
         return buffer
 
-    def _begin(self, output: Output, entry: Entry) -> None:
+    def _begin(self, output: ChoiceOutput, entry: Entry) -> None:
         """The choice has a lane from now on, if there is one by now."""
         assert self._lanes is not None
         try:
@@ -248,7 +248,7 @@ class Delivery(Lane):
         except Exception:
             self.fail(entry.id)
 
-    def _came(self, output: Output, now: float) -> None:
+    def _came(self, output: ChoiceOutput, now: float) -> None:
         """Notes new tokens of a choice, which came now."""
         if not any(known.entries for known in self._outputs.values()):
             self._first = now

@@ -15,7 +15,7 @@ from typing import Any
 from eyas.common.errors import InvalidRequest
 from gateway.chat import ChatTemplate, TooManySteps
 from gateway.parsers.events import CallArguments, CallBegun, Event, merged
-from gateway.parsers.message import MessageParser, Reading
+from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.table import REASONING, TOOL_FORMATS, Ids, ToolFormat, counted_id
 
@@ -31,7 +31,7 @@ _QUESTION = {"role": "user", "content": "What is a tree?"}
 
 
 @dataclass(frozen=True)
-class Dialect:
+class TemplateDialect:
     """What the model's template knows beside text.
 
     `calls`: the format of calls, None if it writes none. `text_arguments`: it wants the arguments of calls in
@@ -53,14 +53,14 @@ class Dialect:
 
 def dialect_of(
     template: ChatTemplate | None, tool_parser: str = AUTO, reasoning_parser: str = AUTO
-) -> Dialect:
+) -> TemplateDialect:
     """The dialect of a template; the flags may name its formats, or "none" for none."""
     if template is None:
-        return Dialect()
+        return TemplateDialect()
     calls, style = _calls_of(template, tool_parser)
     frame = None if calls is None else calls.frame
     text_arguments, no_content = style
-    return Dialect(
+    return TemplateDialect(
         calls=calls,
         reasoning=_reasoning_of(template, reasoning_parser) if frame is None else frame.reasoning,
         text_arguments=text_arguments,
@@ -123,7 +123,7 @@ def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no
     text = whole.removeprefix(prompt) if format.opener else whole
     if format.sign not in text:
         return False
-    parser = MessageParser(Reading(format, {_NAME: _SCHEMA}))
+    parser = MessageParser(MessageReading(format, {_NAME: _SCHEMA}))
     return _has_the_call(merged([*parser.feed(text), *parser.end()]))
 
 

@@ -17,7 +17,7 @@ from eyas.common.errors import DeadlineExceeded, Overloaded
 from eyas.common.types import GenerationRequest
 from gateway.backend import GenerationBackend, GenerationStream, PassingBackend, WatchedStream
 from gateway.silence import SILENCE_S
-from gateway.turns import Claim, Turns
+from gateway.turns import Claim, FairQueue
 
 LOOK_S = 0.1  # a place may also be freed by requests of another gateway
 
@@ -31,7 +31,7 @@ class FairBackend(PassingBackend):
         super().__init__(backend)
         self._weight = weight
         self._held: dict[str, int] = {}  # by caller: requests that are open, or wait here
-        self._turns: Turns[_Place] = Turns()
+        self._turns: FairQueue[_Place] = FairQueue()
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
         caller = request.caller

@@ -38,7 +38,7 @@ from gateway.layouts import RequestLayout, StaticLayout
 from gateway.legs import DecodeLeg, Draining, Ended, LegEvent, LegOwner, PrefillLeg
 from gateway.retries import Retries
 from gateway.router import Candidate, RequestRoute
-from gateway.search import Search
+from gateway.search import WorkerSearch
 from gateway.silence import SILENCE_S, SilenceLimit
 
 RETRY_PAUSE_S = 0.3
@@ -90,7 +90,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._route: RequestRoute | None = None
         self._request = request
         self._prefix = Prefix(request.prompt_ids, request.session)
-        self._search = Search(cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over)
+        self._search = WorkerSearch(cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over)
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
         self._delivery = Delivery(request.choices)

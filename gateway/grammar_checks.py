@@ -26,7 +26,7 @@ from eyas.common.errors import InvalidRequest, Overloaded, Unavailable
 from eyas.common.grammar import Grammar
 from eyas.common.types import GenerationRequest
 from gateway.backend import GenerationBackend, GenerationStream, PassingBackend
-from gateway.turns import Claim, Turns
+from gateway.turns import Claim, FairQueue
 
 COMPILE_S = 10.0  # of a processor
 WALKS_S = 3.0  # for what follows a compilation
@@ -70,7 +70,7 @@ class GrammarChecks:
         self._found: dict[Grammar, str | None] = {}  # why not; the newest last
         self._asked: dict[Grammar, asyncio.Task[str | None]] = {}
         self._waiting: Counter[str] = Counter()  # by caller, of what is asked
-        self._turns: Turns[asyncio.Event] = Turns()
+        self._turns: FairQueue[asyncio.Event] = FairQueue()
         self._compiling = False
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._child: subprocess.Popen[bytes] | None = None  # the thread's

@@ -33,8 +33,8 @@ from gateway.grpc_relay import Relay
 from gateway.keys import Keys
 from gateway.message_reader import MessageReader
 from gateway.metrics import GatewayMetrics
-from gateway.pace import Pace
-from gateway.parsers.message import Reading
+from gateway.pace import ReadQueue
+from gateway.parsers.message import MessageReading
 from gateway.quotas import Quotas, headers, pay
 from gateway.text import TextRules, TextStream
 from gateway.timings import timings_object
@@ -58,7 +58,7 @@ class _Asked:
     rules: TextRules
     context: Context
     chat: Chat | None = None
-    reading: Reading | None = None
+    reading: MessageReading | None = None
 
     @property
     def options(self) -> eyas_pb2.GenerateOptions:
@@ -87,7 +87,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         backend: GenerationBackend,
         tokenizer: Tokenizer,
         metrics: GatewayMetrics,
-        pace: Pace,
+        pace: ReadQueue,
     ) -> None:
         self.keys = Keys(config)
         self._config = config

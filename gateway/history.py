@@ -1,6 +1,6 @@
 """Messages of a chat as the model's template wants them: calls, their results, reasoning, parts of content.
 
-It knows what a `Dialect` says of the template. It refuses to know what the template makes of them.
+It knows what a `TemplateDialect` says of the template. It refuses to know what the template makes of them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.chat import Message
-from gateway.chat_fields import ChatMessage, ToolCall
-from gateway.dialect import ABSENT, Dialect
+from gateway.chat_fields import ChatMessage, ChatToolCall
+from gateway.dialect import ABSENT, TemplateDialect
 from gateway.parsers.table import Ids, counted_id
 
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
-def template_messages(messages: Sequence[ChatMessage], dialect: Dialect) -> list[Message]:
+def template_messages(messages: Sequence[ChatMessage], dialect: TemplateDialect) -> list[Message]:
     """The chat as this dialect's template reads it. Keys without a value are left out."""
     ids = _Ids(dialect)
     return [_message(message, dialect, ids) for message in messages]
@@ -30,7 +30,7 @@ def calls_in(messages: Sequence[ChatMessage]) -> int:
     return sum(len(message.tool_calls or ()) for message in messages)
 
 
-def _message(message: ChatMessage, dialect: Dialect, ids: _Ids) -> Message:
+def _message(message: ChatMessage, dialect: TemplateDialect, ids: _Ids) -> Message:
     read: dict[str, Any] = {"role": message.role}
     content = _content(message, dialect)
     if content is not ABSENT:
@@ -46,7 +46,7 @@ def _message(message: ChatMessage, dialect: Dialect, ids: _Ids) -> Message:
     return read
 
 
-def _content(message: ChatMessage, dialect: Dialect) -> Any:
+def _content(message: ChatMessage, dialect: TemplateDialect) -> Any:
     """Text; parts where the template goes through them; what it wants for none."""
     content: str | list[Any] | None = message.content
     if content is None:
@@ -64,7 +64,7 @@ def texts_of(message: ChatMessage) -> list[str]:
     return [content] if isinstance(content, str) else [part.text for part in content or ()]
 
 
-def _call(call: ToolCall, dialect: Dialect, ids: _Ids) -> Mapping[str, Any]:
+def _call(call: ChatToolCall, dialect: TemplateDialect, ids: _Ids) -> Mapping[str, Any]:
     arguments = call.function.arguments
     if dialect.text_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -93,12 +93,12 @@ def _object(arguments: str) -> Any:
 class _Ids:
     """The ids of a chat's calls as the template wants them, in the order in which messages have them."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: TemplateDialect) -> None:
         self._kind = Ids.FREE if dialect.calls is None else dialect.calls.ids
         self._counted: dict[str, str] = {}  # by the caller's ids
         self._count = 0
 
-    def of_call(self, call: ToolCall) -> str | None:
+    def of_call(self, call: ChatToolCall) -> str | None:
         """Of a call; one without an id gets one only where calls are counted."""
         if self._kind is Ids.COUNTED:
             id = counted_id(call.function.name, self._count)

@@ -27,7 +27,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.logging import request_id
 from gateway.admission import ServedModel, check_model, is_synthetic, served_model
-from gateway.answer import Answer, admitted, joined
+from gateway.answer import CallAnswer, admitted, joined
 from gateway.anthropic_fields import CountBody, MessagesBody
 from gateway.anthropic_reply import AnthropicFormat
 from gateway.anthropic_request import FIELDS as ANTHROPIC_FIELDS
@@ -61,7 +61,7 @@ from gateway.wire import (
     EXPOSED,
     Arriving,
     Cors,
-    Reply,
+    WireReply,
     RequestMiddleware,
     WhileConnected,
     body_limit,
@@ -271,13 +271,13 @@ class HttpFront:
         call = await generate_call(self._config, await self._served(), self._tokenizer, body)
         return self._run(request, call, partial(SglangFormat, call, body.shape, self._tokenizer.table))
 
-    def _run(self, request: Request, call: ApiCall, make_format: Callable[[Answer], Format]) -> Response:
+    def _run(self, request: Request, call: ApiCall, make_format: Callable[[CallAnswer], Format]) -> Response:
         caller = request.state.caller.name
         life = Lifetime(request.state.came + call.timeout_s, caller, [request_id.get(), call.id, *call.names])
         return WhileConnected(partial(self._answer, call.of(caller), life, make_format))
 
     async def _answer(
-        self, call: ApiCall, life: Lifetime, make_format: Callable[[Answer], Format], reply: Reply
+        self, call: ApiCall, life: Lifetime, make_format: Callable[[CallAnswer], Format], reply: WireReply
     ) -> None:
         """Runs the call and writes its response, all within the request's time."""
         with self._metrics.meter() as meter, self._running.one(life):
@@ -350,21 +350,21 @@ class HttpFront:
         return json_response({"prompt": text})
 
 
-def _log_begin(call: ApiCall, answer: Answer) -> None:
+def _log_begin(call: ApiCall, answer: CallAnswer) -> None:
     """Logs sizes of what was asked, and nothing that was said."""
     asked, most = answer.usage.prompt_tokens, call.requests[0].params.max_tokens
     text = "%s (%s) has %d prompt tokens and %d choices of at most %d tokens"
     _log.debug(text, call.id, call.requests[0].id, asked, call.n * len(call.requests), most)
 
 
-def _log_end(call: ApiCall, answer: Answer) -> None:
+def _log_end(call: ApiCall, answer: CallAnswer) -> None:
     """Logs the caller's request id beside the id that the workers know."""
     tokens, seconds = answer.usage.completion_tokens, time.monotonic() - call.began
     _log.info("%s (%s) ended after %d tokens, %.3f s", call.id, call.requests[0].id, tokens, seconds)
 
 
 async def _stream(
-    call: ApiCall, answer: Answer, format: Format, meter: Meter, life: Lifetime, reply: Reply
+    call: ApiCall, answer: CallAnswer, format: Format, meter: Meter, life: Lifetime, reply: WireReply
 ) -> None:
     """Sends events as the deltas come; a failure after the first byte can only be sent as an event."""
     await reply.begin_events()
@@ -394,7 +394,7 @@ async def _stream(
     await reply.end(last)
 
 
-async def _collect(answer: Answer, choices: int, meter: Meter) -> list[TextDelta]:
+async def _collect(answer: CallAnswer, choices: int, meter: Meter) -> list[TextDelta]:
     """One delta per choice, in order, each with the choice's whole text."""
     parts: list[list[TextDelta]] = [[] for _ in range(choices)]
     while deltas := await answer.take():

@@ -18,7 +18,7 @@ import msgspec
 from eyas.common.types import Entry
 from gateway.backend import Lane
 from gateway.metrics import Meter, Rhythm
-from gateway.parts import Parts
+from gateway.parts import BodyParts
 from gateway.text import Bare, TextDelta, TextStream, UsageCounts
 
 TextEvent = Callable[[int, str], bytes]
@@ -48,7 +48,7 @@ def around(event: TextEvent, choice: int) -> tuple[bytes, bytes]:
     return before, after
 
 
-def lane_of(text: TextStream, events: Events, meter: Meter, parts: Parts, choice: int) -> Lane | None:
+def lane_of(text: TextStream, events: Events, meter: Meter, parts: BodyParts, choice: int) -> Lane | None:
     """The lane of a choice of this response; None: it has none yet."""
     show = text.bare(choice)
     if show is None:
@@ -64,7 +64,7 @@ class EntryLane(Lane):
 
     __slots__ = ("_parts", "_rhythm")
 
-    def __init__(self, rhythm: Rhythm, parts: Parts) -> None:
+    def __init__(self, rhythm: Rhythm, parts: BodyParts) -> None:
         self._rhythm = rhythm
         self._parts = parts
 
@@ -90,7 +90,7 @@ class TextLane(EntryLane):
     __slots__ = ("_after", "_before", "_show", "_usage")
 
     def __init__(
-        self, show: Bare, usage: UsageCounts, rhythm: Rhythm, around: tuple[bytes, bytes], parts: Parts
+        self, show: Bare, usage: UsageCounts, rhythm: Rhythm, around: tuple[bytes, bytes], parts: BodyParts
     ) -> None:
         """`show`: the text of the next tokens; `around`: what is before and after it in an event."""
         super().__init__(rhythm, parts)
@@ -112,7 +112,7 @@ class DeltaLane(EntryLane):
 
     __slots__ = ("_events", "_show", "_usage")
 
-    def __init__(self, show: Bare, usage: UsageCounts, rhythm: Rhythm, events: Events, parts: Parts) -> None:
+    def __init__(self, show: Bare, usage: UsageCounts, rhythm: Rhythm, events: Events, parts: BodyParts) -> None:
         super().__init__(rhythm, parts)
         self._show = show
         self._usage = usage

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway import router
-from gateway.delivery import Pace
+from gateway.delivery import TokenTimes
 from gateway.router import Candidate, RequestRoute
 
 
@@ -24,7 +24,7 @@ class RequestLayout(Protocol):
         """A request has been sent there, whose prompt's `missing` tokens are to be computed."""
         ...
 
-    def ended(self, route: RequestRoute, pace: Pace) -> None:
+    def ended(self, route: RequestRoute, pace: TokenTimes) -> None:
         """A request has ended that began there, however it ended."""
         ...
 
@@ -38,5 +38,5 @@ class StaticLayout(RequestLayout):
     def placed(self, route: RequestRoute, prompt: int, missing: int) -> None:
         """Nothing follows from it."""
 
-    def ended(self, route: RequestRoute, pace: Pace) -> None:
+    def ended(self, route: RequestRoute, pace: TokenTimes) -> None:
         """Nothing follows from it."""

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from gateway.turns import Claim, Turns
+from gateway.turns import Claim, FairQueue
 
 Item = TypeVar("Item", bound=Hashable)
 Holder = tuple[str, bool]  # a caller, and whether its pieces are large
 
 
-class Line(Generic[Item]):
+class BoundedQueue(Generic[Item]):
     """At most `most` bytes of new pieces wait."""
 
     def __init__(self, most: int, small: int, weight: Callable[[str], float]) -> None:
@@ -25,8 +25,8 @@ class Line(Generic[Item]):
         self._most = most
         self._small = small
         self._weight = weight
-        self._begun: Turns[Item] = Turns()
-        self._new: Turns[Item] = Turns()
+        self._begun: FairQueue[Item] = FairQueue()
+        self._new: FairQueue[Item] = FairQueue()
         self._sizes: dict[Holder, dict[Item, int]] = {}  # of new pieces, the oldest first
         self._holders: dict[Item, Holder] = {}
         self._begun_sizes: dict[Item, int] = {}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from eyas.common.types import Finish
 from gateway.parsers.events import CallBegun, Event, merged
-from gateway.parsers.message import MessageParser, Reading
+from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.table import Ids, counted_id
 from gateway.text import TextDelta
 
@@ -24,7 +24,7 @@ class MessageReader:
     `call_ids`: the ids of the calls that have begun.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: MessageReading) -> None:
         self.call_ids: list[str] = []
         self.reasoning_tokens = 0
         self._parser = MessageParser(reading)

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.answer import Answer
+from gateway.answer import CallAnswer
 from gateway.detokenize import TokenBytes
 from gateway.message_reader import CALLS, MessageReader
 from gateway.openai_logprobs import chat_logprobs
-from gateway.openai_reply import Format, Frame, Ids, prompt_ids, token_ids
+from gateway.openai_reply import Format, ReplyFrame, Ids, prompt_ids, token_ids
 from gateway.openai_request import ApiCall
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
 from gateway.text import TextDelta
@@ -71,7 +71,7 @@ class Call(msgspec.Struct, frozen=True):
     type: str = "function"
 
 
-class Message(msgspec.Struct, frozen=True):
+class AnswerMessage(msgspec.Struct, frozen=True):
     """A whole answer."""
 
     role: str
@@ -86,7 +86,7 @@ class MessageChoice(msgspec.Struct, frozen=True):
     """A choice of a whole answer."""
 
     index: int
-    message: Message
+    message: AnswerMessage
     logprobs: Any
     finish_reason: str | None
     token_ids: Ids = msgspec.UNSET
@@ -95,12 +95,12 @@ class MessageChoice(msgspec.Struct, frozen=True):
 class MessageFormat(Format):
     """Writes chat.completion and chat.completion.chunk of answers that are read (`ApiCall.reading`)."""
 
-    def __init__(self, call: ApiCall, table: TokenBytes, answer: Answer) -> None:
+    def __init__(self, call: ApiCall, table: TokenBytes, answer: CallAnswer) -> None:
         assert call.reading is not None
         self._call = call
         self._table = table
         self._readers = [MessageReader(call.reading) for _ in range(call.choices)]
-        self._frame = Frame(call, answer, "chat.completion", "chat.completion.chunk")
+        self._frame = ReplyFrame(call, answer, "chat.completion", "chat.completion.chunk")
         self._frame.reasoning_tokens = lambda: sum(reader.reasoning_tokens for reader in self._readers)
 
     def opening(self) -> bytes:
@@ -143,7 +143,7 @@ class MessageFormat(Format):
         ]
         return self._frame.whole(answers, prompt_ids(self._call, 0))
 
-    def _message(self, reader: MessageReader, delta: TextDelta) -> Message:
+    def _message(self, reader: MessageReader, delta: TextDelta) -> AnswerMessage:
         message = _message(reader.read(delta), reader.call_ids)
         if not self._call.speaks_functions or message.tool_calls is msgspec.UNSET:
             return message
@@ -180,7 +180,7 @@ def _older_delta(delta: MessageDelta) -> MessageDelta:
     return MessageDelta(function_call=delta.tool_calls[0].function)
 
 
-def _message(events: Sequence[Event], ids: Sequence[str]) -> Message:
+def _message(events: Sequence[Event], ids: Sequence[str]) -> AnswerMessage:
     """The whole message of all its events."""
     content = "".join(event.text for event in events if isinstance(event, Content))
     reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
@@ -189,7 +189,7 @@ def _message(events: Sequence[Event], ids: Sequence[str]) -> Message:
         event.index: event.text for event in events if isinstance(event, CallArguments)
     }
     calls = [Call(ids[i], Function(name, arguments[i])) for i, name in enumerate(names)]
-    return Message(
+    return AnswerMessage(
         role="assistant",
         content=content or (None if calls or reasoning else ""),
         reasoning_content=reasoning or msgspec.UNSET,

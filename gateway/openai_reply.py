@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from eyas.common.errors import EyasError
-from gateway.answer import Answer
+from gateway.answer import CallAnswer
 from gateway.best_of import likeliest
 from gateway.detokenize import TokenBytes
 from gateway.lane import Events, TextEvent
@@ -120,7 +120,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     prompt_token_ids: Ids = msgspec.UNSET
 
 
-class Reply(msgspec.Struct, frozen=True):
+class OpenAIReply(msgspec.Struct, frozen=True):
     """An answer or event around its choices. `created`: seconds since 1970."""
 
     id: str
@@ -149,14 +149,14 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorObject
 
 
-class Frame:
-    """Puts the choices of one call into `Reply` objects.
+class ReplyFrame:
+    """Puts the choices of one call into `OpenAIReply` objects.
 
     `whole` and `event` are the names of the two kinds of object. `reasoning_tokens`: how many of the tokens
     so far are reasoning.
     """
 
-    def __init__(self, call: ApiCall, answer: Answer, whole: str, event: str) -> None:
+    def __init__(self, call: ApiCall, answer: CallAnswer, whole: str, event: str) -> None:
         self._call = call
         self._answer = answer
         self._whole = whole
@@ -201,7 +201,7 @@ class Frame:
     def _total(self) -> UsageObject:
         return usage_object(self._answer.usage, self.reasoning_tokens())
 
-    def _timed(self, reply: Reply) -> Reply:
+    def _timed(self, reply: OpenAIReply) -> OpenAIReply:
         if not self._call.timings:
             return reply
         (trace,) = self._answer.traces
@@ -213,10 +213,10 @@ class Frame:
         kind: str,
         choices: Sequence[msgspec.Struct],
         usage: UsageObject | None | msgspec.UnsetType,
-    ) -> Reply:
+    ) -> OpenAIReply:
         call = self._call
         fingerprint = call.model.system_fingerprint
-        return Reply(call.id, kind, call.created, call.model.id, fingerprint, choices, usage)
+        return OpenAIReply(call.id, kind, call.created, call.model.id, fingerprint, choices, usage)
 
 
 def _is_bare(call: ApiCall) -> bool:
@@ -227,11 +227,11 @@ def _is_bare(call: ApiCall) -> bool:
 class ChatFormat(Format):
     """Writes chat.completion and chat.completion.chunk."""
 
-    def __init__(self, call: ApiCall, table: TokenBytes, answer: Answer) -> None:
+    def __init__(self, call: ApiCall, table: TokenBytes, answer: CallAnswer) -> None:
         self._call = call
         self._table = table
         self._wants_logprobs = call.logprobs
-        self._frame = Frame(call, answer, "chat.completion", "chat.completion.chunk")
+        self._frame = ReplyFrame(call, answer, "chat.completion", "chat.completion.chunk")
         self.text_event = self._render if _is_bare(call) else None
 
     def opening(self) -> bytes:
@@ -273,11 +273,11 @@ class ChatFormat(Format):
 class TextFormat(Format):
     """Writes text_completion, whole and streamed."""
 
-    def __init__(self, call: ApiCall, table: TokenBytes, answer: Answer) -> None:
+    def __init__(self, call: ApiCall, table: TokenBytes, answer: CallAnswer) -> None:
         self._call = call
         self._table = table
         self._answer = answer
-        self._frame = Frame(call, answer, "text_completion", "text_completion")
+        self._frame = ReplyFrame(call, answer, "text_completion", "text_completion")
         self._to_begin = set(range(call.choices)) if call.echoes or call.token_ids else set()
         self.text_event = self._render if _is_bare(call) else None
 
@@ -382,5 +382,5 @@ def usage_object(usage: UsageCounts, reasoning_tokens: int = 0) -> UsageObject:
     )
 
 
-def _event(reply: Reply) -> bytes:
+def _event(reply: OpenAIReply) -> bytes:
     return b"data: " + _encode(reply) + b"\n\n"

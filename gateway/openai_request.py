@@ -22,7 +22,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, PromptIds
 from gateway.admission import GenerationOptions, ServedModel, admit, called
 from gateway.long_ids import settled
-from gateway.parsers.message import Reading
+from gateway.parsers.message import MessageReading
 from gateway.schema import GenerationBody, SamplingFields, TextBody, drafting
 from gateway.text import TextRules
 from gateway.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class ApiCall:
     kept: int | None = None
     tells_logprobs: bool = True  # False: they are there to choose by
     echoes: tuple[Echo, ...] = ()
-    reading: Reading | None = None
+    reading: MessageReading | None = None
     speaks_functions: bool = False  # a call is told as OpenAI's older `function_call`
     grammar_field: str = ""  # of the body: where its grammar comes from
     names: tuple[str, ...] = ()  # that its caller gave its prompts

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
-from gateway.line import Line
+from gateway.line import BoundedQueue
 
 LARGE_BYTES = 32 << 10
 """To send a request from here on is a piece of its own. A smaller one counts as this much among those that
@@ -28,14 +28,14 @@ LEAST_REST_S = 0.001
 TURNS = 16  # that the loop then makes, if more requests wait: some messages of each session
 
 
-class Pace:
+class ReadQueue:
     """The turns of new requests, and of large pieces of work, on this event loop. A piece is what its caller
     does, without a wait, after `enter` or `go_on` has returned.
     """
 
     def __init__(self, weight: Callable[[str], float] = lambda caller: 1.0) -> None:
         """`weight`: a caller's part, beside others that wait."""
-        self._line: Line[asyncio.Future[None]] = Line(MAX_WAITING_BYTES, LARGE_BYTES, weight)
+        self._line: BoundedQueue[asyncio.Future[None]] = BoundedQueue(MAX_WAITING_BYTES, LARGE_BYTES, weight)
         self._began = 0.0  # the newest piece
         self._turns = 0  # that the loop owes to others since
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Protocol
 
 PARTS = "eyas.parts"
-"""An extension of ASGI: under this name, a scope may have the `Parts` of its response."""
+"""An extension of ASGI: under this name, a scope may have the `BodyParts` of its response."""
 
 
-class Parts(Protocol):
+class BodyParts(Protocol):
     """The short way for parts of a body that has begun: past the layers of calls around `send`."""
 
     __slots__ = ()

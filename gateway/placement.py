@@ -64,7 +64,7 @@ class Rates:
     answer: float = 512.0
 
 
-class Place(NamedTuple):
+class WorkerPlace(NamedTuple):
     """A worker as the policy sees it, for one prompt.
 
     `sequences` and `context`: the ones that decode there or will, and their tokens. `queued`: prompt tokens
@@ -96,7 +96,7 @@ class RequestPlacement:
     tpot_s: float
 
 
-def place(prompt: int, places: Sequence[Place], rates: Rates, apart: bool = True) -> RequestPlacement | None:
+def place(prompt: int, places: Sequence[WorkerPlace], rates: Rates, apart: bool = True) -> RequestPlacement | None:
     """Where a prompt of `prompt` tokens is computed and decoded; None: every worker or pair of them is full.
 
     Placements that keep both targets come first, then those that miss none by far; among them the ones that
@@ -122,24 +122,24 @@ _Key = tuple[int, int, float, str]
 _Option = tuple[_Key, RequestPlacement]
 
 
-def _decoders(able: list[Place]) -> list[Place]:
+def _decoders(able: list[WorkerPlace]) -> list[WorkerPlace]:
     """Workers of `able`; the ones that prefer prompts only if there are no others."""
     return [p for p in able if p.preference is not Preference.PREFILL] or able
 
 
-def _queue(p: Place) -> tuple[bool, int, int, str]:
+def _queue(p: WorkerPlace) -> tuple[bool, int, int, str]:
     """Workers that prefer prompts first, then the shortest queue of prompts that are not cached."""
     return p.preference is not Preference.PREFILL, p.queued - p.cached, p.sequences, p.worker
 
 
-def _few(places: Sequence[Place], key: Callable[[Place], tuple[int | str, ...]]) -> Sequence[Place]:
+def _few(places: Sequence[WorkerPlace], key: Callable[[WorkerPlace], tuple[int | str, ...]]) -> Sequence[WorkerPlace]:
     """The FEW first by `key`, and the one with the longest cached prefix: no cluster takes long."""
     if len(places) <= FEW:
         return places
     return [*heapq.nsmallest(FEW, places, key=key), max(places, key=lambda p: p.cached)]
 
 
-def _together(prompt: int, p: Place, rates: Rates) -> _Option:
+def _together(prompt: int, p: WorkerPlace, rates: Rates) -> _Option:
     missing = prompt - p.cached
     ttft = prompt_s(rates.times, rates.budget, p.queued + missing, p.sequences, p.context)
     tpot = _tpot(p, rates, joining=prompt, computing=missing)
@@ -147,7 +147,7 @@ def _together(prompt: int, p: Place, rates: Rates) -> _Option:
     return _option(RequestPlacement(p.worker, None, ttft, tpot), rates, moved, missing)
 
 
-def _apart(prompt: int, decode: Place, places: Sequence[Place], rates: Rates) -> Iterator[_Option]:
+def _apart(prompt: int, decode: WorkerPlace, places: Sequence[WorkerPlace], rates: Rates) -> Iterator[_Option]:
     """The prompt on any of `places`, for one decode worker."""
     tpot = _tpot(decode, rates, joining=prompt)
     for p in places:
@@ -170,13 +170,13 @@ def _option(placement: RequestPlacement, rates: Rates, moved: int, missing: int)
     return (missed, moved, ratio + own, names), placement
 
 
-def _ratio_of_decoding(prompt: int, p: Place, rates: Rates) -> tuple[float, int, str]:
+def _ratio_of_decoding(prompt: int, p: WorkerPlace, rates: Rates) -> tuple[float, int, str]:
     """How near to its target one more sequence would bring it, whose cached tokens need no transfer."""
     moved = 1e-3 * (prompt - p.cached) / max(prompt, 1)
     return _tpot(p, rates, joining=prompt) / rates.targets.tpot_s + moved, p.sequences, p.worker
 
 
-def _tpot(p: Place, rates: Rates, joining: int = 0, computing: int = 0) -> float:
+def _tpot(p: WorkerPlace, rates: Rates, joining: int = 0, computing: int = 0) -> float:
     """Seconds per output token there, with a sequence of `joining` tokens more and `computing` prompt tokens.
 
     Of its time a part goes to long steps with prompts: the part of late, and what is queued now.

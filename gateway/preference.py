@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from gateway.capacity import Mix, capacity
 from gateway.paces import PaceMemory
-from gateway.placement import Place, Preference, Rates
+from gateway.placement import WorkerPlace, Preference, Rates
 
 GAIN = 1.05
 """The number changes for at least this factor of capacity: preferences do not flap between equals."""
@@ -28,18 +28,18 @@ def best_split(mix: Mix, workers: int, now: int, rates: Rates, paces: PaceMemory
     return best if bears[best] > GAIN * bears[min(now, workers - 1)] else min(now, workers - 1)
 
 
-def rethink(mix: Mix, places: Sequence[Place], rates: Rates, paces: PaceMemory) -> dict[str, Preference]:
+def rethink(mix: Mix, places: Sequence[WorkerPlace], rates: Rates, paces: PaceMemory) -> dict[str, Preference]:
     """The preference of each worker, by name, for requests of this mix."""
     rates = dataclasses.replace(rates, answer=mix.output)
     return prefer(places, best_split(mix, len(places), preferring(places), rates, paces))
 
 
-def preferring(places: Sequence[Place]) -> int:
+def preferring(places: Sequence[WorkerPlace]) -> int:
     """How many workers prefer prompts."""
     return sum(p.preference is Preference.PREFILL for p in places)
 
 
-def prefer(places: Sequence[Place], prefilling: int) -> dict[str, Preference]:
+def prefer(places: Sequence[WorkerPlace], prefilling: int) -> dict[str, Preference]:
     """The preference of each worker, by name, if `prefilling` of them are to prefer prompts.
 
     Those that prefer prompts now keep doing so; then come those with the fewest sequences to finish. At least

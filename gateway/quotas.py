@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.errors import ConfigError, RateLimited
-from gateway.pace import Pace
+from gateway.pace import ReadQueue
 
 FLAG = "key-limits"
 
@@ -36,7 +36,7 @@ class KeyLimits:
 
 
 @dataclass(frozen=True)
-class Limits:
+class CallerLimits:
     """What callers may use. `keys`: by caller (`gateway.keys.Caller.name`). `default`: of each other key, and
     of callers without one.
     """
@@ -49,13 +49,13 @@ class Limits:
         return self.keys.get(caller, self.default)
 
 
-def read_limits(path: str | None) -> Limits:
+def read_limits(path: str | None) -> CallerLimits:
     """The limits in a TOML file: a table `default`, and in `keys.NAME` what differs for one key.
 
     No limits for None. Raises ConfigError, naming the table and the word, for what is no limit.
     """
     if path is None:
-        return Limits()
+        return CallerLimits()
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -67,7 +67,7 @@ def read_limits(path: str | None) -> Limits:
     if not isinstance(keys, dict):
         raise _wrong(f"{path}: keys must be tables [keys.NAME]")
     given = vars(default)
-    return Limits(default, {n: _limits(t, f"keys.{n}", path, given) for n, t in keys.items()})
+    return CallerLimits(default, {n: _limits(t, f"keys.{n}", path, given) for n, t in keys.items()})
 
 
 def _limits(table: Any, name: str, path: str, given: Mapping[str, Any] | None = None) -> KeyLimits:
@@ -162,10 +162,10 @@ def _span(seconds: float) -> str:
 class Quotas:
     """The accounts of all callers of one gateway process. `pace`: the turns of their requests."""
 
-    def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: CallerLimits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits or CallerLimits()
         self.clock = clock
-        self.pace = Pace(lambda caller: self.limits.of(caller).weight)
+        self.pace = ReadQueue(lambda caller: self.limits.of(caller).weight)
         self._accounts: dict[str, Account] = {}
 
     def use(self, caller: str) -> Use:

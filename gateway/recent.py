@@ -15,7 +15,7 @@ import msgspec
 from eyas.common.logging import request_id
 from eyas.common.types import Finish
 from gateway.text import RequestTrace, UsageCounts
-from gateway.timings import Part, parts
+from gateway.timings import TimedPart, parts
 
 KEPT = 128
 MAX_PROMPTS = 4  # of one call, whose parts are kept
@@ -93,7 +93,7 @@ class Recent:
         return [*reversed(self._requests)]
 
 
-def _part(part: Part, began: float) -> PartObject:
+def _part(part: TimedPart, began: float) -> PartObject:
     start, took, leg = _ms(part.began - began), _ms(part.ended - part.began), part.leg
     if leg is None:
         return PartObject(part.name, start, took)

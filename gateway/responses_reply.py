@@ -14,14 +14,14 @@ import msgspec
 
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded
 from eyas.common.types import Finish
-from gateway.answer import Answer
+from gateway.answer import CallAnswer
 from gateway.detokenize import TokenBytes
 from gateway.message_reader import MessageReader
 from gateway.openai_logprobs import chat_logprobs
 from gateway.openai_reply import Format
 from gateway.openai_request import ApiCall
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
-from gateway.parsers.message import Reading
+from gateway.parsers.message import MessageReading
 from gateway.responses_fields import UNNAMED, FlatChoice, ResponsesBody
 from gateway.text import TextDelta
 
@@ -32,12 +32,12 @@ Object = dict[str, Any]
 class ResponsesFormat(Format):
     """Writes one response. Its output has one item at a time: reasoning, a message, or a call."""
 
-    def __init__(self, call: ApiCall, body: ResponsesBody, table: TokenBytes, answer: Answer) -> None:
+    def __init__(self, call: ApiCall, body: ResponsesBody, table: TokenBytes, answer: CallAnswer) -> None:
         self._call = call
         self._body = body
         self._table = table
         self._answer = answer
-        self._reader = MessageReader(call.reading or Reading())
+        self._reader = MessageReader(call.reading or MessageReading())
         self._finish: Finish | None = None
         self._output: list[Object] = []
         self._open: _Item | None = None

@@ -21,7 +21,7 @@ PATIENCE_S = 4.0  # how long a search goes on while no suitable worker serves or
 Found = TypeVar("Found")
 
 
-class Search:
+class WorkerSearch:
     """Searches for one request; `pause` waits between two tries, and `wanted` says whether to go on. `turn`
     comes before what is found is used, and tells whether that took time.
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from eyas.common.types import Finish
-from gateway.answer import Answer
+from gateway.answer import CallAnswer
 from gateway.detokenize import TokenBytes
 from gateway.openai_reply import DONE, Format
 from gateway.openai_request import ApiCall
@@ -73,7 +73,7 @@ class _SoFar:
 class SglangFormat(Format):
     """Writes SGLang's objects; a batch is a list of them, and its events carry `index`."""
 
-    def __init__(self, call: ApiCall, shape: ReplyShape, table: TokenBytes, answer: Answer) -> None:
+    def __init__(self, call: ApiCall, shape: ReplyShape, table: TokenBytes, answer: CallAnswer) -> None:
         self._call = call
         self._shape = shape
         self._table = table

@@ -33,7 +33,7 @@ FIGURES = frozenset(
 """What the console's plots are drawn from."""
 
 
-class Sample(msgspec.Struct, frozen=True, array_like=True):
+class TimelineSample(msgspec.Struct, frozen=True, array_like=True):
     """The totals at a moment: seconds since 1970, and a value per series, in the order of `Timeline.series`;
     a series that came later has none here.
     """
@@ -42,7 +42,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     values: list[float]
 
 
-class Failure(msgspec.Struct, frozen=True):
+class CallFailure(msgspec.Struct, frozen=True):
     """A call that failed. `reason`: the server's own words of its own trouble, else empty: what is said of a
     wrong request may quote it.
     """
@@ -61,8 +61,8 @@ class Timeline:
     def __init__(self, figures: Collector) -> None:
         self._figures = figures
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}  # and their places
-        self._samples: deque[Sample] = deque(maxlen=SAMPLES)
-        self._failures: deque[Failure] = deque(maxlen=FAILURES)
+        self._samples: deque[TimelineSample] = deque(maxlen=SAMPLES)
+        self._failures: deque[CallFailure] = deque(maxlen=FAILURES)
 
     def sample(self) -> None:
         """Keeps the totals of now."""
@@ -73,7 +73,7 @@ class Timeline:
                     name = sample.name, tuple(sorted(sample.labels.items()))
                     found[self._series.setdefault(name, len(self._series))] = sample.value
         values = [found.get(place, 0.0) for place in range(len(self._series))]
-        self._samples.append(Sample(round(time.time(), 3), values))
+        self._samples.append(TimelineSample(round(time.time(), 3), values))
 
     async def run(self) -> None:
         """Samples until it is cancelled."""
@@ -85,10 +85,10 @@ class Timeline:
         """Keeps a failure of the call that this code serves. `error`: None: a defect, or no such route."""
         own = error is not None and (status == 429 or status >= 500)
         code, reason = ("", "") if error is None else (error.code, str(error) if own else "")
-        self._failures.append(Failure(round(time.time(), 3), request_id.get(), path, status, code, reason))
+        self._failures.append(CallFailure(round(time.time(), 3), request_id.get(), path, status, code, reason))
 
     @property
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[CallFailure]:
         """The last ones, newest first."""
         return [*reversed(self._failures)]
 

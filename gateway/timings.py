@@ -15,7 +15,7 @@ from eyas.common.types import Role, EngineTimings
 from gateway.text import RequestTrace, UsageCounts
 
 
-class Part(msgspec.Struct, frozen=True):
+class TimedPart(msgspec.Struct, frozen=True):
     """A stretch of a request's time, in monotonic seconds: `queue`, `prefill`, `transfer` or `decode`.
 
     `leg`: the worker's part that it belongs to; None for `decode`, which may have moved between workers.
@@ -27,20 +27,20 @@ class Part(msgspec.Struct, frozen=True):
     leg: EngineTimings | None = None
 
 
-def parts(trace: RequestTrace, ended: float) -> Iterator[Part]:
+def parts(trace: RequestTrace, ended: float) -> Iterator[TimedPart]:
     """What a request that ended then waited for. Parts on two workers overlap.
 
     Each worker queued the request, and computed the prompt or pulled its pages; decode is all after token 0.
     """
     for leg in trace.legs:
         begun = leg.sent + leg.queue_ms / 1e3
-        yield Part("queue", leg.sent, begun, leg)
+        yield TimedPart("queue", leg.sent, begun, leg)
         if leg.prefill_ms:
-            yield Part("prefill", begun, begun + leg.prefill_ms / 1e3, leg)
+            yield TimedPart("prefill", begun, begun + leg.prefill_ms / 1e3, leg)
         if leg.transfer_path:
-            yield Part("transfer", begun, begun + leg.transfer_ms / 1e3, leg)
+            yield TimedPart("transfer", begun, begun + leg.transfer_ms / 1e3, leg)
     if trace.second:
-        yield Part("decode", trace.first, ended)
+        yield TimedPart("decode", trace.first, ended)
 
 
 def pulls(trace: RequestTrace) -> Iterator[tuple[str, EngineTimings]]:

@@ -56,7 +56,7 @@ class FunctionTool(Body):
     """True: its arguments follow the schema, however the model comes to call it."""
 
 
-class Tool(Body):
+class ChatTool(Body):
     """A tool that the model may call."""
 
     type: Literal["function"]
@@ -108,7 +108,7 @@ def functions_among(tools: list[T] | None) -> tuple[list[T] | None, tuple[str, .
     return kept or None, tuple(f"tools[{i}]:{kind}" for i, kind in others.items())
 
 
-AnyTool = Annotated[Tool, WrapValidator(or_other, json_schema_input_type=Tool | OtherTool)]
+AnyTool = Annotated[ChatTool, WrapValidator(or_other, json_schema_input_type=ChatTool | OtherTool)]
 
 
 class NamedFunction(Body):
@@ -254,7 +254,7 @@ class ToolFields(Body):
             refuse("function_call", f"names {named.name!r:.100}, which is none of functions")
         if not functions:
             return
-        self.tools = [Tool.of(function) for function in functions]
+        self.tools = [ChatTool.of(function) for function in functions]
         self.functions, self.parallel_tool_calls, self._speaks_functions = None, False, True
         choice = older if named is None else ChosenTools(type="function", function=named)
         self.tool_choice = cast("ChosenTools | None", choice)
@@ -296,9 +296,9 @@ class ToolFields(Body):
         return choice == "required" or (self._choice is not None and self._choice.demands)
 
     @property
-    def callable_tools(self) -> list[Tool]:
+    def callable_tools(self) -> list[ChatTool]:
         """The tools that may be called: with the choice `none`, none; with `allowed_tools`, those."""
         choice: ChosenTools | str | None = self.tool_choice
-        tools: list[Tool] = [] if choice == "none" else self.tools or []
+        tools: list[ChatTool] = [] if choice == "none" else self.tools or []
         allowed = self._choice.allowed if self._choice else None
         return [tool for tool in tools if allowed is None or tool.function.name in allowed]

@@ -14,12 +14,12 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import POINTER, Grammar, GrammarKind, renewed
 from eyas.common.json_schema import types_of
 from eyas.common.schemas.refusals import refuse
-from gateway.parsers.message import Reading
+from gateway.parsers.message import MessageReading
 from gateway.parsers.parameters import unfollowed
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.table import ToolFormat
 from gateway.parsers.tags import Format, Mark, either, optional, sequence, text
-from gateway.tool_fields import Tool, ToolFields
+from gateway.tool_fields import ChatTool, ToolFields
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -28,7 +28,7 @@ _SPACE: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}  # between the reas
 
 
 def answer_grammar(
-    body: ToolFields, reading: Reading, asked: Grammar | None, special_id: Callable[[str], int | None]
+    body: ToolFields, reading: MessageReading, asked: Grammar | None, special_id: Callable[[str], int | None]
 ) -> Grammar | None:
     """What holds the answer to all that is asked; None: nothing need.
 
@@ -136,7 +136,7 @@ def _point(format: Any, schemas: Mapping[str, Mapping[str, Any]]) -> None:
             todo += part.values() if isinstance(part, dict) else part
 
 
-def _schema(tool: Tool, must: bool, field: str) -> Mapping[str, Any]:
+def _schema(tool: ChatTool, must: bool, field: str) -> Mapping[str, Any]:
     """What a call's arguments follow. Where calls are asked for that is the tool's schema, unless it says
     `"strict": false`; else only if it says true. Raises InvalidRequest, which names the field, for a schema
     that cannot be followed.

@@ -18,7 +18,7 @@ from typing import Any
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.logging import request_id, traceparent
 from gateway.text import RequestTrace, UsageCounts
-from gateway.timings import Part, parts
+from gateway.timings import TimedPart, parts
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")  # the standard variables
 NAME = "eyas-gateway"  # of the service, unless OTEL_SERVICE_NAME says another
@@ -141,7 +141,7 @@ class CallSpan:
         span.end(ended)
 
 
-def _where(part: Part) -> dict[str, str | int]:
+def _where(part: TimedPart) -> dict[str, str | int]:
     """What a part on one worker says of it; empty for a part that may have been on several."""
     leg = part.leg
     if leg is None:

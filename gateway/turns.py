@@ -34,7 +34,7 @@ class Claim:
     arrived: float = 0.0
 
 
-class Turns(Generic[Item]):
+class FairQueue(Generic[Item]):
     """Items that wait, by caller."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ from gateway.anthropic_reply import anthropic_error
 from gateway.heap import give_back
 from gateway.metrics import GatewayMetrics
 from gateway.openai_reply import error_body
-from gateway.parts import PARTS, Parts
+from gateway.parts import PARTS, BodyParts
 from gateway.tracing import current
 
 BODY_TIMEOUT_S = 30.0
@@ -140,12 +140,12 @@ async def _bounded(request: Request, limit: int, count: Callable[[int], None]) -
     return bytes(body)
 
 
-class Reply:
+class WireReply:
     """One response as it is written: whole, or as events. Parts go the short way where the server has it."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
-        self.parts: Parts | None = scope.get("extensions", {}).get(PARTS)
+        self.parts: BodyParts | None = scope.get("extensions", {}).get(PARTS)
 
     async def whole(self, body: bytes) -> None:
         """A JSON object."""
@@ -184,12 +184,12 @@ class WhileConnected(Response):
     `work` before the first byte reaches the application's error handlers.
     """
 
-    def __init__(self, work: Callable[[Reply], Awaitable[None]]) -> None:
+    def __init__(self, work: Callable[[WireReply], Awaitable[None]]) -> None:
         super().__init__()
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._work(Reply(scope, send)))
+        work = asyncio.ensure_future(self._work(WireReply(scope, send)))
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ from eyas.simulator.workload import SimulatedRequest
 from gateway.capacity import Mix
 from gateway.demand import DemandMeter
 from gateway.paces import PaceMemory
-from gateway.placement import Place, Preference, Rates, RequestPlacement, Targets, place
+from gateway.placement import WorkerPlace, Preference, Rates, RequestPlacement, Targets, place
 from gateway.preference import preferring, rethink
 
 ASK_EVERY_S = 1.0
@@ -64,7 +64,7 @@ class Played:
     flips: int
 
 
-Policy = Callable[[SimulatedRequest, Sequence[Place]], RequestPlacement | None]
+Policy = Callable[[SimulatedRequest, Sequence[WorkerPlace]], RequestPlacement | None]
 """Places a request: the workers are the indices of their places, as text. None: every worker is full."""
 
 
@@ -139,7 +139,7 @@ class _Cluster:
         self._workers[decode].pledge(job)
         self._wake(job.prefill, now)
 
-    def _predicted(self, arrival: SimulatedRequest, places: Sequence[Place]) -> RequestPlacement | None:
+    def _predicted(self, arrival: SimulatedRequest, places: Sequence[WorkerPlace]) -> RequestPlacement | None:
         apart = self._shape.layout is not ClusterLayout.UNIFIED
         return place(arrival.prompt, places, self._rates, apart)
 
@@ -147,12 +147,12 @@ class _Cluster:
         self._played.jobs.append(job)
         self._played.refused.append(job)
 
-    def _place(self, index: int, arrival: SimulatedRequest, now: float) -> Place:
+    def _place(self, index: int, arrival: SimulatedRequest, now: float) -> WorkerPlace:
         worker, shape = self._workers[index], self._shape
         split = shape.layout is ClusterLayout.SPLIT
         room = max(shape.hardware.max_waiting - worker.waiting, 0)
         seats = max(shape.hardware.max_running + shape.hardware.max_waiting - worker.sequences, 0)
-        return Place(
+        return WorkerPlace(
             worker=str(index),
             sequences=worker.sequences,
             context=worker.context,

@@ -11,7 +11,7 @@ import asyncio
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from gateway.parts import Parts
+from gateway.parts import BodyParts
 
 
 class PartsOutbox:
@@ -34,7 +34,7 @@ class PartsOutbox:
             holder.flush()
 
 
-class HeldParts(Parts):
+class HeldParts(BodyParts):
     """The parts of a connection's responses with chunked bodies, one after the other.
 
     The connection says when the client reads too slowly (`blocked`), and when nothing may leave any more

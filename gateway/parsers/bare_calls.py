@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gateway.parsers.bare_values import Written, bare
+from gateway.parsers.bare_values import ParameterFormat, bare
 from gateway.parsers.calls import NAME, Tools, begin
 from gateway.parsers.kinds import kinds_of
-from gateway.parsers.output import Output
-from gateway.parsers.source import Cut, Source, Wait
+from gateway.parsers.output import ParsedOutput
+from gateway.parsers.source import CutShort, TextSource, Wait
 from gateway.parsers.tags import quoted
 
 
@@ -23,10 +23,10 @@ class CallTags:
     close: str
     end: str
     title: re.Pattern[str]
-    written: Written
+    written: ParameterFormat
 
 
-def bare_call(source: Source, out: Output, tools: Tools, tags: CallTags) -> Wait[None]:
+def bare_call(source: TextSource, out: ParsedOutput, tools: Tools, tags: CallTags) -> Wait[None]:
     """Reads a call behind the tag that opens it. Raises Cut if the text ends within it."""
     name = yield from source.run(NAME)
     yield from source.expect(tags.close)
@@ -44,6 +44,6 @@ def bare_call(source: Source, out: Output, tools: Tools, tags: CallTags) -> Wait
         separator = ", "
         yield from bare(source, out.arguments, tags.written, kinds.of(title))
     if not (yield from source.accept(tags.end)) and not (yield from source.peek()):
-        raise Cut
+        raise CutShort
     out.arguments("{}" if separator == "{" else "}")
     out.done()

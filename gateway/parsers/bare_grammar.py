@@ -16,8 +16,8 @@ from eyas.common.errors import InvalidRequest
 from eyas.common.regex_syntax import Unheld
 from eyas.common.string_rules import StringPattern, Writing, rules_of
 from eyas.common.text_formats import text_of
-from gateway.parsers.bare_values import Written
-from gateway.parsers.kinds import BRANCHES, Kind, Kinds, kinds_of
+from gateway.parsers.bare_values import ParameterFormat
+from gateway.parsers.kinds import BRANCHES, ValueKind, Kinds, kinds_of
 from gateway.parsers.parameters import (
     OTHER_NAMES,
     Parameters,
@@ -34,7 +34,7 @@ _SAYS_NOTHING = frozenset("title description default examples deprecated readOnl
 _WITHOUT_TAGS = Writing("<")  # what tags begin with
 
 
-def parameters(tool: str, schema: Mapping[str, Any], written: Written) -> Format:
+def parameters(tool: str, schema: Mapping[str, Any], written: ParameterFormat) -> Format:
     """The parameters of a call, in the order of the schema, each where it is required or not.
 
     Raises InvalidRequest for what cannot be held to.
@@ -49,7 +49,7 @@ def parameters(tool: str, schema: Mapping[str, Any], written: Written) -> Format
 class _Branch:
     """The grammar of an object's parameters; `root`: where references are looked up."""
 
-    def __init__(self, written: Written, kinds: Kinds, root: Any) -> None:
+    def __init__(self, written: ParameterFormat, kinds: Kinds, root: Any) -> None:
         self._written = written
         self._kinds = kinds
         self._root = root
@@ -79,7 +79,7 @@ class _Branch:
         kind = self._kinds.of(title) if title else self._kinds.others
         return sequence(before, self._value(title, value, kind), text(self._written.after))
 
-    def _value(self, title: str, schema: Any, kind: Kind) -> Format:
+    def _value(self, title: str, schema: Any, kind: ValueKind) -> Format:
         if schema is True or not set(schema) - _SAYS_NOTHING:
             return self._free()
         if kind.is_json:

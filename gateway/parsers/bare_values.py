@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from gateway.parsers.kinds import Kind
+from gateway.parsers.kinds import ValueKind
 from gateway.parsers.python_values import as_json, literal
-from gateway.parsers.source import Cut, Malformed, Sink, Source, Wait, unbroken
+from gateway.parsers.source import CutShort, Malformed, Sink, TextSource, Wait, unbroken
 from gateway.parsers.tags import quoted
 
 
-class Written(NamedTuple):
+class ParameterFormat(NamedTuple):
     """How a format writes a parameter: what stands before (with {} for the name) and after a value, and the
     tag that ends it. `follow`: what may come behind that. `lines`: the value stands between line breaks that
     are no part of it. `name`: a regular expression of the names that it can write.
@@ -29,7 +29,7 @@ class Written(NamedTuple):
     name: str
 
 
-def bare(source: Source, sink: Sink, written: Written, kind: Kind) -> Wait[None]:
+def bare(source: TextSource, sink: Sink, written: ParameterFormat, kind: ValueKind) -> Wait[None]:
     """Reads a value up to the tag that ends it, and writes it as JSON; text goes on as it comes.
 
     Raises Cut if the text ends before it does.
@@ -50,7 +50,7 @@ def bare(source: Source, sink: Sink, written: Written, kind: Kind) -> Wait[None]
     sink(_value("".join(parts).removesuffix("\n" if written.lines else ""), kind))
 
 
-def _value(text: str, kind: Kind) -> str:
+def _value(text: str, kind: ValueKind) -> str:
     """What the text says, as JSON: Python's words too, which templates write, where the schema has them."""
     if kind.is_optional:
         return "null" if text in ("null", "None") else quoted(text)
@@ -64,7 +64,7 @@ def _value(text: str, kind: Kind) -> str:
         return quoted(text)
 
 
-def _json(source: Source, written: Written, kind: Kind) -> Wait[str]:
+def _json(source: TextSource, written: ParameterFormat, kind: ValueKind) -> Wait[str]:
     """Reads an object, an array or a string, and its end. "": what comes is none, and nothing is read."""
     space = yield from source.space()
     raw = yield from source.whole_json()
@@ -81,15 +81,15 @@ def _json(source: Source, written: Written, kind: Kind) -> Wait[str]:
     return ""
 
 
-def _upto_end(source: Source, sink: Sink, written: Written) -> Wait[None]:
+def _upto_end(source: TextSource, sink: Sink, written: ParameterFormat) -> Wait[None]:
     while (yield from source.upto((written.end,), sink)):
         if (yield from source.leads_to(written.follow)):
             return
         sink(written.end)
-    raise Cut
+    raise CutShort
 
 
-def _stands(text: str, kind: Kind) -> bool:
+def _stands(text: str, kind: ValueKind) -> bool:
     """Whether it is JSON as it stands, and rather that than text."""
     try:
         return kind.takes(json.loads(text, parse_constant=_refuse))

@@ -7,18 +7,18 @@
 from __future__ import annotations
 
 from gateway.parsers.bare_grammar import parameters
-from gateway.parsers.bare_values import Written, bare
+from gateway.parsers.bare_values import ParameterFormat, bare
 from gateway.parsers.calls import NAME, Tools, attempt, begin
 from gateway.parsers.hermes import BEGIN, END
 from gateway.parsers.kinds import Kinds, kinds_of
-from gateway.parsers.output import Output
-from gateway.parsers.source import Cut, Source, Wait
+from gateway.parsers.output import ParsedOutput
+from gateway.parsers.source import CutShort, TextSource, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, either, quoted, repeated, sequence, text
 
 MARKERS = (BEGIN, END)
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
-_WRITTEN = Written(
+_WRITTEN = ParameterFormat(
     f"{KEY}{{}}{KEY_END}\n{VALUE}",
     f"{VALUE_END}\n",
     VALUE_END,
@@ -28,14 +28,14 @@ _WRITTEN = Written(
 )
 
 
-def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(MARKERS, out.content)):
         if marker == BEGIN:
             yield from attempt(source, out, _call(source, out, tools))
 
 
-def _call(source: Source, out: Output, tools: Tools) -> Wait[None]:
+def _call(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
     yield from source.space()
     name = yield from source.run(NAME)
     yield from source.space()
@@ -49,13 +49,13 @@ def _call(source: Source, out: Output, tools: Tools) -> Wait[None]:
     out.done()
 
 
-def _arguments(source: Source, out: Output, kinds: Kinds) -> Wait[None]:
+def _arguments(source: TextSource, out: ParsedOutput, kinds: Kinds) -> Wait[None]:
     """Reads arguments from behind the first tag of a name, and the end of the call."""
     separator = "{"
     while True:
         parts: list[str] = []
         if not (yield from source.upto((KEY_END,), parts.append)):
-            raise Cut
+            raise CutShort
         title = "".join(parts).strip()
         yield from source.space()
         if not (yield from source.accept(VALUE)):
@@ -67,7 +67,7 @@ def _arguments(source: Source, out: Output, kinds: Kinds) -> Wait[None]:
         if not (yield from source.accept(KEY)):
             break
     if not (yield from source.accept(END)) and not (yield from source.peek()):
-        raise Cut
+        raise CutShort
     out.arguments("{}" if separator == "{" else "}")
 
 

@@ -27,7 +27,7 @@ _NAMES = {form: form for form in _FORMS.values()} | {"integer": "number"}
 _MOST_BRANCHES = 200  # schemas that are looked at to tell one parameter's kind
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """How a bare value is read. `forms`: the types of JSON that it may have; `ANY` is one of any other."""
 
     forms: frozenset[str]
@@ -59,10 +59,10 @@ class Kind(NamedTuple):
 class Kinds(NamedTuple):
     """The kinds of a tool's parameters, by name, and of all others."""
 
-    named: Mapping[str, Kind]
-    others: Kind
+    named: Mapping[str, ValueKind]
+    others: ValueKind
 
-    def of(self, title: str) -> Kind:
+    def of(self, title: str) -> ValueKind:
         """The kind of the parameter `title`."""
         return self.named.get(title, self.others)
 
@@ -78,7 +78,7 @@ def kinds_of(schema: Mapping[str, Any]) -> Kinds:
         if isinstance(part.get("additionalProperties"), Mapping):
             others |= _forms(part["additionalProperties"], schema, set())
     return Kinds(
-        {title: Kind(frozenset(forms)) for title, forms in named.items()}, Kind(frozenset(others or {ANY}))
+        {title: ValueKind(frozenset(forms)) for title, forms in named.items()}, ValueKind(frozenset(others or {ANY}))
     )
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from gateway.parsers import reasoning
 from gateway.parsers.calls import Tools
 from gateway.parsers.events import Event
-from gateway.parsers.output import Output
+from gateway.parsers.output import ParsedOutput
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import Source, Wait
+from gateway.parsers.source import TextSource, Wait
 from gateway.parsers.table import ToolFormat
 
 
 @dataclass(frozen=True)
-class Reading:
+class MessageReading:
     """What is looked for in an answer.
 
     `calls`: the format of its calls; None: none are looked for. `most_calls`: later ones are dropped.
@@ -47,9 +47,9 @@ class Reading:
 class MessageParser:
     """Reads one answer."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._source = Source(reading.calls.markers if reading.calls else ())
-        self._out = Output(reading.most_calls)
+    def __init__(self, reading: MessageReading) -> None:
+        self._source = TextSource(reading.calls.markers if reading.calls else ())
+        self._out = ParsedOutput(reading.most_calls)
         self._steps = self._read(reading)
 
     @property
@@ -76,7 +76,7 @@ class MessageParser:
         self._out.end()
         return self._out.drain()
 
-    def _read(self, reading: Reading) -> Wait[None]:
+    def _read(self, reading: MessageReading) -> Wait[None]:
         source, out, tags, end = self._source, self._out, reading.reasoning, 0
         if reading.calls is not None and reading.calls.frame is not None:
             yield from reading.calls.read(source, out, reading.tools)

@@ -10,10 +10,10 @@ import re
 
 from gateway.parsers.bare_calls import CallTags, bare_call
 from gateway.parsers.bare_grammar import parameters
-from gateway.parsers.bare_values import Written
+from gateway.parsers.bare_values import ParameterFormat
 from gateway.parsers.calls import Tools, attempt
-from gateway.parsers.output import Output
-from gateway.parsers.source import Source, Wait
+from gateway.parsers.output import ParsedOutput
+from gateway.parsers.source import TextSource, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, either, repeated, sequence, text
 
 MARKERS = BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
@@ -21,7 +21,7 @@ INVOKE, INVOKE_END = '<invoke name="', "</invoke>"
 PARAMETER, PARAMETER_END = '<parameter name="', "</parameter>"
 _TAGS = (*MARKERS, INVOKE, INVOKE_END)
 _TITLE = re.compile(r'[^"<>\n]+')
-_WRITTEN = Written(
+_WRITTEN = ParameterFormat(
     PARAMETER + '{}">',
     f"{PARAMETER_END}\n",
     PARAMETER_END,
@@ -32,7 +32,7 @@ _WRITTEN = Written(
 _CALL = CallTags(PARAMETER, '">', INVOKE_END, _TITLE, _WRITTEN)
 
 
-def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(_TAGS, out.content)):
         if marker == INVOKE:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
 
 
-class Output:
+class ParsedOutput:
     """The events of one answer. `most_calls`: later calls are dropped; None: none is.
 
     `is_open`: whether a call has begun that is not complete. `thinks_on`: whether the reasoning has not

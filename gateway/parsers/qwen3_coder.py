@@ -12,11 +12,11 @@ import re
 
 from gateway.parsers.bare_calls import CallTags, bare_call
 from gateway.parsers.bare_grammar import parameters
-from gateway.parsers.bare_values import Written
+from gateway.parsers.bare_values import ParameterFormat
 from gateway.parsers.calls import Tools, attempt
 from gateway.parsers.hermes import BEGIN, END
-from gateway.parsers.output import Output
-from gateway.parsers.source import Source, Wait
+from gateway.parsers.output import ParsedOutput
+from gateway.parsers.source import TextSource, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, either, repeated, sequence, text
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -25,13 +25,13 @@ MARKERS = (BEGIN, END)
 _TAGS = (*MARKERS, FUNCTION, FUNCTION_END)
 _TITLE = re.compile(r"[^<>\n]+")
 _FOLLOW = (PARAMETER, FUNCTION_END, FUNCTION, *MARKERS)
-_WRITTEN = Written(
+_WRITTEN = ParameterFormat(
     PARAMETER + "{}>\n", f"\n{PARAMETER_END}\n", PARAMETER_END, _FOLLOW, lines=True, name=_TITLE.pattern
 )
 _CALL = CallTags(PARAMETER, ">", FUNCTION_END, _TITLE, _WRITTEN)
 
 
-def read(source: Source, out: Output, tools: Tools) -> Wait[None]:
+def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(_TAGS, out.content)):
         if marker == FUNCTION:

@@ -31,7 +31,7 @@ class Malformed(Exception):
     """The text is not what the format says."""
 
 
-class Cut(Exception):
+class CutShort(Exception):
     """The text ended in the middle of what was read."""
 
 
@@ -39,7 +39,7 @@ def ignore(text: str) -> None:
     """A sink for text that means nothing."""
 
 
-class Source:
+class TextSource:
     """The text so far. `consumed`: how many characters have been read.
 
     Between `keep` and `forget` the text that is read is also kept, so that what turns out to be no call can
@@ -103,7 +103,7 @@ class Source:
     def expect(self, literal: str) -> Wait[None]:
         """Reads `literal`. Raises Malformed, or Cut at the end of the text, if it is not there."""
         if not (yield from self.accept(literal)):
-            raise Cut if self.ended and self._may_become(literal) else Malformed
+            raise CutShort if self.ended and self._may_become(literal) else Malformed
 
     def run(self, pattern: re.Pattern[str]) -> Wait[str]:
         """Reads the characters that go on matching `pattern`, a set of characters with a plus."""
@@ -180,7 +180,7 @@ class Source:
         if not first or first not in '{["':
             scalar = yield from self.run(_SCALAR)
             if not scalar:
-                raise Malformed if first else Cut
+                raise Malformed if first else CutShort
             sink(scalar)
             return
         scan, left = JsonScan(bears_breaks=True), sys.maxsize if most is None else most
@@ -197,7 +197,7 @@ class Source:
             if scan.failed:
                 raise Malformed
             if self.ended:
-                raise Cut
+                raise CutShort
             yield
 
     def _is_next(self, literal: str) -> Wait[bool]:

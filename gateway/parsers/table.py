@@ -27,9 +27,9 @@ from gateway.parsers import (
     qwen3_coder,
 )
 from gateway.parsers.calls import Tools
-from gateway.parsers.output import Output
+from gateway.parsers.output import ParsedOutput
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import Source, Wait
+from gateway.parsers.source import TextSource, Wait
 from gateway.parsers.tags import Format, Mark, Schemas
 
 
@@ -46,7 +46,7 @@ def counted_id(name: str, count: int) -> str:
     return f"functions.{name}:{count}"
 
 
-class Frame(NamedTuple):
+class AnswerFrame(NamedTuple):
     """How a format frames all that an answer has, so that it is read whether there are tools or not.
 
     `reasoning`: its tags. `content`: the grammar of an answer with this content; `free`: of any words.
@@ -69,14 +69,14 @@ class ToolFormat:
     """
 
     name: str
-    read: Callable[[Source, Output, Tools], Wait[None]]
+    read: Callable[[TextSource, ParsedOutput, Tools], Wait[None]]
     markers: tuple[str, ...]
     grammar: Callable[[Schemas, Mark, bool], Format]
     sign: str = ""
     says: str = ""
     ids: Ids = Ids.FREE
     opener: str = ""
-    frame: Frame | None = None
+    frame: AnswerFrame | None = None
 
     @property
     def beginnings(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ _FORMATS = (
         harmony.read,
         harmony.MARKERS,
         harmony.grammar,
-        frame=Frame(harmony.REASONING, harmony.final, harmony.free),
+        frame=AnswerFrame(harmony.REASONING, harmony.final, harmony.free),
     ),
     ToolFormat("minimax_m2", minimax.read, minimax.MARKERS, minimax.grammar, says=minimax.BEGIN),
     ToolFormat("gemma4", gemma4.read, gemma4.MARKERS, gemma4.grammar),

@@ -26,7 +26,7 @@ from gateway.dialect import dialect_of
 from gateway.fields import validated
 from gateway.grpc_chat import Chat
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, merged
-from gateway.parsers.message import MessageParser, Reading
+from gateway.parsers.message import MessageParser, MessageReading
 from gateway.tokenizer import Tokenizer
 from gateway.tool_grammar import answer_grammar
 from tests.chat_templates import TEMPLATES
@@ -117,7 +117,7 @@ class Dialogue:
         if "tools" not in str(TEMPLATES[format]):  # then the caller says which there are
             names = ", ".join(tool["function"]["name"] for tool in self._tools)
             self._messages.insert(0, {"role": "system", "content": f"Tools: {names}."})
-        self._reading = Reading()
+        self._reading = MessageReading()
 
     def first(self) -> Asked:
         """Calls of one tool or of any: asked for, or strict where the model comes to call."""
@@ -166,7 +166,7 @@ class Found:
     calls: tuple[tuple[str, str], ...]
 
 
-def read(reading: Reading, text: str, cuts: random.Random | None = None) -> Found:
+def read(reading: MessageReading, text: str, cuts: random.Random | None = None) -> Found:
     """By the gateway's own parser, given the text at once or in pieces. Raises ValueError for half a call."""
     parser, pieces = MessageParser(reading), [text]
     if cuts is not None:
@@ -181,7 +181,7 @@ def read(reading: Reading, text: str, cuts: random.Random | None = None) -> Foun
     return Found(content, tuple((name, arguments[index]) for index, name in begun.items()))
 
 
-def _calls_follow(reading: Reading, tools: list[dict[str, Any]], must: bool, has_format: bool) -> Judge:
+def _calls_follow(reading: MessageReading, tools: list[dict[str, Any]], must: bool, has_format: bool) -> Judge:
     """Every call is of a tool, by its schema; `must`: there is one; `has_format`: else the answer has one."""
     schemas: Mapping[str, Any] = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
 

@@ -23,7 +23,7 @@ from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics
-from gateway.quotas import KeyLimits, Limits, Quotas
+from gateway.quotas import KeyLimits, CallerLimits, Quotas
 
 CONFIG = GatewayConfig(grpc_port=0, api_keys=("rich", "poor"))
 POOR = Keys(CONFIG).caller({"authorization": "Bearer poor"}).name
@@ -32,7 +32,7 @@ BODY = {"model": "eyas-nano", "prompt": "Hi", "max_tokens": 8}
 
 @contextlib.asynccontextmanager
 async def fronts(
-    limits: Limits, pause_s: float = 0.0
+    limits: CallerLimits, pause_s: float = 0.0
 ) -> AsyncIterator[tuple[httpx.AsyncClient, grpc.aio.Channel, Quotas]]:
     backend, quotas = ScriptedBackend(nano_tokenizer(), pause_s=pause_s), Quotas(limits)
     given = (CONFIG, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()), quotas)
@@ -66,7 +66,7 @@ async def generate(channel: grpc.aio.Channel, key: str) -> grpc.aio.Call:
 
 
 async def test_a_key_has_its_rate_on_both_fronts_together() -> None:
-    async with fronts(Limits(keys={POOR: KeyLimits(requests_per_minute=3)})) as (http, channel, _):
+    async with fronts(CallerLimits(keys={POOR: KeyLimits(requests_per_minute=3)})) as (http, channel, _):
         response = await ask(http, "poor", stream=True)
         assert response.status_code == 200
         assert response.headers["x-ratelimit-limit-requests"] == "3"
@@ -94,7 +94,7 @@ async def test_a_key_has_its_rate_on_both_fronts_together() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tokens_of_prompt_and_answer_are_paid(stream: bool) -> None:
-    async with fronts(Limits(KeyLimits(tokens_per_minute=1000))) as (http, channel, quotas):
+    async with fronts(CallerLimits(KeyLimits(tokens_per_minute=1000))) as (http, channel, quotas):
         usage = (await ask(http, "poor")).json()["usage"]["total_tokens"]
         left = 1000 - usage
         account = quotas._accounts[POOR]
@@ -110,7 +110,7 @@ async def test_tokens_of_prompt_and_answer_are_paid(stream: bool) -> None:
 
 
 async def test_requests_at_a_time_end_with_their_answers() -> None:
-    async with fronts(Limits(KeyLimits(concurrent_requests=2)), pause_s=0.05) as (http, channel, quotas):
+    async with fronts(CallerLimits(KeyLimits(concurrent_requests=2)), pause_s=0.05) as (http, channel, quotas):
         answers = await asyncio.gather(*(ask(http, "poor", stream=bool(i % 2)) for i in range(6)))
         assert Counter(answer.status_code for answer in answers) == {200: 2, 429: 4}
         assert quotas._accounts[POOR].open == 0

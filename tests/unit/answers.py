@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning, merged
-from gateway.parsers.message import MessageParser, Reading
+from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.table import TOOL_FORMATS
 
 TOOLS: dict[str, dict[str, Any]] = {
     "f": {"type": "object", "properties": {"a": {"type": "integer"}}},
     "g": {"type": "object", "properties": {"b": {"type": "string"}}},
 }
-Feeds = Callable[[Reading, Sequence[str]], list[Event]]
+Feeds = Callable[[MessageReading, Sequence[str]], list[Event]]
 
 TWO_CALLS = {
     "llama3_json": '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {"b": "x"}}',
@@ -84,12 +84,12 @@ TWO_CALLS = {
 }
 
 
-def reading(name: str, **more: Any) -> Reading:
+def reading(name: str, **more: Any) -> MessageReading:
     """How answers of this format are read; a name's second word tells versions apart."""
-    return Reading(TOOL_FORMATS[name.split()[0]], TOOLS, **more)
+    return MessageReading(TOOL_FORMATS[name.split()[0]], TOOLS, **more)
 
 
-def fed(how: Reading, pieces: Iterable[str]) -> list[Event]:
+def fed(how: MessageReading, pieces: Iterable[str]) -> list[Event]:
     """All that a parser finds in these pieces."""
     parser = MessageParser(how)
     found = [event for piece in pieces for event in parser.feed(piece)]
@@ -130,7 +130,7 @@ def cuts(text: str, rng: random.Random, most: int = 400) -> list[list[str]]:
 
 
 def check_cuts(
-    how: Reading, text: str, rng: random.Random, feeds: Feeds = fed, most: int = 400
+    how: MessageReading, text: str, rng: random.Random, feeds: Feeds = fed, most: int = 400
 ) -> list[Event]:
     """The events of the whole text, which must be those of every way to cut it."""
     whole = feeds(how, [text])

@@ -13,7 +13,7 @@ import xgrammar
 
 from eyas.common.grammar import Grammar
 from eyas.common.grammar_compiler import GrammarCompiler
-from gateway.parsers.message import Reading
+from gateway.parsers.message import MessageReading
 from gateway.parsers.table import TOOL_FORMATS
 from gateway.tool_fields import ToolFields
 from gateway.tool_grammar import answer_grammar
@@ -76,12 +76,12 @@ class Writer:
         return int(pick.choice(letters if letters and pick.random() < 0.9 else list(allowed)))
 
 
-def demanded(format: str, schema: Mapping[str, Any] | None, name: str = "f") -> tuple[Grammar, Reading]:
+def demanded(format: str, schema: Mapping[str, Any] | None, name: str = "f") -> tuple[Grammar, MessageReading]:
     """The grammar of one call of a tool, and how it is read."""
     tool = {"type": "function", "function": {"name": name, "parameters": schema}}
     choice = {"type": "function", "function": {"name": name}}
     fields = ToolFields.model_validate({"tools": [tool], "tool_choice": choice})
-    reading = Reading(TOOL_FORMATS[format], {name: schema or {}})
+    reading = MessageReading(TOOL_FORMATS[format], {name: schema or {}})
     grammar = answer_grammar(fields, reading, None, lambda marker: None)
     assert grammar is not None
     return grammar, reading

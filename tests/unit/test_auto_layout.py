@@ -13,11 +13,11 @@ from eyas.common.step_times import StepPace, StepRates
 from eyas.common.types import Backlog, Role, WorkerInfo
 from eyas.simulator.hardware import example
 from gateway.auto import AutoLayout, place_of
-from gateway.delivery import Pace
+from gateway.delivery import TokenTimes
 from gateway.demand import ENOUGH
 from gateway.ledger import Ledger, Stake, UnderWay
 from gateway.metrics import PlacementMetrics
-from gateway.placement import Place, Preference, Targets
+from gateway.placement import WorkerPlace, Preference, Targets
 from gateway.router import Candidate, RequestRoute
 
 RATES = StepRates(example().times, example().budget)
@@ -68,7 +68,7 @@ def test_a_place_is_the_report_and_what_changed_since() -> None:
     worker = Candidate(info("w", told), cached=48, under_way=now, reported=then)
     found = place_of(worker, Preference.DECODE)
     # Others have 3 sequences, 3000 tokens and 400 prompt tokens there; 2 more requests need room.
-    assert found == Place("w", 4 + 3, 4500 + 3000, 900 + 400, 0.5, 8, 18, 48, Preference.DECODE)
+    assert found == WorkerPlace("w", 4 + 3, 4500 + 3000, 900 + 400, 0.5, 8, 18, 48, Preference.DECODE)
 
 
 def test_a_late_report_never_hides_what_was_sent() -> None:
@@ -183,10 +183,10 @@ def test_where_nothing_is_known_or_free_roles_decide() -> None:
     assert 'eyas_placements_total{placement="by_roles"} 1.0' in world.page()
 
 
-def paced(steps: int, tokens_each: int, tpot_s: float) -> Pace:
+def paced(steps: int, tokens_each: int, tpot_s: float) -> TokenTimes:
     """The pace of an answer whose first token came after 0.2 s."""
     later = (steps - 1) * tokens_each
-    return Pace(1, steps, 1 + later, began=50.0, first=50.2, last=50.2 + later * tpot_s)
+    return TokenTimes(1, steps, 1 + later, began=50.0, first=50.2, last=50.2 + later * tpot_s)
 
 
 def test_predictions_are_compared_and_count_accepted_drafts() -> None:
@@ -206,7 +206,7 @@ def test_predictions_are_compared_and_count_accepted_drafts() -> None:
 
 def test_a_request_without_a_token_is_compared_with_nothing() -> None:
     world = World()
-    world.layout.ended(RequestRoute("w0", None, 0.1, 0.01), Pace(1))
+    world.layout.ended(RequestRoute("w0", None, 0.1, 0.01), TokenTimes(1))
     assert "_to_predicted_count" not in world.page() and world.layout.tokens_per_step == 1.0
 
 
@@ -218,7 +218,7 @@ def load(world: World, prompt: int, requests: int, answer: int = 256) -> None:
     for _ in range(requests):
         world.now += 1.0
         world.layout.placed(RequestRoute("w0", None), prompt, prompt)
-        world.layout.ended(RequestRoute("w0", None), Pace(1, answer, answer))
+        world.layout.ended(RequestRoute("w0", None), TokenTimes(1, answer, answer))
 
 
 def thought(world: World) -> dict[str, Preference]:

@@ -11,7 +11,7 @@ from answers import calls, check_cuts, fed, reading, told
 
 from gateway.chat import ChatTemplate
 from gateway.parsers.events import CallArguments, CallBegun, Event
-from gateway.parsers.message import Reading
+from gateway.parsers.message import MessageReading
 from gateway.parsers.table import TOOL_FORMATS
 from tests.chat_templates import TEMPLATES
 
@@ -144,7 +144,7 @@ def test_a_bare_value_is_text_where_its_schema_says_so(schema: Any, written: str
         ("glm45", f"<tool_call>f<arg_key>s</arg_key><arg_value>{written}</arg_value></tool_call>"),
         ("qwen3_coder", f"<function=f><parameter=s>\n{written}\n</parameter></function>"),
     ):
-        events = fed(Reading(TOOL_FORMATS[format], {"f": whole}), [text])
+        events = fed(MessageReading(TOOL_FORMATS[format], {"f": whole}), [text])
         told = "".join(event.text for event in events if isinstance(event, CallArguments))
         assert json.loads(told) == {"s": value}
 
@@ -181,6 +181,6 @@ def test_what_a_models_own_template_writes_is_read_back(format: str) -> None:
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     text = ChatTemplate(TEMPLATES[format], {}).render([asked, answer], add_generation_prompt=False)
     assert format == "glm45" or "\nFalse\n" in text
-    events = check_cuts(Reading(TOOL_FORMATS[format], {"f": MANY_SCHEMA}), text, RNG, most=20)
+    events = check_cuts(MessageReading(TOOL_FORMATS[format], {"f": MANY_SCHEMA}), text, RNG, most=20)
     [told] = [event.text for event in events if isinstance(event, CallArguments)]
     assert json.loads(told) == MANY

@@ -9,7 +9,7 @@ from answers import TWO_CALLS, calls, check_cuts, reading, thought, told
 
 from gateway.parsers.calls import HELD
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event
-from gateway.parsers.message import MessageParser, Reading
+from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 
 RNG = random.Random(34)
@@ -218,7 +218,7 @@ def test_llamas_calls_stand_on_lines_of_their_own(text: str, expected: list[Even
 
 
 def test_llama_writes_python_too() -> None:
-    how = Reading(TOOL_FORMATS["llama3_json"], {"get_weather": {}})
+    how = MessageReading(TOOL_FORMATS["llama3_json"], {"get_weather": {}})
     found = check_cuts(how, '[get_weather(city="Oslo")]', RNG)
     assert found == calls(("get_weather", '{"city": "Oslo"}'))
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.chat import ChatTemplate
 from gateway.chat_fields import ChatMessage
-from gateway.dialect import ABSENT, Dialect, dialect_of
+from gateway.dialect import ABSENT, TemplateDialect, dialect_of
 from gateway.history import template_messages
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 from tests.chat_templates import ASKED, TEMPLATES, TOOLS, called, result
@@ -48,7 +48,7 @@ def test_flags_name_the_formats() -> None:
     dialect = dialect_of(template("deepseek_v3"), "deepseek_v3", "none")
     assert dialect.text_arguments and dialect.no_content is None and dialect.reasoning is None
     assert dialect_of(template("hermes"), "none").calls is None
-    assert dialect_of(None) == Dialect()
+    assert dialect_of(None) == TemplateDialect()
 
 
 def test_a_template_that_fails_has_no_format() -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.turns import Claim, Turns
+from gateway.turns import Claim, FairQueue
 
 Served = list[tuple[float, str, int]]  # when, caller, number
 
 
-class ByArrival(Turns[int]):
+class ByArrival(FairQueue[int]):
     """What fairness is not: first come, first served."""
 
     def first(self) -> int:
@@ -24,7 +24,7 @@ class ByArrival(Turns[int]):
 
 
 def simulate(
-    make: Callable[[], Turns[int]], arrivals: list[Claim], service_s: Callable[[Claim], float]
+    make: Callable[[], FairQueue[int]], arrivals: list[Claim], service_s: Callable[[Claim], float]
 ) -> tuple[Served, dict[int, float]]:
     """One server: (what it began when, and how long each claim waited)."""
     turns, claims = make(), dict(enumerate(sorted(arrivals, key=lambda claim: claim.arrived)))
@@ -65,7 +65,7 @@ def flood(seed: int) -> list[Claim]:
 @pytest.mark.parametrize("seed", range(5))
 def test_who_floods_waits_behind_himself_alone(seed: int) -> None:
     arrivals = flood(seed)
-    _, waited = simulate(Turns, arrivals, by_cost)
+    _, waited = simulate(FairQueue, arrivals, by_cost)
     # One of A's that runs, one that was before, and B's own before: never A's thousand.
     assert worst(waited, arrivals, "b") <= 3 * 2.0
     _, unfair = simulate(ByArrival, arrivals, by_cost)
@@ -80,7 +80,7 @@ def test_a_full_server_is_shared_by_weight(weights: tuple[float, float]) -> None
         for caller, weight, size in (("a", weights[0], 1.0), ("b", weights[1], 4.0))
         for _ in range(2000)
     ]
-    served, _ = simulate(Turns, arrivals, by_cost)
+    served, _ = simulate(FairQueue, arrivals, by_cost)
     got: Counter[str] = Counter()
     for _, caller, number in served:
         got[caller] += arrivals[number].cost  # type: ignore[assignment]
@@ -92,17 +92,17 @@ def test_a_full_server_is_shared_by_weight(weights: tuple[float, float]) -> None
 def test_an_idle_caller_saves_nothing_up() -> None:
     busy = [Claim("a", 1.0, arrived=0.0) for _ in range(300)]
     late = [Claim("b", 1.0, arrived=100.0) for _ in range(100)]
-    served, _ = simulate(Turns, busy + late, by_cost)
+    served, _ = simulate(FairQueue, busy + late, by_cost)
     after = Counter(caller for at, caller, _ in served if 100.0 <= at < 140.0)
     assert abs(after["a"] - after["b"]) <= 1
 
 
 def test_priorities_order_the_requests_of_one_caller() -> None:
     arrivals = [Claim("a", priority=p, arrived=0.0) for p in (5, -3, 0, 9, -3)]
-    served, _ = simulate(Turns, arrivals, by_cost)
+    served, _ = simulate(FairQueue, arrivals, by_cost)
     assert [number for _, _, number in served] == [1, 4, 2, 0, 3]
     beside = [Claim("b", arrived=0.0), *(Claim("a", priority=-100, arrived=0.0) for _ in range(9))]
-    served, _ = simulate(Turns, beside, by_cost)
+    served, _ = simulate(FairQueue, beside, by_cost)
     assert 0 in [number for _, _, number in served[:2]]  # no priority of one caller moves another's
 
 
@@ -110,7 +110,7 @@ def test_no_request_starves_behind_urgent_ones() -> None:
     urgent = [Claim("a", 1.0, priority=-20, arrived=0.9 * i) for i in range(1000)]  # more than is served
     patient = Claim("a", 1.0, priority=20, arrived=10.0)
     arrivals = sorted([*urgent, patient], key=lambda claim: claim.arrived)
-    _, waited = simulate(Turns, arrivals, by_cost)
+    _, waited = simulate(FairQueue, arrivals, by_cost)
     number = next(i for i, claim in enumerate(arrivals) if claim is patient)
     overtakers = (40 + 10) / 0.9  # those that came up to 40 s after it, and those before
     assert 40 < waited[number] <= overtakers + 1
@@ -118,7 +118,7 @@ def test_no_request_starves_behind_urgent_ones() -> None:
 
 
 def test_what_leaves_is_forgotten() -> None:
-    turns: Turns[int] = Turns()
+    turns: FairQueue[int] = FairQueue()
     for number in range(1000):
         turns.add(number, Claim(f"caller {number}", arrived=float(number)))
         turns.serve(turns.first())

@@ -31,7 +31,7 @@ from gateway.backend import GenerationStream, Lanes
 from gateway.delivery import Delivery
 from gateway.lane import EntryLane, TextEvent, lane_of
 from gateway.metrics import GatewayMetrics, Meter
-from gateway.parts import Parts
+from gateway.parts import BodyParts
 from gateway.text import TextDelta, TextRules, TextStream
 from gateway.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ moves = st.one_of(
 )
 
 
-class Body(Parts):
+class Body(BodyParts):
     """What left, in order. A client that is `blocked` reads again when it is told to."""
 
     def __init__(self) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from gateway.line import Line
+from gateway.line import BoundedQueue
 
 
-def line(most: int = 1000, **weights: float) -> Line[str]:
-    return Line(most, 1000, lambda caller: weights.get(caller, 1.0))
+def line(most: int = 1000, **weights: float) -> BoundedQueue[str]:
+    return BoundedQueue(most, 1000, lambda caller: weights.get(caller, 1.0))
 
 
-def drained(waiting: Line[str]) -> list[str]:
+def drained(waiting: BoundedQueue[str]) -> list[str]:
     return [waiting.next() for _ in range(len(waiting))]
 
 

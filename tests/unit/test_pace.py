@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
 from gateway import pace as pace_module
 from gateway.metrics import GatewayMetrics
-from gateway.pace import LARGE_BYTES, Pace
+from gateway.pace import LARGE_BYTES, ReadQueue
 
 WORK_S = 0.02
 
 
 async def piece(
-    pace: Pace, done: list[str], name: str, size: int = LARGE_BYTES, takes_s: float = WORK_S
+    pace: ReadQueue, done: list[str], name: str, size: int = LARGE_BYTES, takes_s: float = WORK_S
 ) -> None:
     await pace.enter(name[0], size)
     time.sleep(takes_s)
@@ -27,7 +27,7 @@ async def piece(
 @pytest.mark.parametrize(("size", "pause_s"), [(LARGE_BYTES, WORK_S), (100, WORK_S), (100, 0.0)])
 async def test_the_loop_turns_for_others_between_two_pieces(size: int, pause_s: float) -> None:
     """Whatever comes in ten pieces' time: a session that hears one message per turn hears some."""
-    pace, done, turns = Pace(), list[str](), list[int]()
+    pace, done, turns = ReadQueue(), list[str](), list[int]()
 
     async def count() -> None:
         while len(done) < 10:
@@ -42,7 +42,7 @@ async def test_the_loop_turns_for_others_between_two_pieces(size: int, pause_s: 
 
 
 async def test_a_small_piece_does_not_wait_behind_large_ones() -> None:
-    pace, done = Pace(), list[str]()
+    pace, done = ReadQueue(), list[str]()
     waiting = [asyncio.create_task(piece(pace, done, f"a{n}", 9 * LARGE_BYTES)) for n in range(5)]
     await asyncio.sleep(0)
     assert len(done) == 1
@@ -52,7 +52,7 @@ async def test_a_small_piece_does_not_wait_behind_large_ones() -> None:
 
 
 async def test_a_piece_that_comes_alone_begins_at_once() -> None:
-    pace = Pace()
+    pace = ReadQueue()
     for _ in range(3):
         with pytest.raises(StopIteration):  # it ends without giving up the loop
             pace.enter("b", 100).send(None)
@@ -61,7 +61,7 @@ async def test_a_piece_that_comes_alone_begins_at_once() -> None:
 
 async def test_who_leaves_or_waits_too_long_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace_module, "WAIT_S", 3 * WORK_S)
-    pace, done = Pace(), list[str]()
+    pace, done = ReadQueue(), list[str]()
     tasks = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(8)]
     await asyncio.sleep(0)
     tasks[1].cancel()
@@ -73,7 +73,7 @@ async def test_who_leaves_or_waits_too_long_takes_no_turn(monkeypatch: pytest.Mo
 
 
 async def test_who_is_seen_to_leave_waits_no_more() -> None:
-    pace, done, left = Pace(), list[str](), asyncio.Event()
+    pace, done, left = ReadQueue(), list[str](), asyncio.Event()
     tasks = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(3)]
     await asyncio.sleep(0)
     leaving = asyncio.create_task(pace.enter("b", LARGE_BYTES, left.wait))
@@ -90,7 +90,7 @@ async def test_who_is_seen_to_leave_waits_no_more() -> None:
 
 
 async def test_a_turn_that_comes_while_its_caller_leaves_is_passed_on() -> None:
-    pace, done = Pace(), list[str]()
+    pace, done = ReadQueue(), list[str]()
     tasks = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(3)]
     await asyncio.sleep(0)
     first = next(iter(pace._line._holders))
@@ -100,7 +100,7 @@ async def test_a_turn_that_comes_while_its_caller_leaves_is_passed_on() -> None:
 
 
 async def test_more_work_on_what_has_entered_goes_first_and_has_a_deadline() -> None:
-    pace, done = Pace(), list[str]()
+    pace, done = ReadQueue(), list[str]()
     tasks = [asyncio.create_task(piece(pace, done, f"a{number}")) for number in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(DeadlineExceeded, match="waited 0.001 s"):
@@ -112,7 +112,7 @@ async def test_more_work_on_what_has_entered_goes_first_and_has_a_deadline() -> 
 
 async def test_what_is_too_much_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace_module, "MAX_WAITING_BYTES", 2 * LARGE_BYTES)
-    pace, done = Pace(), list[str]()
+    pace, done = ReadQueue(), list[str]()
     names = ["a0", "a1", "a2", "a3", "b0"]
     answers = await asyncio.gather(*(piece(pace, done, name) for name in names), return_exceptions=True)
     refused = [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, Overloaded)]
@@ -120,7 +120,7 @@ async def test_what_is_too_much_is_refused_at_once(monkeypatch: pytest.MonkeyPat
 
 
 async def test_what_waits_is_told_as_it_is_asked() -> None:
-    pace, registry, done = Pace(), CollectorRegistry(), list[str]()
+    pace, registry, done = ReadQueue(), CollectorRegistry(), list[str]()
     GatewayMetrics(registry).turns.ask(lambda: pace.waiting)
 
     def shown() -> tuple[float | None, float | None]:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, merged
-from gateway.parsers.message import MessageParser, Reading
+from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.reasoning import is_open
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 
@@ -217,7 +217,7 @@ THOUGHTS: list[tuple[bool, str, list[Event]]] = [
 
 @pytest.mark.parametrize(("begun", "text", "expected"), THOUGHTS)
 def test_what_is_reasoning(begun: bool, text: str, expected: list[Event]) -> None:
-    assert check_cuts(Reading(reasoning=THINK, is_open=begun), text, RNG) == expected
+    assert check_cuts(MessageReading(reasoning=THINK, is_open=begun), text, RNG) == expected
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_the_prompts_end_says_whether_an_answer_begins_with_reasoning(
 @pytest.mark.parametrize("piece", [1, 3, 100])
 def test_the_length_of_the_reasoning_is_told(piece: int) -> None:
     text = "\n<think>a\n</think>\n\nc"
-    parser = MessageParser(Reading(reasoning=THINK))
+    parser = MessageParser(MessageReading(reasoning=THINK))
     ends = []
     for at in range(0, len(text), piece):
         parser.feed(text[at : at + piece])
@@ -250,7 +250,7 @@ def test_the_length_of_the_reasoning_is_told(piece: int) -> None:
     assert parser.reasoning_end == ends[-1] == len("\n<think>a\n</think>")
     assert piece == 100 or None in ends
     for plain in ("", "no", "<thin"):
-        parser = MessageParser(Reading(reasoning=THINK))
+        parser = MessageParser(MessageReading(reasoning=THINK))
         parser.feed(plain)
         parser.end()
         assert parser.reasoning_end == 0
@@ -297,7 +297,7 @@ FRAGMENTS = [
 ]
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=5), max_size=9).map("".join)
 ANY = st.builds(
-    Reading,
+    MessageReading,
     calls=st.sampled_from([None, *TOOL_FORMATS.values()]),
     tools=st.just(TOOLS),
     most_calls=st.sampled_from([None, 1]),
@@ -308,7 +308,7 @@ ANY = st.builds(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ANY, TEXTS, st.randoms(use_true_random=False))
-def test_no_cut_changes_what_is_found(how: Reading, text: str, rng: random.Random) -> None:
+def test_no_cut_changes_what_is_found(how: MessageReading, text: str, rng: random.Random) -> None:
     found = check_cuts(how, text, rng, most=10)
     check_calls(found)
     check_markers(how, text)
@@ -329,7 +329,7 @@ def check_calls(found: list[Event]) -> None:
                 open_call = None
 
 
-def check_markers(how: Reading, text: str) -> None:
+def check_markers(how: MessageReading, text: str) -> None:
     """No marker of the format is part of the content, as long as none is built of two texts beside it."""
     if how.calls is None or how.reasoning is not None:
         return
@@ -342,11 +342,11 @@ def check_markers(how: Reading, text: str) -> None:
 def test_a_parser_that_looks_at_pieces_alone_is_noticed() -> None:
     """The checks above see a parser that finds a marker only in one piece, and one that drops its rest."""
 
-    def hasty(how: Reading, pieces: Iterable[str]) -> list[Event]:
+    def hasty(how: MessageReading, pieces: Iterable[str]) -> list[Event]:
         found = [event for piece in pieces for event in fed(how, [piece])]
         return merged(found)
 
-    def forgetful(how: Reading, pieces: Iterable[str]) -> list[Event]:
+    def forgetful(how: MessageReading, pieces: Iterable[str]) -> list[Event]:
         parser = MessageParser(how)
         return merged(event for piece in pieces for event in parser.feed(piece))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from eyas.simulator.hardware import example
 from gateway.capacity import Mix, capacity, steady
 from gateway.paces import PaceMemory
-from gateway.placement import FEW, FINE, Place, Preference, Rates, RequestPlacement, Targets, place
+from gateway.placement import FEW, FINE, WorkerPlace, Preference, Rates, RequestPlacement, Targets, place
 from gateway.preference import best_split, prefer
 
 HARDWARE = example()
@@ -23,15 +23,15 @@ def rates(targets: Targets) -> Rates:
     return Rates(HARDWARE.times, HARDWARE.budget, targets)
 
 
-def states() -> Iterator[Place]:
+def states() -> Iterator[WorkerPlace]:
     """A worker in every state that the policy tells apart."""
     rooms = itertools.product((0, 1), (0, 1))
     loads = ((0, 0, 0.0), (40, 0, 0.1), (0, 20_000, 0.5), (200, 20_000, 1.0))
     for (prefill, decode), (sequences, queued, share), liked in itertools.product(rooms, loads, Preference):
-        yield Place("", sequences, 1000 * sequences, queued, share, prefill, decode, 0, liked)
+        yield WorkerPlace("", sequences, 1000 * sequences, queued, share, prefill, decode, 0, liked)
 
 
-def worlds() -> Iterator[list[Place]]:
+def worlds() -> Iterator[list[WorkerPlace]]:
     """Every pair of states, the first of which holds nothing or most of the prompt."""
     for cached, (first, second) in itertools.product((0, 4000), itertools.product(states(), repeat=2)):
         yield [first._replace(worker="a", cached=cached), second._replace(worker="b")]
@@ -69,25 +69,25 @@ def test_the_order_of_workers_decides_nothing() -> None:
 
 
 def test_idle_workers_compute_prompts_where_they_decode() -> None:
-    found = place(1024, [Place("a"), Place("b")], rates(LOOSE))
+    found = place(1024, [WorkerPlace("a"), WorkerPlace("b")], rates(LOOSE))
     assert found is not None and found.prefill is None
     assert 0 < found.tpot_s < LOOSE.tpot_s and found.ttft_s < LOOSE.ttft_s
 
 
 def test_long_prompts_leave_streams_with_a_tight_target_alone() -> None:
-    streams = Place("a", sequences=30, context=60_000, preference=Preference.DECODE)
-    found = place(8192, [streams, Place("b", preference=Preference.PREFILL)], rates(TIGHT))
+    streams = WorkerPlace("a", sequences=30, context=60_000, preference=Preference.DECODE)
+    found = place(8192, [streams, WorkerPlace("b", preference=Preference.PREFILL)], rates(TIGHT))
     assert found is not None and (found.decode, found.prefill) == ("a", "b")
     # A few missing tokens are computed on the spot.
     warm = streams._replace(cached=8160)
-    found = place(8192, [warm, Place("b", preference=Preference.PREFILL)], rates(TIGHT))
+    found = place(8192, [warm, WorkerPlace("b", preference=Preference.PREFILL)], rates(TIGHT))
     assert found is not None and found.prefill is None
 
 
 def test_no_prompt_is_moved_where_its_pages_would_be_waited_for() -> None:
     """Neither where it is computed nor where it decodes; unless nobody can take it whole."""
-    streams = Place("a", sequences=30, context=60_000, preference=Preference.DECODE)
-    prompts = Place("b", preference=Preference.PREFILL)
+    streams = WorkerPlace("a", sequences=30, context=60_000, preference=Preference.DECODE)
+    prompts = WorkerPlace("b", preference=Preference.PREFILL)
     for a, b in ((8191, 8192), (8192, 8191), (0, 0)):
         found = place(8192, [streams._replace(kv_room=a), prompts._replace(kv_room=b)], rates(TIGHT))
         assert found is not None and found.prefill is None
@@ -99,26 +99,26 @@ def test_no_prompt_is_moved_where_its_pages_would_be_waited_for() -> None:
 
 
 def test_a_short_prompt_goes_where_it_decodes_if_the_prefill_queue_is_long() -> None:
-    queue = Place("b", queued=60_000, preference=Preference.PREFILL)
-    streams = Place("a", sequences=10, context=10_000, preference=Preference.DECODE)
+    queue = WorkerPlace("b", queued=60_000, preference=Preference.PREFILL)
+    streams = WorkerPlace("a", sequences=10, context=10_000, preference=Preference.DECODE)
     found = place(400, [streams, queue], rates(Targets(1.0, 0.02)))
     assert found is not None and (found.decode, found.prefill) == ("a", None)
     assert found.ttft_s <= FINE
 
 
 def test_where_nothing_keeps_the_targets_no_prompt_moves_to_streams() -> None:
-    queue = Place("b", queued=60_000, preference=Preference.PREFILL)
-    streams = Place("a", sequences=100, context=200_000, preference=Preference.DECODE)
+    queue = WorkerPlace("b", queued=60_000, preference=Preference.PREFILL)
+    streams = WorkerPlace("a", sequences=100, context=200_000, preference=Preference.DECODE)
     found = place(8192, [streams, queue], rates(TIGHT))
     assert found is not None and (found.decode, found.prefill) == ("a", "b")
 
 
 def test_the_longest_cached_prefix_wins_among_equals_in_any_cluster() -> None:
     for count in (2, FEW, 5 * FEW):
-        places = [Place(f"w{i}", cached=6000 if i == 1 else 0) for i in range(count)]
+        places = [WorkerPlace(f"w{i}", cached=6000 if i == 1 else 0) for i in range(count)]
         found = place(8192, places, rates(LOOSE))
         assert isinstance(found, RequestPlacement) and (found.decode, found.prefill) == ("w1", None)
-    crowded = [Place("w0"), Place("w1", sequences=250, context=700_000, cached=6000)]
+    crowded = [WorkerPlace("w0"), WorkerPlace("w1", sequences=250, context=700_000, cached=6000)]
     found = place(8192, crowded, rates(LOOSE))
     assert found is not None and found.decode == "w0"
 
@@ -153,7 +153,7 @@ def test_a_cluster_of_no_capacity_keeps_what_it_has() -> None:
 
 def test_preferences_reach_their_number_and_leave_one_to_decode() -> None:
     for liked in itertools.product(Preference, repeat=3):
-        places = [Place(f"w{i}", sequences=i, preference=one) for i, one in enumerate(liked)]
+        places = [WorkerPlace(f"w{i}", sequences=i, preference=one) for i, one in enumerate(liked)]
         for wanted in range(4):
             found = prefer(places, wanted)
             assert sum(one is Preference.PREFILL for one in found.values()) == min(wanted, 2)
@@ -164,7 +164,7 @@ def test_preferences_reach_their_number_and_leave_one_to_decode() -> None:
 
 
 def test_the_idlest_change_first() -> None:
-    places = [Place("a", sequences=9), Place("b", sequences=2), Place("c", sequences=5)]
+    places = [WorkerPlace("a", sequences=9), WorkerPlace("b", sequences=2), WorkerPlace("c", sequences=5)]
     assert [name for name, one in prefer(places, 1).items() if one is Preference.PREFILL] == ["b"]
 
 

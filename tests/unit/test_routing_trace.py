@@ -18,13 +18,13 @@ from eyas.simulator.cluster import ClusterLayout, ClusterShape, Policy, play
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import outcome
 from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, chats
-from gateway.placement import Place, RequestPlacement, Targets
+from gateway.placement import WorkerPlace, RequestPlacement, Targets
 from gateway.router import Candidate, route
 
 PREFILLS, WORKERS = 4, 8
 TARGETS = Targets(1.0, 0.05)
 CHATS = Chats(turns=8, message=1024, output_len=200, pause_s=20.0)
-Known = Callable[[SimulatedRequest, Place], int]  # how many tokens a gateway believes to be cached there
+Known = Callable[[SimulatedRequest, WorkerPlace], int]  # how many tokens a gateway believes to be cached there
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Figures:
 def round_robin() -> Policy:
     turns = itertools.count()
 
-    def choose(arrival: SimulatedRequest, places: Sequence[Place]) -> RequestPlacement:
+    def choose(arrival: SimulatedRequest, places: Sequence[WorkerPlace]) -> RequestPlacement:
         turn = next(turns)
         decode = str(PREFILLS + turn % (WORKERS - PREFILLS))
         return RequestPlacement(decode, str(turn % PREFILLS), 0.0, 0.0)
@@ -47,7 +47,7 @@ def round_robin() -> Policy:
     return choose
 
 
-def candidate(place: Place, cached: int) -> Candidate:
+def candidate(place: WorkerPlace, cached: int) -> Candidate:
     """The place as the router sees a worker: its report is never late."""
     roles = PREFILL if int(place.worker) < PREFILLS else DECODE
     backlog = Backlog(queued=place.queued)
@@ -63,7 +63,7 @@ class Routed:
         self._events = events
         self._rng = random.Random(1)
 
-    def __call__(self, arrival: SimulatedRequest, places: Sequence[Place]) -> RequestPlacement:
+    def __call__(self, arrival: SimulatedRequest, places: Sequence[WorkerPlace]) -> RequestPlacement:
         sent = self._rng.choice(self._sent)  # connections meet the gateways by chance
         found = route([candidate(place, self._known(arrival, place, sent)) for place in places])
         assert found is not None and found.prefill is not None
@@ -71,7 +71,7 @@ class Routed:
             sent.add((name, block))
         return RequestPlacement(found.decode, found.prefill, 0.0, 0.0)
 
-    def _known(self, arrival: SimulatedRequest, place: Place, sent: set[tuple[str, int]]) -> int:
+    def _known(self, arrival: SimulatedRequest, place: WorkerPlace, sent: set[tuple[str, int]]) -> int:
         if self._events:
             return place.cached
         known = itertools.takewhile(lambda block: (place.worker, block) in sent, arrival.blocks)
@@ -86,7 +86,7 @@ def figures(policy: Policy, rate: float, count: int, pool_tokens: int | None = N
     shape = ClusterShape(hardware, WORKERS, ClusterLayout.SPLIT, TARGETS, PREFILLS)
     cached = asked = 0
 
-    def counted(arrival: SimulatedRequest, places: Sequence[Place]) -> RequestPlacement | None:
+    def counted(arrival: SimulatedRequest, places: Sequence[WorkerPlace]) -> RequestPlacement | None:
         nonlocal cached, asked
         found = policy(arrival, places)
         assert found is not None

@@ -13,7 +13,7 @@ from call_writer import Writer
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar, GrammarKind
 from gateway.parsers.events import CallArguments, CallBegun
-from gateway.parsers.message import Reading
+from gateway.parsers.message import MessageReading
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 from gateway.tool_fields import ToolFields
@@ -104,7 +104,7 @@ def grammar(
     format: str, asked: Grammar | None = None, reasoning: Tags | None = None, **body: Any
 ) -> Grammar | None:
     fields = ToolFields.model_validate({"tools": TOOLS} | body)
-    reading = Reading(TOOL_FORMATS[format], reasoning=reasoning, is_open=body.get("is_open", False))
+    reading = MessageReading(TOOL_FORMATS[format], reasoning=reasoning, is_open=body.get("is_open", False))
     return answer_grammar(fields, reading, asked, lambda name: None)
 
 
@@ -142,7 +142,7 @@ def test_calls_that_are_demanded_are_all_that_there_is(format: str, accepts: Jud
 
 @pytest.mark.parametrize("format", HELD)
 def test_what_the_grammar_lets_through_is_read_back(format: str) -> None:
-    events = fed(Reading(TOOL_FORMATS[format], {"weather": {}, "now": {}}), [two(format)])
+    events = fed(MessageReading(TOOL_FORMATS[format], {"weather": {}, "now": {}}), [two(format)])
     names = [event.name for event in events if isinstance(event, CallBegun)]
     arguments = [json.loads(event.text) for event in events if isinstance(event, CallArguments)]
     assert names == ["weather", "now"] and arguments == [{"city": "Bonn"}, {}]
@@ -184,7 +184,7 @@ def test_reasoning_comes_before_what_is_held(accepts: Judge) -> None:
     assert accepts(held, call) and accepts(held, f"<think>\nHm {{ 1 < 2\n</think>\n\n{call}")
     assert not accepts(held, f"<think>Hm{call}") and not accepts(held, f"Hm</think>{call}")
     fields = ToolFields.model_validate({})
-    open_one = Reading(reasoning=tags, is_open=True)
+    open_one = MessageReading(reasoning=tags, is_open=True)
     for asked, text in (
         (Grammar.json_object(), "{}"),
         (Grammar.regex("a+"), "aa"),
@@ -234,13 +234,13 @@ def test_answers_in_channels_are_held_in_theirs(accepts: Judge) -> None:
         assert accepts(asked, before + OSS_CALL) and not accepts(alone, before + OSS_CALL)
     assert not accepts(required, OSS_CALL + "<|call|><|start|>assistant" + OSS_CALL)
     assert grammar("gpt_oss") is None and grammar("gpt_oss", tools=[]) is None
-    events = fed(Reading(TOOL_FORMATS["gpt_oss"], {"weather": {}}), [ANALYSIS + OSS_CALL])
+    events = fed(MessageReading(TOOL_FORMATS["gpt_oss"], {"weather": {}}), [ANALYSIS + OSS_CALL])
     assert [event.text for event in events if isinstance(event, CallArguments)] == ['{"city": "Bonn"}']
 
 
 def test_special_tokens_are_asked_for_by_id() -> None:
     fields = ToolFields.model_validate({"tools": TOOLS, "tool_choice": "required"})
-    held = answer_grammar(fields, Reading(TOOL_FORMATS["mistral"]), None, {"[TOOL_CALLS]": 5}.get)
+    held = answer_grammar(fields, MessageReading(TOOL_FORMATS["mistral"]), None, {"[TOOL_CALLS]": 5}.get)
     assert held is not None and '{"type":"token","token":5}' in held.text and "[TOOL_CALLS]" not in held.text
 
 
@@ -277,7 +277,7 @@ def test_text_in_bounds_stands_exactly_between_line_breaks(
             written = f"{begin}{before}<parameter=s>\n{text}\n</parameter>\n{after}{end}"
             assert accepts(held, written) == is_good, text
             if is_good:
-                events = fed(Reading(TOOL_FORMATS["qwen3_coder"], {"f": schema}), [written])
+                events = fed(MessageReading(TOOL_FORMATS["qwen3_coder"], {"f": schema}), [written])
                 told = "".join(event.text for event in events if isinstance(event, CallArguments))
                 assert json.loads(told)["s"] == text
     assert not accepts(held, f"{begin}{others[0]}{end}")  # `s` is required
@@ -364,7 +364,7 @@ def test_text_in_bounds_stands_exactly_between_tags(accepts: Judge) -> None:
                 f"<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>{text}</arg_value>\n{after}</tool_call>"
             )
             assert accepts(held, written) == good, text
-            events = fed(Reading(TOOL_FORMATS["glm45"], {"f": schema}), [written])
+            events = fed(MessageReading(TOOL_FORMATS["glm45"], {"f": schema}), [written])
             told = "".join(event.text for event in events if isinstance(event, CallArguments))
             assert json.loads(told) == {"s": text} | ({"n": 7} if after else {})
     assert not accepts(held, f"<tool_call>f\n{number}</tool_call>")  # `s` is required
