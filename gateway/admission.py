@@ -19,7 +19,16 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
 from eyas.common.logging import request_id, traceparent
 from eyas.common.params import SamplingParams
-from eyas.common.types import EXACT, FAST, RequestChoice, RequestDraftLimits, GenerationRequest, PromptIds, Role, WorkerInfo
+from eyas.common.types import (
+    EXACT,
+    FAST,
+    GenerationRequest,
+    PromptIds,
+    RequestChoice,
+    RequestDraftLimits,
+    Role,
+    WorkerInfo,
+)
 from gateway.long_ids import all_below
 
 MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids

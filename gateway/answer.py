@@ -86,7 +86,9 @@ class CallAnswer:
 
 
 @contextlib.asynccontextmanager
-async def admitted(backend: GenerationBackend, tokenizer: Tokenizer, call: ApiCall) -> AsyncIterator[CallAnswer]:
+async def admitted(
+    backend: GenerationBackend, tokenizer: Tokenizer, call: ApiCall
+) -> AsyncIterator[CallAnswer]:
     """The call's answer once all of its prompts are admitted; closes every generation at the end.
 
     All prompts are submitted at once. If one is refused the others are cancelled, and its error is raised.

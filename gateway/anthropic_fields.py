@@ -101,7 +101,9 @@ class ContentBlock(Body):
         return self
 
 
-Blocks = Annotated[list[ContentBlock], WrapValidator(_text_or_blocks, json_schema_input_type=str | list[ContentBlock])]
+Blocks = Annotated[
+    list[ContentBlock], WrapValidator(_text_or_blocks, json_schema_input_type=str | list[ContentBlock])
+]
 
 
 class ChatTurn(Body):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from gateway.anthropic_fields import ContentBlock, CountBody, MessagesBody, Texts, ChatTurn
+from gateway.anthropic_fields import ChatTurn, ContentBlock, CountBody, MessagesBody, Texts
 from gateway.fields import validated
 from gateway.schema import ChatBody
 

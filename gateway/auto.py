@@ -27,7 +27,7 @@ from gateway.layouts import RequestLayout
 from gateway.ledger import UnderWay
 from gateway.metrics import PlacementMetrics
 from gateway.paces import PaceMemory
-from gateway.placement import WorkerPlace, Preference, Rates, Targets, place
+from gateway.placement import Preference, Rates, Targets, WorkerPlace, place
 from gateway.preference import preferring, rethink
 from gateway.router import Candidate, RequestRoute
 

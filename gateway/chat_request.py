@@ -143,7 +143,9 @@ def _shown_tools(dialect: TemplateDialect, body: TemplateFields) -> list[dict[st
     return [tool.written for tool in tools]
 
 
-def _check_seen(dialect: TemplateDialect, messages: Sequence[ChatMessage], body: TemplateFields, prompt: str) -> None:
+def _check_seen(
+    dialect: TemplateDialect, messages: Sequence[ChatMessage], body: TemplateFields, prompt: str
+) -> None:
     """Raises InvalidRequest for a tool whose name does not reach the model.
 
     Where the template shows none, a caller may do so in a system message. (A user's question may hold the

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from eyas.common.errors import Cancelled, EyasError
-from eyas.common.types import RequestChoice, Entry, FirstToken, GenerationRequest, EngineTimings
+from eyas.common.types import EngineTimings, Entry, FirstToken, GenerationRequest, RequestChoice
 from gateway.backend import Lane, Lanes
 
 MAX_BUFFERED_STEPS = 1024  # engine steps by which a client may lag behind

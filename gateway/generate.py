@@ -27,7 +27,7 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
-from eyas.common.types import RequestChoice, Entry, FirstToken, GenerationRequest, EngineTimings, WorkerInfo
+from eyas.common.types import EngineTimings, Entry, FirstToken, GenerationRequest, RequestChoice, WorkerInfo
 from gateway import router
 from gateway.admission import is_synthetic
 from gateway.backend import BackendHealth, GenerationBackend, GenerationStream, Lanes
@@ -90,7 +90,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._route: RequestRoute | None = None
         self._request = request
         self._prefix = Prefix(request.prompt_ids, request.session)
-        self._search = WorkerSearch(cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over)
+        self._search = WorkerSearch(
+            cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over
+        )
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
         self._delivery = Delivery(request.choices)

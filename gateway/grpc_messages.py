@@ -14,7 +14,7 @@ import msgspec
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar
 from eyas.common.priority import MOST_PRIORITY
-from eyas.common.types import RequestDraftLimits, Finish, GenerationRequest, PromptTokenLogprobs, TokenLogprob
+from eyas.common.types import Finish, GenerationRequest, PromptTokenLogprobs, RequestDraftLimits, TokenLogprob
 from gateway.admission import GenerationOptions, ServedModel
 from gateway.field_types import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
 from gateway.schema import MAX_BAD_WORDS

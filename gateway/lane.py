@@ -112,7 +112,9 @@ class DeltaLane(EntryLane):
 
     __slots__ = ("_events", "_show", "_usage")
 
-    def __init__(self, show: Bare, usage: UsageCounts, rhythm: Rhythm, events: Events, parts: BodyParts) -> None:
+    def __init__(
+        self, show: Bare, usage: UsageCounts, rhythm: Rhythm, events: Events, parts: BodyParts
+    ) -> None:
         super().__init__(rhythm, parts)
         self._show = show
         self._usage = usage

@@ -16,7 +16,7 @@ import msgspec
 from eyas.common.clients import PrefillEvent, Reply
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.replies import Admitted, Failed, PrefillDone, PrefillStarted
-from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle, Role, EngineTimings
+from eyas.common.types import EngineTimings, Entry, FirstToken, GenerationRequest, KvHandle, Role
 from gateway.backend import Lane
 from gateway.cluster import Cluster
 from gateway.ledger import Stake, UnderWay

@@ -14,7 +14,7 @@ from gateway.answer import CallAnswer
 from gateway.detokenize import TokenBytes
 from gateway.message_reader import CALLS, MessageReader
 from gateway.openai_logprobs import chat_logprobs
-from gateway.openai_reply import Format, ReplyFrame, Ids, prompt_ids, token_ids
+from gateway.openai_reply import Format, Ids, ReplyFrame, prompt_ids, token_ids
 from gateway.openai_request import ApiCall
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
 from gateway.text import TextDelta

@@ -96,7 +96,9 @@ class RequestPlacement:
     tpot_s: float
 
 
-def place(prompt: int, places: Sequence[WorkerPlace], rates: Rates, apart: bool = True) -> RequestPlacement | None:
+def place(
+    prompt: int, places: Sequence[WorkerPlace], rates: Rates, apart: bool = True
+) -> RequestPlacement | None:
     """Where a prompt of `prompt` tokens is computed and decoded; None: every worker or pair of them is full.
 
     Placements that keep both targets come first, then those that miss none by far; among them the ones that
@@ -132,7 +134,9 @@ def _queue(p: WorkerPlace) -> tuple[bool, int, int, str]:
     return p.preference is not Preference.PREFILL, p.queued - p.cached, p.sequences, p.worker
 
 
-def _few(places: Sequence[WorkerPlace], key: Callable[[WorkerPlace], tuple[int | str, ...]]) -> Sequence[WorkerPlace]:
+def _few(
+    places: Sequence[WorkerPlace], key: Callable[[WorkerPlace], tuple[int | str, ...]]
+) -> Sequence[WorkerPlace]:
     """The FEW first by `key`, and the one with the longest cached prefix: no cluster takes long."""
     if len(places) <= FEW:
         return places
@@ -147,7 +151,9 @@ def _together(prompt: int, p: WorkerPlace, rates: Rates) -> _Option:
     return _option(RequestPlacement(p.worker, None, ttft, tpot), rates, moved, missing)
 
 
-def _apart(prompt: int, decode: WorkerPlace, places: Sequence[WorkerPlace], rates: Rates) -> Iterator[_Option]:
+def _apart(
+    prompt: int, decode: WorkerPlace, places: Sequence[WorkerPlace], rates: Rates
+) -> Iterator[_Option]:
     """The prompt on any of `places`, for one decode worker."""
     tpot = _tpot(decode, rates, joining=prompt)
     for p in places:

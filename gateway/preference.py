@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from gateway.capacity import Mix, capacity
 from gateway.paces import PaceMemory
-from gateway.placement import WorkerPlace, Preference, Rates
+from gateway.placement import Preference, Rates, WorkerPlace
 
 GAIN = 1.05
 """The number changes for at least this factor of capacity: preferences do not flap between equals."""
@@ -28,7 +28,9 @@ def best_split(mix: Mix, workers: int, now: int, rates: Rates, paces: PaceMemory
     return best if bears[best] > GAIN * bears[min(now, workers - 1)] else min(now, workers - 1)
 
 
-def rethink(mix: Mix, places: Sequence[WorkerPlace], rates: Rates, paces: PaceMemory) -> dict[str, Preference]:
+def rethink(
+    mix: Mix, places: Sequence[WorkerPlace], rates: Rates, paces: PaceMemory
+) -> dict[str, Preference]:
     """The preference of each worker, by name, for requests of this mix."""
     rates = dataclasses.replace(rates, answer=mix.output)
     return prefer(places, best_split(mix, len(places), preferring(places), rates, paces))

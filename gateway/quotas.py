@@ -162,7 +162,9 @@ def _span(seconds: float) -> str:
 class Quotas:
     """The accounts of all callers of one gateway process. `pace`: the turns of their requests."""
 
-    def __init__(self, limits: CallerLimits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: CallerLimits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.limits = limits or CallerLimits()
         self.clock = clock
         self.pace = ReadQueue(lambda caller: self.limits.of(caller).weight)

@@ -13,7 +13,14 @@ from typing import Protocol
 import msgspec
 
 from eyas.common.errors import EyasError
-from eyas.common.types import Entry, Finish, GenerationRequest, PromptTokenLogprobs, EngineTimings, TokenLogprob
+from eyas.common.types import (
+    EngineTimings,
+    Entry,
+    Finish,
+    GenerationRequest,
+    PromptTokenLogprobs,
+    TokenLogprob,
+)
 from gateway.backend import GenerationStream, Lanes
 from gateway.stop import StopMatcher
 from gateway.tokenizer import Tokenizer

@@ -85,7 +85,9 @@ class Timeline:
         """Keeps a failure of the call that this code serves. `error`: None: a defect, or no such route."""
         own = error is not None and (status == 429 or status >= 500)
         code, reason = ("", "") if error is None else (error.code, str(error) if own else "")
-        self._failures.append(CallFailure(round(time.time(), 3), request_id.get(), path, status, code, reason))
+        self._failures.append(
+            CallFailure(round(time.time(), 3), request_id.get(), path, status, code, reason)
+        )
 
     @property
     def failures(self) -> list[CallFailure]:

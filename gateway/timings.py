@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from eyas.common.types import Role, EngineTimings
+from eyas.common.types import EngineTimings, Role
 from gateway.text import RequestTrace, UsageCounts
 
 

@@ -16,7 +16,7 @@ import msgspec
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, Entry, GenerationRequest
+from eyas.common.types import Entry, GenerationRequest, RequestChoice
 from eyas.engine.ipc.messages import Command, Event, Failed, Rejected, Shutdown, StepReply, Stopped, Submit
 
 TIMEOUT_S = 3600.0  # of a request: the queue is long

@@ -19,17 +19,17 @@ from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest,
 from eyas.common.page_names import ID_BYTES, PageShape, packed, unpacked
 from eyas.common.types import (
     FAST,
-    RequestChoice,
-    RequestDraftLimits,
+    EngineTimings,
     Finish,
     FirstToken,
     GenerationRequest,
     KvHandle,
     KvKind,
     PromptTokenLogprobs,
+    RequestChoice,
+    RequestDraftLimits,
     Role,
     Shard,
-    EngineTimings,
     TokenLogprob,
     WorkerInfo,
 )
@@ -98,7 +98,9 @@ def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> Ge
         choices=tuple(RequestChoice(c.index, tuple(c.output_ids)) for c in pb.choices),
         timeout_s=pb.timeout_s,
         speculative=pb.speculative,
-        draft_limits=RequestDraftLimits(pb.draft_limits.steps, pb.draft_limits.topk, pb.draft_limits.draft_tokens),
+        draft_limits=RequestDraftLimits(
+            pb.draft_limits.steps, pb.draft_limits.topk, pb.draft_limits.draft_tokens
+        ),
         caller=pb.caller,
         call=pb.call,
         begun=pb.begun,

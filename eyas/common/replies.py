@@ -6,8 +6,8 @@ transport, and refuse to know what follows from them.
 
 from __future__ import annotations
 
-from eyas.common.message import WireFailure, TaggedMessage
-from eyas.common.types import Entry, FirstToken, KvHandle, EngineTimings
+from eyas.common.message import TaggedMessage, WireFailure
+from eyas.common.types import EngineTimings, Entry, FirstToken, KvHandle
 
 
 class Admitted(TaggedMessage, frozen=True):

@@ -20,7 +20,7 @@ from eyas.simulator.workload import SimulatedRequest
 from gateway.capacity import Mix
 from gateway.demand import DemandMeter
 from gateway.paces import PaceMemory
-from gateway.placement import WorkerPlace, Preference, Rates, RequestPlacement, Targets, place
+from gateway.placement import Preference, Rates, RequestPlacement, Targets, WorkerPlace, place
 from gateway.preference import preferring, rethink
 
 ASK_EVERY_S = 1.0

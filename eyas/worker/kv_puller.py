@@ -25,7 +25,6 @@ from eyas.engine.ipc.messages import (
     CopyPages,
     CopyRead,
     CopyStopped,
-    WireFailure,
     OpenPull,
     PullDone,
     PullFailed,
@@ -36,6 +35,7 @@ from eyas.engine.ipc.messages import (
     ReleasePull,
     StageCopy,
     StopCopy,
+    WireFailure,
 )
 from eyas.worker.fetches import Fetches
 from eyas.worker.probes import Probes

@@ -22,11 +22,11 @@ from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     CopyPages,
     CopyStopped,
-    WireFailure,
     LinkProbed,
     ProbeLink,
     StageCopy,
     Stopped,
+    WireFailure,
 )
 from eyas.worker.fetches import Fetches
 from eyas.worker.stagings import Stagings

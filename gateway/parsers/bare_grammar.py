@@ -17,7 +17,7 @@ from eyas.common.regex_syntax import Unheld
 from eyas.common.string_rules import StringPattern, Writing, rules_of
 from eyas.common.text_formats import text_of
 from gateway.parsers.bare_values import ParameterFormat
-from gateway.parsers.kinds import BRANCHES, ValueKind, Kinds, kinds_of
+from gateway.parsers.kinds import BRANCHES, Kinds, ValueKind, kinds_of
 from gateway.parsers.parameters import (
     OTHER_NAMES,
     Parameters,

@@ -78,7 +78,8 @@ def kinds_of(schema: Mapping[str, Any]) -> Kinds:
         if isinstance(part.get("additionalProperties"), Mapping):
             others |= _forms(part["additionalProperties"], schema, set())
     return Kinds(
-        {title: ValueKind(frozenset(forms)) for title, forms in named.items()}, ValueKind(frozenset(others or {ANY}))
+        {title: ValueKind(frozenset(forms)) for title, forms in named.items()},
+        ValueKind(frozenset(others or {ANY})),
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.pool import Export
 from kv_transfer.area import DeviceArea
-from kv_transfer.backends.base import Copy, Site, PeerSource, check_pages, runs
+from kv_transfer.backends.base import Copy, PeerSource, Site, check_pages, runs
 from kv_transfer.backends.blocking import BlockingBackend
 from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuMemory
 from kv_transfer.gpu.mapping import MappedMemory

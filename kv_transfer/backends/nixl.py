@@ -19,7 +19,7 @@ from typing import Any
 
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.pool import Export
-from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, PeerSource
+from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource, Site
 from kv_transfer.backends.nixl_agent import Agent, NixlMemory, Remote, load
 from kv_transfer.backends.nixl_link import NixlPeer
 from kv_transfer.backends.nixl_reads import Reads

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
 from kv_transfer.backends.base import Copy, check_pages
 from kv_transfer.backends.nixl_agent import Agent, Fate
-from kv_transfer.backends.nixl_link import NixlLink, NixlPeer, LinkPhase
+from kv_transfer.backends.nixl_link import LinkPhase, NixlLink, NixlPeer
 from kv_transfer.copy_thread import Done
 
 READ_BYTES = 32 * 2**20  # the most of one READ: a post may block for all of it

@@ -47,7 +47,11 @@ class StagedCopies:
     """`read` begins a READ of a job whose pages are slots, `stop` asks for its end; `stopped` hears of it."""
 
     def __init__(
-        self, wire: Wire, page_bytes: int, read: Callable[[PeerSource, Copy], None], stop: Callable[[Copy], None]
+        self,
+        wire: Wire,
+        page_bytes: int,
+        read: Callable[[PeerSource, Copy], None],
+        stop: Callable[[Copy], None],
     ) -> None:
         self._wire = wire
         self._page_bytes = page_bytes

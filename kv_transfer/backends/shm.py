@@ -16,7 +16,7 @@ import numpy as np
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.pool import Export
 from kv_transfer.area import Pages
-from kv_transfer.backends.base import Copy, Site, PeerSource, copy_pages
+from kv_transfer.backends.base import Copy, PeerSource, Site, copy_pages
 from kv_transfer.backends.blocking import BlockingBackend
 from kv_transfer.host_file import HostFile
 

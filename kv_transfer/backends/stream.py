@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.pool import Export
 from kv_transfer.area import Pages
-from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, PeerSource
+from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource, Site
 
 CHUNK_BYTES = 1024 * 1024
 

@@ -217,7 +217,9 @@ async def by_hand(config: ServeConfig) -> AsyncIterator[ByHand]:
         engine = dataclasses.replace(config.engine, pool_dir=pools)
         ports = free_ports()
         gateway = GatewayConfig(port=next(ports), grpc_port=next(ports), drain_s=GATEWAY_DRAIN_S)
-        made = plan(dataclasses.replace(config, gateway=gateway, engine=engine), ports, HostResources(cores=1))
+        made = plan(
+            dataclasses.replace(config, gateway=gateway, engine=engine), ports, HostResources(cores=1)
+        )
         cluster = ByHand(dataclasses.replace(made, workers=_draining(made.workers)))
         try:
             await cluster.start()

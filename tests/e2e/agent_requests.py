@@ -181,7 +181,9 @@ def read(reading: MessageReading, text: str, cuts: random.Random | None = None) 
     return Found(content, tuple((name, arguments[index]) for index, name in begun.items()))
 
 
-def _calls_follow(reading: MessageReading, tools: list[dict[str, Any]], must: bool, has_format: bool) -> Judge:
+def _calls_follow(
+    reading: MessageReading, tools: list[dict[str, Any]], must: bool, has_format: bool
+) -> Judge:
     """Every call is of a tool, by its schema; `must`: there is one; `has_format`: else the answer has one."""
     schemas: Mapping[str, Any] = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
 

@@ -34,7 +34,7 @@ import torch
 
 from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.ipc.messages import Cancel, Event, StepReply
 from eyas.engine.loading.startup import Start
 from eyas.engine.speculation.synthetic import resolve

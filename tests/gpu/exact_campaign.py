@@ -35,7 +35,7 @@ import msgspec
 from eyas.bench.files import append_line
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import PagedAttention
 from eyas.engine.kernels import skinny

@@ -22,16 +22,16 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import (
-    RequestChoice,
+    EngineTimings,
     Entry,
     Finish,
     FirstToken,
     GenerationRequest,
     KvHandle,
     KvKind,
+    RequestChoice,
     Role,
     Shard,
-    EngineTimings,
 )
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
@@ -44,7 +44,6 @@ from eyas.engine.ipc.messages import (
     Drain,
     Event,
     Failed,
-    WireFailure,
     Load,
     Lost,
     OpenPull,
@@ -66,6 +65,7 @@ from eyas.engine.ipc.messages import (
     Submit,
     WatchOpened,
     WatchUpdate,
+    WireFailure,
 )
 from eyas.worker.front import Front
 from tests.rpc.local_link import LocalEngine, LocalFront
@@ -81,7 +81,9 @@ def token(prompt: tuple[int, ...], choice: int, index: int) -> int:
 
 def request(*prompt: int, id: str = "r", tokens: int = 3, choices: int = 1) -> GenerationRequest:
     params = SamplingParams(max_tokens=tokens, seed=7)
-    return GenerationRequest(id, prompt, params, tuple(RequestChoice(i) for i in range(choices)), timeout_s=10.0)
+    return GenerationRequest(
+        id, prompt, params, tuple(RequestChoice(i) for i in range(choices)), timeout_s=10.0
+    )
 
 
 @dataclass

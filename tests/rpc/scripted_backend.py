@@ -13,12 +13,12 @@ import msgspec
 from eyas.common.config import NANO
 from eyas.common.errors import EyasError
 from eyas.common.types import (
+    EngineTimings,
     Entry,
     Finish,
     GenerationRequest,
     PromptTokenLogprobs,
     Role,
-    EngineTimings,
     TokenLogprob,
     WorkerInfo,
 )

@@ -16,15 +16,15 @@ from eyas.common.convert_step import step_to_pb
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.links import PageLink, link_to_pb
 from eyas.common.types import (
-    RequestChoice,
+    EngineTimings,
     Entry,
     Finish,
     FirstToken,
     GenerationRequest,
     KvHandle,
     KvKind,
+    RequestChoice,
     Role,
-    EngineTimings,
     WorkerInfo,
 )
 from protos import (

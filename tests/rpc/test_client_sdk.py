@@ -29,7 +29,7 @@ from eyas.client import (
 from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import PayloadTooLarge
-from eyas.common.types import RequestDraftLimits, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestDraftLimits
 from gateway.grpc_front import GrpcFront
 from gateway.metrics import GatewayMetrics
 

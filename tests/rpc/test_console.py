@@ -18,7 +18,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded
-from eyas.common.types import Role, EngineTimings
+from eyas.common.types import EngineTimings, Role
 
 FILES = sorted(path.name for path in Path(str(files("gateway") / "static" / "console")).iterdir())
 SECRET = "xyzzy"

@@ -24,7 +24,7 @@ from eyas.common.errors import (
     Overloaded,
     Unavailable,
 )
-from eyas.common.types import Entry, Finish, FirstToken, Role, EngineTimings, WorkerInfo
+from eyas.common.types import EngineTimings, Entry, Finish, FirstToken, Role, WorkerInfo
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
 from eyas.engine.ipc.pulse import Pulse

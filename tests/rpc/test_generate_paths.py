@@ -13,7 +13,7 @@ from scripted_worker import ScriptedWorker, expected, token, workers
 from eyas.common.discovery import registry
 from eyas.common.errors import ConfigError, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, Finish, GenerationRequest, Role
+from eyas.common.types import Finish, GenerationRequest, RequestChoice, Role
 from gateway.cluster import Cluster
 from gateway.delivery import MAX_BUFFERED_STEPS
 from gateway.generate import ClusterBackend, ClusterGeneration

@@ -274,7 +274,12 @@ async def test_a_request_limits_its_own_drafts(client: httpx.AsyncClient, backen
             assert (await client.post(path, json=body | {"speculative": speculative})).status_code == 200
         assert [request.speculative for request in backend.requests] == [True, False, True, True]
         limits = [request.draft_limits for request in backend.requests]
-        assert limits == [RequestDraftLimits(), RequestDraftLimits(), RequestDraftLimits(3, 1), RequestDraftLimits(0, 0, 2)]
+        assert limits == [
+            RequestDraftLimits(),
+            RequestDraftLimits(),
+            RequestDraftLimits(3, 1),
+            RequestDraftLimits(0, 0, 2),
+        ]
 
 
 @pytest.mark.parametrize(

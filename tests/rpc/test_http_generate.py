@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import EOS, ScriptedBackend, ScriptedStream, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
-from eyas.common.types import Entry, Role, EngineTimings
+from eyas.common.types import EngineTimings, Entry, Role
 from gateway.detokenize import TokenBytes
 from gateway.http import create_app
 from gateway.metrics import GatewayMetrics

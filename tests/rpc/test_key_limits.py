@@ -23,7 +23,7 @@ from gateway.grpc_front import GrpcFront
 from gateway.http import create_app
 from gateway.keys import Keys
 from gateway.metrics import GatewayMetrics
-from gateway.quotas import KeyLimits, CallerLimits, Quotas
+from gateway.quotas import CallerLimits, KeyLimits, Quotas
 
 CONFIG = GatewayConfig(grpc_port=0, api_keys=("rich", "poor"))
 POOR = Keys(CONFIG).caller({"authorization": "Bearer poor"}).name
@@ -110,7 +110,11 @@ async def test_tokens_of_prompt_and_answer_are_paid(stream: bool) -> None:
 
 
 async def test_requests_at_a_time_end_with_their_answers() -> None:
-    async with fronts(CallerLimits(KeyLimits(concurrent_requests=2)), pause_s=0.05) as (http, channel, quotas):
+    async with fronts(CallerLimits(KeyLimits(concurrent_requests=2)), pause_s=0.05) as (
+        http,
+        channel,
+        quotas,
+    ):
         answers = await asyncio.gather(*(ask(http, "poor", stream=bool(i % 2)) for i in range(6)))
         assert Counter(answer.status_code for answer in answers) == {200: 2, 429: 4}
         assert quotas._accounts[POOR].open == 0

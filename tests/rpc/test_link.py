@@ -19,13 +19,13 @@ from eyas.engine.ipc.messages import (
     DraftCommit,
     DraftUp,
     Failed,
-    WireFailure,
     Load,
     PullDone,
     Shutdown,
     StepReply,
     Submit,
     WatchUpdate,
+    WireFailure,
 )
 from eyas.worker.link import ZmqEngine, ZmqFront, new_endpoint
 from tests.rpc.local_link import LocalEngine, LocalFront

@@ -24,7 +24,6 @@ from eyas.engine.ipc.messages import (
     Command,
     Event,
     Failed,
-    WireFailure,
     Lost,
     OpenPull,
     Prefill,
@@ -44,6 +43,7 @@ from eyas.engine.ipc.messages import (
     WatchClosed,
     WatchOpened,
     WatchUpdate,
+    WireFailure,
 )
 from kv_transfer.puller import State
 

@@ -10,7 +10,7 @@ import pytest
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.loading import build
 from eyas.engine.loop.forwards import DataParallelForward
 from eyas.engine.parallel.step_calls import StepRows

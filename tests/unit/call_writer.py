@@ -76,7 +76,9 @@ class Writer:
         return int(pick.choice(letters if letters and pick.random() < 0.9 else list(allowed)))
 
 
-def demanded(format: str, schema: Mapping[str, Any] | None, name: str = "f") -> tuple[Grammar, MessageReading]:
+def demanded(
+    format: str, schema: Mapping[str, Any] | None, name: str = "f"
+) -> tuple[Grammar, MessageReading]:
     """The grammar of one call of a tool, and how it is read."""
     tool = {"type": "function", "function": {"name": name, "parameters": schema}}
     choice = {"type": "function", "function": {"name": name}}

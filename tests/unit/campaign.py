@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, Finish, GenerationRequest
+from eyas.common.types import Finish, GenerationRequest, RequestChoice
 from eyas.engine.ipc.messages import Cancel, Load
 from tests.unit.loopback import Loopback, Result
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.loading import follower
 from eyas.engine.loading.spec import EngineSpec

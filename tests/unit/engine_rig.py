@@ -9,7 +9,7 @@ from typing import Any
 
 from eyas.common.params import SamplingParams
 from eyas.common.pool import Geometry, PoolInfo, RankPool
-from eyas.common.types import RequestChoice, FirstToken, GenerationRequest, KvHandle, KvKind, Shard
+from eyas.common.types import FirstToken, GenerationRequest, KvHandle, KvKind, RequestChoice, Shard
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import (
     Event,

@@ -15,7 +15,7 @@ import jsonschema
 from eyas.common.config import NANO
 from eyas.common.grammar import Grammar
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.common.vocabulary import pieces
 from gateway.tokenizer import Tokenizer
 

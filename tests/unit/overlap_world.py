@@ -15,7 +15,7 @@ from paper_grammars import GRAMMAR, PaperGrammars, allowed_after
 from wandering import SPEC, Wandering
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, Entry, Finish, GenerationRequest, PromptTokenLogprobs
+from eyas.common.types import Entry, Finish, GenerationRequest, PromptTokenLogprobs, RequestChoice
 from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tables import Tables, TableSizes

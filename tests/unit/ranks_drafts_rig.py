@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from tests.unit.attention_ranks_rig import alone
 from tests.unit.device_ranks_rig import PLAIN
 from tests.unit.loopback import Result

@@ -13,7 +13,15 @@ import numpy as np
 from engine_rig import PAGE, HandCopier
 from overlap_world import EOS, Setting, World, plain_rule, plain_scores
 
-from eyas.common.types import RequestChoice, FirstToken, GenerationRequest, KvHandle, KvKind, Shard, TokenLogprob
+from eyas.common.types import (
+    FirstToken,
+    GenerationRequest,
+    KvHandle,
+    KvKind,
+    RequestChoice,
+    Shard,
+    TokenLogprob,
+)
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.stopping import finish
 from eyas.engine.device.flight import LaunchedStep

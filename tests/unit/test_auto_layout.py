@@ -17,7 +17,7 @@ from gateway.delivery import TokenTimes
 from gateway.demand import ENOUGH
 from gateway.ledger import Ledger, Stake, UnderWay
 from gateway.metrics import PlacementMetrics
-from gateway.placement import WorkerPlace, Preference, Targets
+from gateway.placement import Preference, Targets, WorkerPlace
 from gateway.router import Candidate, RequestRoute
 
 RATES = StepRates(example().times, example().budget)

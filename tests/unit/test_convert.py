@@ -21,8 +21,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.step_times import Curve, StepBudget, StepPace, StepRates, StepTimes
 from eyas.common.types import (
     Backlog,
-    RequestChoice,
-    RequestDraftLimits,
+    EngineTimings,
     Entry,
     Finish,
     FirstToken,
@@ -30,9 +29,10 @@ from eyas.common.types import (
     KvHandle,
     KvKind,
     PromptTokenLogprobs,
+    RequestChoice,
+    RequestDraftLimits,
     Role,
     Shard,
-    EngineTimings,
     TokenLogprob,
     WorkerInfo,
 )

@@ -7,9 +7,18 @@ import time
 import pytest
 from engine_rig import PAGE, Rig, handle, request
 
-from eyas.common.types import RequestChoice, Finish, FirstToken
+from eyas.common.types import Finish, FirstToken, RequestChoice
 from eyas.engine.batch.sequence import Kind
-from eyas.engine.ipc.messages import Attach, Lost, OpenPull, Prefill, PullDone, PullReady, ReleaseHandle, StepReply
+from eyas.engine.ipc.messages import (
+    Attach,
+    Lost,
+    OpenPull,
+    Prefill,
+    PullDone,
+    PullReady,
+    ReleaseHandle,
+    StepReply,
+)
 from eyas.engine.scheduling.crossing import PATIENCE_S
 
 ROWS = 5 * PAGE

@@ -71,7 +71,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
-BLOCKS = [CopyBlock(1, 2, 3)] * (STREAMS * BATCH + 1) + [CopyBlock(1, 2, 3, rows=4, source_pitch=3, target_pitch=6)]
+BLOCKS = [CopyBlock(1, 2, 3)] * (STREAMS * BATCH + 1) + [
+    CopyBlock(1, 2, 3, rows=4, source_pitch=3, target_pitch=6)
+]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.common.errors import Cancelled, EyasError, Unavailable
-from eyas.common.types import RequestChoice, Entry, Finish, PromptTokenLogprobs, EngineTimings, TokenLogprob
+from eyas.common.types import EngineTimings, Entry, Finish, PromptTokenLogprobs, RequestChoice, TokenLogprob
 from gateway.backend import Lane
 from gateway.delivery import MAX_TAKEN, Delivery
 

@@ -12,7 +12,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, Role, EngineTimings
+from eyas.common.types import EngineTimings, GenerationRequest, Role
 from kv_transfer.layout import pages_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -61,7 +61,10 @@ def test_a_requests_limits_narrow_what_is_drafted() -> None:
     assert narrowed(tree, RequestDraftLimits(draft_tokens=3)) == SpeculationConfig(2, 8, 3)
     assert narrowed(SPEC, RequestDraftLimits(draft_tokens=4)) == SpeculationConfig(3, 1, 4)
     assert narrowed(shallower(SPEC, 1), RequestDraftLimits(steps=5)) == shallower(SPEC, 1)
-    deepest = [limits.deepest for limits in (RequestDraftLimits(), RequestDraftLimits(4), RequestDraftLimits(4, 0, 3))]
+    deepest = [
+        limits.deepest
+        for limits in (RequestDraftLimits(), RequestDraftLimits(4), RequestDraftLimits(4, 0, 3))
+    ]
     assert deepest == [0, 4, 2]
 
 

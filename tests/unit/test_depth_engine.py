@@ -15,7 +15,7 @@ from wandering import wander
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, RequestDraftLimits, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice, RequestDraftLimits
 from eyas.engine.models.base import Drafted
 from eyas.engine.speculation import colocated
 from eyas.engine.speculation.colocated import ColocatedDrafter
@@ -120,7 +120,12 @@ def test_a_request_says_how_far_its_own_drafts_reach(
 ) -> None:
     """Chains and smaller trees on a server of trees; the others' reach as far as ever."""
     config = replace(base, speculation=replace(TREE, adaptive=False))
-    limits = [RequestDraftLimits(), RequestDraftLimits(steps=1), RequestDraftLimits(topk=1), RequestDraftLimits(draft_tokens=3)]
+    limits = [
+        RequestDraftLimits(),
+        RequestDraftLimits(steps=1),
+        RequestDraftLimits(topk=1),
+        RequestDraftLimits(draft_tokens=3),
+    ]
     wanted = [msgspec.structs.replace(r, draft_limits=limits[i % 4]) for i, r in enumerate(requests())]
     found = answers(*(split_configs(config) if split else (config,)), wanted=wanted)
     assert [result.tokens for result in found] == expected

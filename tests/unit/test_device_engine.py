@@ -17,7 +17,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.device import executor
 from eyas.engine.device import runner as device_runner
 from eyas.engine.loading import arithmetic, build

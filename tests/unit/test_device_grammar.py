@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammar import Grammar
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, Finish, GenerationRequest
+from eyas.common.types import Finish, GenerationRequest, RequestChoice
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
 from eyas.engine.device.masks import Nodes

@@ -14,7 +14,7 @@ from test_device_roles import by_choice, patient, roles, together
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.speculation.device_lookup import DeviceLookup
 from eyas.engine.speculation.lookup_drafter import LookupDrafter
 

@@ -18,7 +18,7 @@ from engine_rig import PAGE, Rig
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, Entry, GenerationRequest
+from eyas.common.types import Entry, GenerationRequest, RequestChoice
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets

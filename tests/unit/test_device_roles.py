@@ -13,8 +13,8 @@ from test_device_engine import DRAFTS, PROMPT, answers, config, logprobs, on_dev
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest, KvKind, Role
-from eyas.engine.ipc.messages import Cancel, Event, WireFailure, OpenPull, PullFailed
+from eyas.common.types import GenerationRequest, KvKind, RequestChoice, Role
+from eyas.engine.ipc.messages import Cancel, Event, OpenPull, PullFailed, WireFailure
 from kv_transfer import puller
 from tests.unit.loopback import Loopback, Result, Worker, wait_all
 
@@ -130,7 +130,8 @@ def test_preemption_changes_no_token(config: EngineConfig) -> None:
 def test_who_is_cancelled_leaves_nothing_and_changes_nothing(config: EngineConfig) -> None:
     params = SamplingParams(temperature=0.9, seed=11, max_tokens=5, ignore_eos=True)
     wanted = [
-        GenerationRequest(f"r{i}", PROMPT[i:], params, (RequestChoice(0), RequestChoice(1))[: 1 + i % 2]) for i in range(4)
+        GenerationRequest(f"r{i}", PROMPT[i:], params, (RequestChoice(0), RequestChoice(1))[: 1 + i % 2])
+        for i in range(4)
     ]
     plain = replace(config, speculation=DRAFTS["chain"])
     cluster = Loopback(*two(plain))

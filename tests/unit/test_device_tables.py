@@ -11,7 +11,7 @@ import torch
 
 from eyas.common.config import MOST_STEPS
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestDraftLimits, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestDraftLimits
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree

@@ -14,7 +14,7 @@ from engine_rig import PAGE, VOCAB, HandCopier, Rig, hand_pulls, handle, request
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, KvKind
+from eyas.common.types import KvKind, RequestChoice
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import (
     Command,
@@ -26,7 +26,6 @@ from eyas.engine.ipc.messages import (
     DraftPeerGone,
     DraftUp,
     Event,
-    WireFailure,
     Load,
     OpenPull,
     Proposal,
@@ -35,6 +34,7 @@ from eyas.engine.ipc.messages import (
     PullReleased,
     ReleaseHandle,
     Shutdown,
+    WireFailure,
 )
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool

@@ -15,7 +15,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.ipc.messages import Cancel, Event, Load, Ready, Shutdown
 from eyas.engine.loading.build import build_engine
 from tests.unit.crossed import crossed
@@ -64,7 +64,9 @@ def _requests(count: int, seed: int = 0) -> list[GenerationRequest]:
         ][i % 3]
         prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.choice([1, 2, 15, 16, 17, 33, 70])))
         made.append(
-            GenerationRequest(f"r{i}", prompt, params, tuple(RequestChoice(c) for c in range(1 + i % 4 // 3 * 2)))
+            GenerationRequest(
+                f"r{i}", prompt, params, tuple(RequestChoice(c) for c in range(1 + i % 4 // 3 * 2))
+            )
         )
     return made
 
@@ -139,7 +141,10 @@ def test_the_first_round_of_every_choice_is_drafted_by_a_service(base: EngineCon
         draft_wait_s=20.0, stepped=lambda landed, seconds: None
     )
     for i in range(4):
-        params, choices = SamplingParams(seed=i, max_tokens=9), (RequestChoice(0), RequestChoice(1), RequestChoice(2))
+        params, choices = (
+            SamplingParams(seed=i, max_tokens=9),
+            (RequestChoice(0), RequestChoice(1), RequestChoice(2)),
+        )
         request = GenerationRequest(f"r{i}", tuple(range(30 + i)), params, choices[: 1 + 2 * (i % 2)])
         _run(cluster, [request], split=True)
     first = [e for r in cluster.results.values() for e in r.entries if e.index == 1]
@@ -242,7 +247,9 @@ def test_migrated_choices_continue_as_they_would_have(base: EngineConfig) -> Non
     request = GenerationRequest("a", tuple(range(50)), params, (RequestChoice(0), RequestChoice(1)))
     whole = _plain(base, [request])[0]
     cluster = Loopback(base)
-    begun = replace_choices(request, (RequestChoice(0, tuple(whole[0][:7])), RequestChoice(1, tuple(whole[1][:19]))))
+    begun = replace_choices(
+        request, (RequestChoice(0, tuple(whole[0][:7])), RequestChoice(1, tuple(whole[1][:19])))
+    )
     result = Result(2, tokens={0: whole[0][:7], 1: whole[1][:19]})
     cluster.results["a"] = result
     cluster.by_role["decode"].send(_submit(begun))

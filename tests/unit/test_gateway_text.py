@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError, EyasError, InvalidRequest
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, Entry, Finish, GenerationRequest, TokenLogprob
+from eyas.common.types import Entry, Finish, GenerationRequest, RequestChoice, TokenLogprob
 from gateway.chat import ChatTemplate
 from gateway.stop import StopMatcher
 from gateway.text import ChoiceText, TextRules, TextStream

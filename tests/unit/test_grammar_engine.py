@@ -14,7 +14,7 @@ from loopback import Loopback, Result, split_configs, wait_all
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammar import Grammar
-from eyas.common.types import RequestChoice, Finish, GenerationRequest
+from eyas.common.types import Finish, GenerationRequest, RequestChoice
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState
 

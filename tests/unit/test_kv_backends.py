@@ -22,7 +22,7 @@ from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
 from eyas.common.pool import Geometry
 from eyas.common.types import Shard
 from kv_transfer.area import Area, DeviceArea, create_file
-from kv_transfer.backends.base import Backend, Copy, CopyResult, Site, PeerSource
+from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource, Site
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import PageWriter, StreamBackend, chunks

@@ -18,13 +18,13 @@ from test_gateway_text import byte_fallback, byte_level
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.types import (
-    RequestChoice,
+    EngineTimings,
     Entry,
     Finish,
     GenerationRequest,
     PromptTokenLogprobs,
+    RequestChoice,
     Role,
-    EngineTimings,
     TokenLogprob,
 )
 from gateway.backend import GenerationStream, Lanes

@@ -14,7 +14,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import NANO, EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest, Role
+from eyas.common.types import GenerationRequest, RequestChoice, Role
 from eyas.engine.loop import plain_runner
 from eyas.engine.speculation.verify import Verdict
 from gateway.tokenizer import Tokenizer

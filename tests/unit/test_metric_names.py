@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.parser import text_string_to_metric_families
 
 from eyas.common.metrics import ModelName, WorkerMetrics
-from eyas.common.types import Entry, Finish, Role, EngineTimings, WorkerInfo
+from eyas.common.types import EngineTimings, Entry, Finish, Role, WorkerInfo
 from gateway.metric_names import PEERS, VLLM, GatewayPage
 from gateway.metrics import GatewayMetrics
 from gateway.text import RequestTrace, TextDelta, UsageCounts
@@ -51,7 +51,9 @@ def used() -> GatewayMetrics:
     """The figures of a gateway that has answered one call."""
     metrics = GatewayMetrics(CollectorRegistry())
     trace = RequestTrace()
-    trace.saw(Entry("r", 1, 0, 0, (5,), timings=EngineTimings(queue_ms=100.0, prefill_ms=200.0, role=Role.DECODE)))
+    trace.saw(
+        Entry("r", 1, 0, 0, (5,), timings=EngineTimings(queue_ms=100.0, prefill_ms=200.0, role=Role.DECODE))
+    )
     with metrics.meter() as meter:
         meter.deltas([TextDelta(0, "a", (5,))])
         meter.deltas([TextDelta(0, "b", (6, 7), finish=Finish.LENGTH)])

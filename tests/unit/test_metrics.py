@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from eyas.common.metrics import PlainHistogram, WorkerMetrics
-from eyas.common.types import Entry, Finish, Role, EngineTimings
+from eyas.common.types import EngineTimings, Entry, Finish, Role
 from gateway.metrics import GatewayMetrics
 from gateway.text import RequestTrace, TextDelta, UsageCounts
 

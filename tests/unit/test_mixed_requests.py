@@ -18,7 +18,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

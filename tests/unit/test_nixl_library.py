@@ -22,7 +22,7 @@ from eyas.common.errors import TransferFailed
 from eyas.common.types import Shard
 from kv_transfer.area import Area
 from kv_transfer.backends import nixl_link, nixl_reads
-from kv_transfer.backends.base import Copy, CopyResult, Site, PeerSource
+from kv_transfer.backends.base import Copy, CopyResult, PeerSource, Site
 from kv_transfer.backends.nixl import NixlBackend
 
 pytestmark = [

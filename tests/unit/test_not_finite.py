@@ -13,7 +13,7 @@ from msgspec.structs import replace as varied
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest, Role
+from eyas.common.types import GenerationRequest, RequestChoice, Role
 from eyas.engine.batch.step_result import NOT_FINITE
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import sample as kernels

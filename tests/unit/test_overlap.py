@@ -13,7 +13,7 @@ from overlap_world import Setting, World, some_requests
 from paper_grammars import GRAMMAR, PaperGrammars
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, RequestDraftLimits, Entry, GenerationRequest
+from eyas.common.types import Entry, GenerationRequest, RequestChoice, RequestDraftLimits
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
@@ -187,7 +187,11 @@ def test_a_request_drafts_as_deep_as_it_allows() -> None:
     """Beside one that allows all, and narrows no row of that one."""
     world = World(0, Setting(width=6, graphs=False))
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-    limits = {"all": RequestDraftLimits(), "steps": RequestDraftLimits(steps=2), "nodes": RequestDraftLimits(draft_tokens=2)}
+    limits = {
+        "all": RequestDraftLimits(),
+        "steps": RequestDraftLimits(steps=2),
+        "nodes": RequestDraftLimits(draft_tokens=2),
+    }
     offered: dict[str, set[int]] = {name: set() for name in limits}
     told = world._told
 

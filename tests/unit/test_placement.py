@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from eyas.simulator.hardware import example
 from gateway.capacity import Mix, capacity, steady
 from gateway.paces import PaceMemory
-from gateway.placement import FEW, FINE, WorkerPlace, Preference, Rates, RequestPlacement, Targets, place
+from gateway.placement import FEW, FINE, Preference, Rates, RequestPlacement, Targets, WorkerPlace, place
 from gateway.preference import best_split, prefer
 
 HARDWARE = example()

@@ -10,7 +10,7 @@ from typing import Any
 from admission_tier import Tier
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.ipc.messages import Load, Submit
 from eyas.engine.kv import prefix_cache
 from eyas.engine.kv.pages import PagePool

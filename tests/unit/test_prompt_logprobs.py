@@ -13,7 +13,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, Finish, GenerationRequest, PromptTokenLogprobs, TokenLogprob
+from eyas.common.types import Finish, GenerationRequest, PromptTokenLogprobs, RequestChoice, TokenLogprob
 from eyas.engine.ipc.messages import Attach, Submit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,7 +47,9 @@ def unified(base: EngineConfig) -> Iterator[Loopback]:
 
 def generation(name: str, prompt: tuple[int, ...], choices: int = 1, **params: object) -> GenerationRequest:
     wanted = {"temperature": 1.0, "seed": 5, "max_tokens": 12, "ignore_eos": True} | params
-    return GenerationRequest(name, prompt, SamplingParams(**wanted), tuple(map(RequestChoice, range(choices))))
+    return GenerationRequest(
+        name, prompt, SamplingParams(**wanted), tuple(map(RequestChoice, range(choices)))
+    )
 
 
 def scoring(name: str, prompt: tuple[int, ...], **params: object) -> GenerationRequest:

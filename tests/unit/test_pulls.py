@@ -22,7 +22,6 @@ from eyas.engine.ipc.messages import (
     CopyPages,
     CopyStopped,
     Event,
-    WireFailure,
     Lost,
     OpenPull,
     PullDone,
@@ -33,6 +32,7 @@ from eyas.engine.ipc.messages import (
     ReleasePull,
     StepReply,
     StopCopy,
+    WireFailure,
 )
 from eyas.engine.kv.front_wire import FrontWire
 from eyas.engine.kv.pulls import Pulls
@@ -132,7 +132,10 @@ def test_a_verdict_that_can_be_seen_is_not_asked_for(valid: bool, tmp_path: Path
     (proof,) = of(rig.tell(PullDone(pull, (FirstToken(0, 5),))), CopyPages)
     (copy,) = of(rig.prove(proof), CopyPages)
     events = rig.tell(CopyStopped(pull, copy.number, 700, 0.1))
-    assert [e for e in events if not isinstance(e, Lost | StepReply)] == [ReleaseHandle(lease, 1), ClosePull(pull)]
+    assert [e for e in events if not isinstance(e, Lost | StepReply)] == [
+        ReleaseHandle(lease, 1),
+        ClosePull(pull),
+    ]
     assert len(rig.joined) == valid and bool(rig.held()) == valid
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eyas.common.logging import request_id
-from eyas.common.types import Entry, Finish, Role, EngineTimings
+from eyas.common.types import EngineTimings, Entry, Finish, Role
 from gateway.metrics import GatewayMetrics
 from gateway.recent import KEPT, MAX_PROMPTS, Recent
 from gateway.text import RequestTrace, UsageCounts

@@ -9,7 +9,7 @@ import pytest
 from engine_rig import PAGE, VOCAB, Rig, handle, request
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.types import Backlog, RequestChoice, Finish, FirstToken, KvKind
+from eyas.common.types import Backlog, Finish, FirstToken, KvKind, RequestChoice
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.ipc.messages import (
     Attach,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from engine_rig import Rig, request
 
-from eyas.common.types import RequestChoice, Finish
+from eyas.common.types import Finish, RequestChoice
 from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import StepReply

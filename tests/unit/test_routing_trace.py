@@ -18,13 +18,15 @@ from eyas.simulator.cluster import ClusterLayout, ClusterShape, Policy, play
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import outcome
 from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, chats
-from gateway.placement import WorkerPlace, RequestPlacement, Targets
+from gateway.placement import RequestPlacement, Targets, WorkerPlace
 from gateway.router import Candidate, route
 
 PREFILLS, WORKERS = 4, 8
 TARGETS = Targets(1.0, 0.05)
 CHATS = Chats(turns=8, message=1024, output_len=200, pause_s=20.0)
-Known = Callable[[SimulatedRequest, WorkerPlace], int]  # how many tokens a gateway believes to be cached there
+Known = Callable[
+    [SimulatedRequest, WorkerPlace], int
+]  # how many tokens a gateway believes to be cached there
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eyas.common.types import RequestChoice, FirstToken
+from eyas.common.types import FirstToken, RequestChoice
 from eyas.engine.batch.sequence import Work
 from eyas.engine.ipc.messages import Attach, Cancel, OpenPull, PullReady
 from eyas.engine.kv.pages import PagePool

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from engine_rig import Rig, handle, request
 
-from eyas.common.types import RequestChoice, FirstToken, GenerationRequest
+from eyas.common.types import FirstToken, GenerationRequest, RequestChoice
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.ipc.messages import Attach, OpenPull, Prefill
 from eyas.engine.scheduling.fairness import Shares

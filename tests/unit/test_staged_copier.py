@@ -227,7 +227,10 @@ def test_a_proof_ends_in_its_slot(landing: Landing) -> None:
 
 def test_a_direct_way_takes_pages_of_the_pool_and_no_slots(landing: Landing) -> None:
     """All at once; beside a staged copy; and its proof is judged where it landed."""
-    direct, asked = Route(landing.direct, PeerSource()), job(0, tuple(range(60, 72)), tuple(range(12)), pull=2)
+    direct, asked = (
+        Route(landing.direct, PeerSource()),
+        job(0, tuple(range(60, 72)), tuple(range(12)), pull=2),
+    )
     landing.submit(job(0, (80,), (20,)))
     landing.copier.submit(direct, asked)
     assert landing.direct.running[0].dst_pages == asked.dst_pages and landing.slots.free == 5

@@ -12,7 +12,7 @@ import pytest
 from eyas.common.errors import TransferFailed, Unavailable
 from eyas.common.types import KvKind
 from eyas.engine.ipc.client import EngineClient
-from eyas.engine.ipc.messages import Command, WireFailure, Staged, StagePages, Unstage
+from eyas.engine.ipc.messages import Command, Staged, StagePages, Unstage, WireFailure
 from prefill_svc import staged
 from prefill_svc.staged import StagedPages
 
@@ -55,7 +55,9 @@ class Desk:
         self.client.dispatch([Staged(command.call, slots)])
 
     def refuse(self, message: str) -> None:
-        self.client.dispatch([Staged(self.asked.pop(0).call, failure=WireFailure("transfer_failed", message))])
+        self.client.dispatch(
+            [Staged(self.asked.pop(0).call, failure=WireFailure("transfer_failed", message))]
+        )
 
     def idle(self) -> bool:
         return not self.asked and not self.held and len(self.free) == SLOTS

@@ -24,7 +24,7 @@ from staging_rig import PAGE, PAGES, SLOTS, ByHand, staged
 
 from eyas.common.errors import TransferFailed
 from eyas.common.params import SamplingParams
-from eyas.common.types import RequestChoice, GenerationRequest, KvKind
+from eyas.common.types import GenerationRequest, KvKind, RequestChoice
 from eyas.engine.batch.sequence import Generation, Kind
 from eyas.engine.ipc.messages import Release, Staged, StagePages, Unstage
 from eyas.engine.ipc.outbox import Outbox

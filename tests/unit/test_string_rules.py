@@ -57,7 +57,9 @@ def test_patterns_and_lengths_stand_together() -> None:
     assert takes(text, "xab") and takes(text, "abcde")
     assert not takes(text, "ab") and not takes(text, "abcdef") and not takes(text, "xyz")
     assert takes(StringPattern((), (), 1, 2), '"\n') and not takes(StringPattern((), (), 1, 2), "abc")
-    assert takes(StringPattern((), (), 0, 500), "a" * 500) and not takes(StringPattern((), (), 0, 500), "a" * 501)
+    assert takes(StringPattern((), (), 0, 500), "a" * 500) and not takes(
+        StringPattern((), (), 0, 500), "a" * 501
+    )
     assert takes(StringPattern(("^[a-c]{2,}$",), (), 0, 300), "abc") and not takes(
         StringPattern(("^[a-c]{2,}$",), (), 0, 300), "a"
     )

@@ -22,7 +22,7 @@ from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.errors import ConfigError, EngineError
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
-from eyas.common.types import RequestChoice, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.spans import Span
 from eyas.engine.device import calls

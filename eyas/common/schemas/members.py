@@ -79,7 +79,9 @@ def others(terms: Terms, case: Case) -> list[Other]:
     return found
 
 
-def _by_patterns(terms: Terms, case: Case, name: StringRules) -> Iterator[tuple[tuple[str, ...], StringRules]]:
+def _by_patterns(
+    terms: Terms, case: Case, name: StringRules
+) -> Iterator[tuple[tuple[str, ...], StringRules]]:
     """Which patterns names match, and the names."""
     patterns = terms.patterns(case)
     if len(patterns) <= _MOST_PATTERNS and all(map(strings.is_exact, patterns)):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from eyas.common.priority import PRIORITY_S
-from eyas.common.types import GenerationRequest, KvHandle, PromptIds, PromptTokenLogprobs, EngineTimings
+from eyas.common.types import EngineTimings, GenerationRequest, KvHandle, PromptIds, PromptTokenLogprobs
 from eyas.engine.batch.prompt_scores import Asked, PromptScores
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.batch.window import FeatureWindow

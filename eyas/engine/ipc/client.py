@@ -20,7 +20,6 @@ from eyas.engine.ipc.messages import (
     DraftDown,
     Event,
     Failed,
-    WireFailure,
     LinkProbed,
     Lost,
     PrefillDone,
@@ -32,6 +31,7 @@ from eyas.engine.ipc.messages import (
     StepReply,
     Stopped,
     WatchUpdate,
+    WireFailure,
 )
 from kv_transfer.area import Pages
 from kv_transfer.backends.shm import map_file

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from eyas.common.message import WireFailure, TaggedMessage
+from eyas.common.message import TaggedMessage, WireFailure
 from eyas.common.params import SamplingParams
 from eyas.common.pool import Export, PoolInfo
 from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, StepReply

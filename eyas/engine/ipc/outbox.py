@@ -9,7 +9,7 @@ from eyas.common.errors import EyasError
 from eyas.common.types import Entry, Finish, TokenLogprob
 from eyas.engine.batch.sequence import Generation, Sequence
 from eyas.engine.batch.tree import NO_DRAFTS, Drafts
-from eyas.engine.ipc.messages import Event, Failed, WireFailure, Rejected, StepReply
+from eyas.engine.ipc.messages import Event, Failed, Rejected, StepReply, WireFailure
 
 
 class Outbox:

@@ -7,7 +7,7 @@ front, and asks its front for the copies that only fronts can make.
 from __future__ import annotations
 
 from eyas.common.links import PageLink
-from eyas.common.message import WireFailure, TaggedMessage
+from eyas.common.message import TaggedMessage, WireFailure
 from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle, KvKind
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from eyas.common.errors import EyasError
 from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
 from eyas.engine.batch.sequence import Generation
-from eyas.engine.ipc.messages import WireFailure, Release, Released, WatchClosed, WatchOpened, WatchUpdate
+from eyas.engine.ipc.messages import Release, Released, WatchClosed, WatchOpened, WatchUpdate, WireFailure
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import Owned
 from kv_transfer.layout import pages_for

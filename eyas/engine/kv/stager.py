@@ -12,7 +12,7 @@ from functools import partial
 
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import KvKind
-from eyas.engine.ipc.messages import WireFailure, Staged, StagePages, Unstage
+from eyas.engine.ipc.messages import Staged, StagePages, Unstage, WireFailure
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.slots import Slots
 from eyas.engine.kv.staging import Staging

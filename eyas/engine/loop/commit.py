@@ -11,7 +11,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from eyas.common.types import FirstToken, EngineTimings
+from eyas.common.types import EngineTimings, FirstToken
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.stopping import finish

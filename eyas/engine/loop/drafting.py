@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from eyas.common.config import EngineConfig, SpeculationConfig
-from eyas.common.types import RequestDraftLimits, KvHandle
+from eyas.common.types import KvHandle, RequestDraftLimits
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.step_result import StepResult
 from eyas.engine.batch.tree import DraftTree

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
-from eyas.common.types import RequestChoice, RequestDraftLimits, GenerationRequest
+from eyas.common.types import GenerationRequest, RequestChoice, RequestDraftLimits
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.scheduling.ranked import Schedulers
 

@@ -25,7 +25,7 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.logging import serving
-from eyas.common.types import RequestChoice, FirstToken, GenerationRequest, KvHandle, KvKind
+from eyas.common.types import FirstToken, GenerationRequest, KvHandle, KvKind, RequestChoice
 from eyas.engine.batch.prompt_scores import PromptScores
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
 from eyas.engine.ipc.messages import Admitted, Attach, Cancel, Drain, Lost, Prefill, Submit
