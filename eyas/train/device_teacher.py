@@ -38,7 +38,8 @@ class DeviceTeacher(Teacher):
         attention = row_attention(self._pages, config.num_heads, shape, Most(1, 1), pdl=False)
         launch = skinny.Launch.on(device, pdl=False)  # other kernels than the engine's stand between
         context = LayerContext.on(device, config, ProcessGroup(RankInfo(), device), launch, attention)
-        with FolderWeights(config.folder, config.spelling, placement, quantized=config.fp8) as weights:
+        folder, names = config.folder, config.spelling
+        with FolderWeights(folder, names, placement, quantized=config.fp8, fused=config.fused) as weights:
             self._model = FusedDecoder(config, weights, context)
             gain = final_gain(config, weights)
         super().__init__(config, SharedTensors(self._model.embedding, self._model.lm_head, gain), placement)

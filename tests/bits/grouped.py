@@ -15,9 +15,9 @@ import torch
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding, scales_of
 from eyas.engine.kernels import combine, exact_wide, route, skinny
-from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.kernels.blocks import StoredWeight
 from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, Weight
+from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.models.fused_step import product_float32
 from tests.bits.compare import Composition
 from tests.bits.products import EPS, scale_of
@@ -48,16 +48,16 @@ class Where:
         wide = torch.randn(count, k, generator=random) * torch.exp2(sizes)
         return wide.to(self.device, self.dtype)
 
-    def weight(self, *shape: int) -> Weight:
+    def weight(self, *shape: int) -> StoredWeight:
         """[n, k] or [experts, n, k]."""
         random = torch.Generator(self.device).manual_seed(sum(shape))
         wide, k = torch.randn(shape, generator=random, device=self.device), shape[-1]
         if self.rounding is None:
-            return (wide * k**-0.5).to(self.dtype)
+            return StoredWeight((wide * k**-0.5).to(self.dtype))
         stored = (wide * _LARGE).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
         each = scales_of(shape[-2:], "block" if self.rounding.rows == "block" else "channel")
         scales = torch.rand(*shape[:-2], *each, generator=random, device=self.device) + 0.5
-        return Fp8Weight(stored, scales / (_LARGE * k**0.5), self.rounding)
+        return StoredWeight(stored, scales / (_LARGE * k**0.5), self.rounding)
 
 
 class ExpertRows:
@@ -67,8 +67,7 @@ class ExpertRows:
         self._spec, self._x = spec, where.rows(MOST, hidden)
         self._residual = where.rows(MOST, hidden).flip(0).contiguous()
         router = replace(where, rounding=None).weight(spec.experts + -spec.experts % 16, hidden)
-        assert isinstance(router, torch.Tensor)
-        self._router = router
+        self._router = router.stored
         self._weights = (
             where.weight(spec.experts, 2 * spec.width, hidden),
             where.weight(spec.experts, hidden, spec.width),

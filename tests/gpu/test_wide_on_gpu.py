@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.formats.fp8 import Fp8Projection
 from eyas.engine.kernels import vendor
-from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, quantise
+from eyas.engine.kernels.blocks import Fp8Rows, StoredWeight, quantise
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, Weight, shape_of
+from eyas.engine.kernels.grouped_task import Gate, shape_of
 from eyas.engine.kernels.grouped_tiles import Tile, key_of
 from eyas.engine.kernels.skinny import Launch
 
@@ -29,14 +30,14 @@ def noise(*sizes: int) -> torch.Tensor:
     return torch.randn(*sizes, dtype=torch.bfloat16, device="cuda")
 
 
-def weight_of(*sizes: int, rounding: Rounding | None) -> Weight:
+def weight_of(*sizes: int, rounding: Rounding | None) -> StoredWeight:
     """Scales differ by up to four times."""
     if rounding is None:
-        return noise(*sizes).div_(sizes[-1] ** 0.5)
+        return StoredWeight(noise(*sizes).div_(sizes[-1] ** 0.5))
     stored = (noise(*sizes) * 64).to(torch.float8_e4m3fn)
     blocks = (*sizes[:-2], -(-sizes[-2] // 128), -(-sizes[-1] // 128))
     scales = torch.rand(blocks if rounding.rows == "block" else sizes[:-1], device="cuda") + 0.3
-    return Fp8Weight(stored, scales / (64 * sizes[-1] ** 0.5), rounding)
+    return StoredWeight(stored, scales / (64 * sizes[-1] ** 0.5), rounding)
 
 
 def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -49,17 +50,18 @@ def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_cublas_is_our_product(n: int, k: int, rows: str) -> None:
     rounding = Rounding(rows, scale=0.02)  # type: ignore[arg-type]
     weight, launch = weight_of(n, k, rounding=rounding), Launch.on("cuda", pdl=True)
-    assert vendor.is_there("cuda") and isinstance(weight, Fp8Weight)
+    projection = Fp8Projection(weight)
+    assert vendor.is_there("cuda")
     theirs, ours = Products(launch, vendor=True), Products(launch)
     for m in (256, 259, 1000, 4096):
         x = noise(m, k)
         expected = torch.cat([ours.dense(part, weight) for part in x.split(FEW)])
-        assert worst(theirs.dense(x, weight), expected) < CLOSE
-        assert worst(theirs.dense(x.roll(1, 0), weight), expected) > 10 * CLOSE
+        assert worst(projection.apply(x, theirs), expected) < CLOSE
+        assert worst(projection.apply(x.roll(1, 0), theirs), expected) > 10 * CLOSE
     if n // 2 % 128:
         return  # no gate's width
     gate = Gate(rounding=rounding)
-    made = [each.dense_gated(x, weight, gate) for each in (theirs, ours)]
+    made = [projection.gated(x, each, gate) for each in (theirs, ours)]
     read = [each if isinstance(each, Fp8Rows) else quantise(each, rounding) for each in made]
     wide = [each.stored.float() * spread(each) for each in read]
     assert float((wide[0] - wide[1]).norm() / wide[1].norm()) < 0.02  # rounding tips a number now and then

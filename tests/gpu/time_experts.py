@@ -28,10 +28,10 @@ from eyas.bench.kernels.timing import graph_us
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding, widened
 from eyas.engine.kernels import combine, route
-from eyas.engine.kernels.blocks import Fp8Weight, quantise, rounding_of
+from eyas.engine.kernels.blocks import Rows, StoredWeight, quantise
 from eyas.engine.kernels.group import Grouped
 from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, Rows, Weight
+from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.skinny import Launch
 from eyas.engine.kernels.warm import Warmup
 from eyas.engine.models.fused_step import product_float32
@@ -90,16 +90,16 @@ class Layer:
     def random(self, *sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, device=self.device, dtype=torch.bfloat16)
 
-    def weight(self, *sizes: int) -> Weight:
+    def weight(self, *sizes: int) -> StoredWeight:
         """Noise; in blocks with scales that differ by up to four times."""
         if not self.case.fp8:
-            return self.random(*sizes).div_(sizes[-1] ** 0.5)
+            return StoredWeight(self.random(*sizes).div_(sizes[-1] ** 0.5))
         stored = torch.empty(*sizes, dtype=torch.float8_e4m3fn, device=self.device)
         for expert in stored.view(-1, *sizes[-2:]):
             expert.copy_(self.random(*sizes[-2:]).mul_(112).clamp_(-448, 448))
         shape = (*sizes[:-2], -(-sizes[-2] // 128), -(-sizes[-1] // 128))
         scales = torch.exp2(torch.randint(-1, 2, shape, device=self.device).float())
-        return Fp8Weight(stored, scales / (128 * sizes[-1] ** 0.5), Rounding("block", self.case.powers))
+        return StoredWeight(stored, scales / (128 * sizes[-1] ** 0.5), Rounding("block", self.case.powers))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty(x.shape[0], self.case.spec.experts, dtype=torch.float32, device=self.device)
@@ -123,7 +123,7 @@ class Layer:
 
     def passed(self, x: torch.Tensor, order: Grouped, gate: Gate | None = None) -> Rows:
         """As `first`; rounded for `down`, where the tile can do that, if no gate is given."""
-        gate = gate or Gate(rounding=rounding_of(self.down))
+        gate = gate or Gate(rounding=self.down.rounding)
         return self.products.gate_up(x, self.gate_up, order, self.case.spec.per_row, gate)
 
     def whole(self, x: torch.Tensor) -> torch.Tensor:
@@ -161,19 +161,19 @@ def recipe() -> None:
 # --- right or wrong --------------------------------------------------------------------------------------
 
 
-def meant(weight: Weight, expert: int | None = None) -> torch.Tensor:
+def meant(weight: StoredWeight, expert: int | None = None) -> torch.Tensor:
     """What a weight, or one expert's, stands for: float32."""
-    if isinstance(weight, torch.Tensor):
-        return (weight if expert is None else weight[expert]).float()
+    if weight.scales is None:
+        return (weight.stored if expert is None else weight.stored[expert]).float()
     if expert is None:
         return widened(weight.stored, weight.scales)
     return widened(weight.stored[expert], weight.scales[expert])
 
 
-def rounded(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+def rounded(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
     """Rows as a product with this weight reads them, by the rule: float32."""
     wide = x.float()
-    if isinstance(weight, torch.Tensor):
+    if weight.rounding is None:
         return wide
     cut = F.pad(wide, (0, -x.shape[1] % 128)).unflatten(1, (-1, 128))
     largest = cut.abs().amax(2, keepdim=True).clamp(min=1e-4)
@@ -231,7 +231,7 @@ def poisoned(layer: Layer, inner: torch.Tensor, order: Grouped) -> torch.Tensor:
 
 def rounds(layer: Layer, passed: Rows, inner: torch.Tensor) -> bool:
     """Whether what the gate passes is what `quantise` makes of it, to the bit."""
-    found, plain = (layer.products.read(made, layer.down) for made in (passed, inner))
+    found, plain = (layer.down.read(made) for made in (passed, inner))
     if isinstance(found, torch.Tensor) or isinstance(plain, torch.Tensor):
         return found is passed and torch.equal(found, plain)
     same = torch.equal(found.stored.view(torch.uint8), plain.stored.view(torch.uint8))
@@ -281,7 +281,7 @@ def check_layer(layer: Layer, rows: int) -> dict[str, Any]:
 
 def check_scale(layer: Layer, rows: int) -> dict[str, Any]:
     """A single wrong scale of a single block is noticed."""
-    assert isinstance(layer.gate_up, Fp8Weight)
+    assert layer.gate_up.scales is not None
     x = layer.random(rows, layer.case.hidden)
     experts = layer.choose(layer.logits(x)).experts
     order = layer.group(experts)

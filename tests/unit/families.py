@@ -43,6 +43,15 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+PHI: dict[str, Any] = {"hidden_size": 64, "pad_token_id": None}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.2],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 8.0, 9.0],
+    "original_max_position_embeddings": 64,
+}
 GEMMA = {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "pad_token_id": None, "bos_token_id": 1}
 LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention"] * 2
 
@@ -111,6 +120,14 @@ SAMPLES = {
     ),
     "mistral": Sample("MistralForCausalLM", "MistralConfig", changes={"sliding_window": WINDOW}),
     "mistral_no_window": Sample("MistralForCausalLM", "MistralConfig", changes={"sliding_window": None}),
+    "olmo2": Sample("Olmo2ForCausalLM", "Olmo2Config", changes={"attention_bias": True}),
+    "phi3": Sample(
+        "Phi3ForCausalLM",
+        "Phi3Config",
+        changes=PHI
+        | {"rope_parameters": LONG, "original_max_position_embeddings": 64, "sliding_window": WINDOW},
+    ),
+    "phi3_short": Sample("Phi3ForCausalLM", "Phi3Config", changes=PHI | {"partial_rotary_factor": 0.5}),
     "qwen2": Sample("Qwen2ForCausalLM", "Qwen2Config"),
     "qwen2_windows": Sample(
         "Qwen2ForCausalLM",

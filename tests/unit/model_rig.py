@@ -34,7 +34,8 @@ class Rig:
         self.pool = KvPool(shape)
         self.pool.tensor.fill_(float("nan"))
         self.backend = TorchAttention.of(self.config, shape)
-        with FolderWeights(folder, self.config.spelling, quantized=self.config.fp8) as weights:
+        known = self.config
+        with FolderWeights(folder, known.spelling, quantized=known.fp8, fused=known.fused) as weights:
             self.model = Decoder(self.config, weights, self.backend)
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
         self._free = order.tolist()

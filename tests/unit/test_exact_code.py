@@ -14,7 +14,7 @@ import torch
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import combine, exact_wide, skinny
 from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.kernels.blocks import StoredWeight
 from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
 from eyas.engine.kernels.exact_latents import attend_latent_chunks_exactly, attend_latents_exactly
 from eyas.engine.kernels.exact_paths import attend_exactly
@@ -77,7 +77,7 @@ def wide() -> None:
 def grouped() -> None:
     """Products of experts, for few rows and many, and their sum; a dense one by two programs and by one."""
     shared = Products(skinny.Launch.on("meta", pdl=True, exact=True))
-    gate_up, down = empty(64, 1536, LINEAR.k), empty(64, LINEAR.k, 768)
+    gate_up, down = (StoredWeight(empty(64, *sizes)) for sizes in ((1536, LINEAR.k), (LINEAR.k, 768)))
     for count in (1, 4096):
         order = shared.group(empty(count, 8, dtype=torch.int32), (gate_up, down))
         inner = shared.gate_up(empty(count, LINEAR.k), gate_up, order, 8, Gate())
@@ -86,7 +86,7 @@ def grouped() -> None:
             combine.combine_add(made, weights, None, empty(count, LINEAR.k), pdl=True, exact=True)
         else:
             combine.combine(made, weights, pdl=True, exact=True)
-        shared.dense(empty(count, LINEAR.k), empty(LINEAR.n, LINEAR.k))
+        shared.dense(empty(count, LINEAR.k), StoredWeight(empty(LINEAR.n, LINEAR.k)))
 
 
 def fp8() -> None:
@@ -95,8 +95,8 @@ def fp8() -> None:
     stored = empty(LINEAR.n, LINEAR.k, dtype=torch.float8_e4m3fn)
     scales = empty(LINEAR.n // 128, LINEAR.k // 128, dtype=torch.float32)
     weights = (
-        Fp8Weight(stored, scales),
-        Fp8Weight(stored, empty(LINEAR.n, dtype=torch.float32), Rounding("token")),
+        StoredWeight(stored, scales, Rounding("block")),
+        StoredWeight(stored, empty(LINEAR.n, dtype=torch.float32), Rounding("token")),
     )
     for weight in weights:
         for count in (1, 4096):

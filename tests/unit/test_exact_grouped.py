@@ -17,6 +17,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import combine, grouped, skinny
+from eyas.engine.kernels.blocks import StoredWeight
 from eyas.engine.kernels.grouped import Products
 from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.grouped_tiles import Shape, Tile, exact_tile_for, key_of, stretches_of, tile_for
@@ -161,7 +162,7 @@ def test_a_tile_that_adds_up_differently_is_refused(monkeypatch: pytest.MonkeyPa
     assert check_tiles(asked, launch, {}, torch.float16) == 4
     today = Products.down
 
-    def down(self: Products, x: torch.Tensor, weight: torch.Tensor, order: grouped.Grouped) -> torch.Tensor:
+    def down(self: Products, x: torch.Tensor, weight: StoredWeight, order: grouped.Grouped) -> torch.Tensor:
         return today(self, x, weight, order) + (order.rows > 16)
 
     monkeypatch.setattr(Products, "down", down)

@@ -13,11 +13,12 @@ from triton.backends.nvidia.compiler import get_ptxas
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.quantized import RowScales
+from eyas.engine.formats.fp8 import Fp8Projection
 from eyas.engine.kernels import combine, route, single
-from eyas.engine.kernels.blocks import Fp8Weight, quantise, rounding_of
+from eyas.engine.kernels.blocks import StoredWeight, quantise
 from eyas.engine.kernels.group import group
 from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, Weight
+from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.rows import Norm, normed
 from eyas.engine.kernels.skinny import Launch
 from eyas.engine.kernels.warm import Warmup
@@ -45,15 +46,16 @@ def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(*sizes, dtype=dtype, device="meta")
 
 
-def weight_of(*sizes: int, rows: RowScales) -> Weight:
+def weight_of(*sizes: int, rows: RowScales) -> StoredWeight:
     """`rows`: how those are rounded that meet it; "": it is bf16."""
     if not rows:
-        return empty(*sizes)
+        return StoredWeight(empty(*sizes))
     if rows != "block":
         parts = empty(*sizes, dtype=torch.float8_e4m3fn), empty(*sizes[:-1], dtype=torch.float32)
-        return Fp8Weight(*parts, Rounding(rows, scale=0.5))
+        return StoredWeight(*parts, Rounding(rows, scale=0.5))
     scales = (*sizes[:-2], -(-sizes[-2] // 128), -(-sizes[-1] // 128))
-    return Fp8Weight(empty(*sizes, dtype=torch.float8_e4m3fn), empty(*scales, dtype=torch.float32))
+    stored = empty(*sizes, dtype=torch.float8_e4m3fn)
+    return StoredWeight(stored, empty(*scales, dtype=torch.float32), Rounding("block"))
 
 
 def routed() -> None:
@@ -102,14 +104,15 @@ def products(rows: RowScales) -> None:
     down = weight_of(V3.experts, HIDDEN, V3.width, rows=rows)
     for count in (2, 4096):
         experts = empty(count, V3.per_row, dtype=torch.int32)
-        order, gate = shared.group(experts, (gate_up, down)), Gate(rounding=rounding_of(down))
-        how = Norm(1e-6, empty(HIDDEN), rounding_of(gate_up))
-        read = normed(empty(count, HIDDEN), how, pdl=True).read_by(gate_up)
+        order, gate = shared.group(experts, (gate_up, down)), Gate(rounding=down.rounding)
+        how = Norm(1e-6, empty(HIDDEN), gate_up.rounding)
+        read = normed(empty(count, HIDDEN), how, pdl=True).read_by(gate_up.rounding)
         inner = shared.gate_up(read, gate_up, order, V3.per_row, gate)
         assert isinstance(inner, torch.Tensor) == (rows != "block")
         shared.down(inner, down, order)
         for many in (count, 16):
-            shared.dense(empty(many, HIDDEN), weight_of(2112, HIDDEN, rows=rows))
+            weight, x = weight_of(2112, HIDDEN, rows=rows), empty(many, HIDDEN)
+            Fp8Projection(weight).apply(x, shared) if rows else shared.dense(x, weight)
 
 
 def one_row() -> None:
@@ -119,13 +122,13 @@ def one_row() -> None:
         down = weight_of(V3.experts + 1, HIDDEN, V3.width, rows=rows)
         chosen = route.Chosen(empty(9, dtype=torch.int32), empty(9, dtype=torch.float32))
         x = empty(1, HIDDEN)
-        read = quantise(x, gate_up.rounding, pdl=True) if isinstance(gate_up, Fp8Weight) else x
+        read = gate_up.read(x, pdl=True)
         inner = single.gated(read, gate_up, chosen.experts, pdl=True)
         if single.can_round(down):
             single.back(inner, down, chosen, pdl=True)
             single.back_add(inner, down, chosen, x, pdl=True)
         single.dense(read, weight_of(2112, HIDDEN, rows=rows), pdl=True)
-    single.dense(empty(8, HIDDEN), empty(V3.experts, HIDDEN), True, torch.float32)
+    single.dense(empty(8, HIDDEN), StoredWeight(empty(V3.experts, HIDDEN)), True, torch.float32)
 
 
 def spills(code: Path) -> bool:

@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from eyas.engine.checkpoint.fp8 import widened
 from eyas.engine.checkpoint.weights import DummyWeights, FolderWeights, Placement, Weights
-from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.formats.table import loader_of
 from eyas.engine.models.fused import FusedDecoder
-from eyas.engine.models.fused_weights import columns_of, stacked
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
@@ -198,10 +197,10 @@ def test_ranks_have_their_rows_and_columns(tmp_path: Path, name: str) -> None:
     for rank in range(2):
         placement = Placement(rank=rank, ranks=2)
         with FolderWeights(tmp_path / "fp8", placement=placement, quantized=quantized) as weights:
-            upper = stacked(weights, names, [256, 256], 256, weights.rounding(names))
-            lower = columns_of(weights, back, (256, 256), weights.rounding([back]))
+            upper = loader_of(weights, names).rows(names, [256, 256], 256).weight
+            lower = loader_of(weights, [back]).columns(back, (256, 256)).weight
         mine = slice(128 * rank, 128 * rank + 128)
-        assert isinstance(upper, Fp8Weight) and isinstance(lower, Fp8Weight)
+        assert upper.scales is not None and lower.scales is not None
         parts = torch.cat([meant[part][mine] for part in names])
         assert torch.equal(widened(upper.stored, upper.scales), parts)
         assert torch.equal(widened(lower.stored, lower.scales), meant[back][:, mine])

@@ -14,9 +14,10 @@ from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.config import LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.quantized import RowScales
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.formats.fp8 import Fp8Projection
+from eyas.engine.formats.projection import Projection
+from eyas.engine.kernels.blocks import StoredWeight
 from eyas.engine.layers.latent import halves_last
-from eyas.engine.models.fused_weights import below, in_order
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from tests.unit.test_fp8_blocks import write_fp8
@@ -118,8 +119,7 @@ def test_rows_change_places_with_what_is_theirs(scales: RowScales) -> None:
     rows = torch.arange(96).view(1, 96, 1)
     order = halves_last(rows, SPEC).flatten()
     assert not torch.equal(order, rows.flatten())
-    both = below(parts[0], in_order(parts[1], order))
-    assert isinstance(both, Fp8Weight)
+    both = parts[0].below(parts[1].in_order(order))
     meant = torch.cat((widened(parts[0]), widened(parts[1])[order]))
     assert torch.equal(widened(both), meant)
 
@@ -127,15 +127,17 @@ def test_rows_change_places_with_what_is_theirs(scales: RowScales) -> None:
 SPEC = LatentSpec(4, 1, 96, Rope(), 1.0, kv_rank=64, query_rank=128, plain_dim=64, value_dim=64)
 
 
-def stored(rows: int, scales: RowScales) -> Fp8Weight:
+def stored(rows: int, scales: RowScales) -> Fp8Projection:
     generator = torch.Generator().manual_seed(rows)
     numbers = torch.randn(rows, 130, generator=generator).to(torch.float8_e4m3fn)
     sizes = (-(-rows // 128), 2) if scales == "block" else (rows,)
-    return Fp8Weight(numbers, torch.rand(sizes, generator=generator), fp8.Rounding(scales))
+    scaled = torch.rand(sizes, generator=generator)
+    return Fp8Projection(StoredWeight(numbers, scaled, fp8.Rounding(scales)))
 
 
-def widened(weight: Fp8Weight) -> torch.Tensor:
-    return fp8.widened(weight.stored, weight.scales)
+def widened(made: Projection) -> torch.Tensor:
+    assert made.weight.scales is not None
+    return fp8.widened(made.weight.stored, made.weight.scales)
 
 
 def test_what_no_kernel_computes_is_refused_by_name(tmp_path: Path) -> None:

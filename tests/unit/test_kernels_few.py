@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.formats.fp8 import Fp8Projection
 from eyas.engine.kernels import few
-from eyas.engine.kernels.blocks import Fp8Weight, quantise
+from eyas.engine.kernels.blocks import StoredWeight, quantise
 from eyas.engine.kernels.grouped import Products
 from eyas.engine.kernels.skinny import Launch
 from tests.unit.crossed import crossed
@@ -15,8 +17,9 @@ from tests.unit.test_kernels_grouped import CLOSE_IN_FP8, DEVICE, PDL, in_kind, 
 SHAPES = [(2112, 896), (96, 2048), (48, 1008), (16, 128), (272, 3072)]  # of columns and k that end anywhere
 
 
-def plainly(x: torch.Tensor, weight: Fp8Weight) -> torch.Tensor:
+def plainly(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
     """In float64, of what the parts of both stand for."""
+    assert weight.scales is not None and weight.rounding is not None
     read, (n, k) = quantise(x, weight.rounding), weight.shape
     scales = weight.scales.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
     rows = read.stored.double() * read.scales.double().repeat_interleave(128, 1)[:, :k]
@@ -32,20 +35,17 @@ def plainly(x: torch.Tensor, weight: Fp8Weight) -> torch.Tensor:
         quick=lambda rows, shape, kind: rows == (8 if kind == "powers" else 5) and shape[0] < 2112,
     ),
 )
-def test_it_is_the_product(
-    rows: int, shape: tuple[int, int], kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_the_product(rows: int, shape: tuple[int, int], kind: str) -> None:
     n, k = shape
     x = random(rows, k, seed=3).to(DEVICE)
     weight = in_kind(random(n, k, seed=4) / k**0.5, kind)
-    assert isinstance(weight, Fp8Weight)
+    assert weight.scales is not None and weight.rounding is not None
     for block in range(weight.scales.shape[1]):  # no two neighbours are alike
         weight.scales[:, block] *= 1 + block % 5
     read = quantise(x, weight.rounding)
     assert few.takes(rows, weight)
     found, expected = few.dense(read, weight, PDL).double(), plainly(x, weight)
     assert (found - expected).norm() < 1e-6 * expected.norm()
-    monkeypatch.setattr(few, "takes", lambda *_: False)
     tiled = Products(Launch.on(DEVICE, pdl=PDL)).dense(read, weight).double()
     assert (found - tiled).norm() < CLOSE_IN_FP8 * expected.norm()
 
@@ -57,13 +57,14 @@ def test_others_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = random(9, 256).to(DEVICE), in_kind(random(64, 256), "blocks")
     shared, exact = (Products(Launch.on(DEVICE, pdl=PDL, exact=exact)) for exact in (False, True))
     for products, count in ((shared, 1), (shared, 2), (shared, 8), (shared, 9), (exact, 2)):
-        products.dense(x[:count], weight)
-    shared.dense(x[:2], in_kind(random(64, 256), "token"))
+        Fp8Projection(weight).apply(x[:count], products)
+    Fp8Projection(in_kind(random(64, 256), "token")).apply(x[:2], shared)
     assert taken == [2, 8]
 
 
-def empty(n: int, k: int) -> Fp8Weight:
-    return Fp8Weight(torch.empty(n, k, device="meta"), torch.empty(-(-n // 128), -(-k // 128), device="meta"))
+def empty(n: int, k: int) -> StoredWeight:
+    scales = torch.empty(-(-n // 128), -(-k // 128), device="meta")
+    return StoredWeight(torch.empty(n, k, device="meta"), scales, Rounding("block"))
 
 
 def test_a_weight_must_fit_into_registers() -> None:

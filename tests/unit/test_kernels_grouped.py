@@ -12,10 +12,10 @@ import triton
 
 from eyas.engine.checkpoint.fp8 import Rounding, widened
 from eyas.engine.kernels import grouped
-from eyas.engine.kernels.blocks import Fp8Weight, quantise
+from eyas.engine.kernels.blocks import StoredWeight, quantise
 from eyas.engine.kernels.group import group
 from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, Weight, shape_of
+from eyas.engine.kernels.grouped_task import Gate, shape_of
 from eyas.engine.kernels.grouped_tiles import Tile, key_of, tile_for
 from eyas.engine.kernels.skinny import Launch
 from tests.unit.crossed import crossed
@@ -35,7 +35,7 @@ def random(*sizes: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
 
 
-def as_blocks(weight: torch.Tensor, powers: bool = False) -> Fp8Weight:
+def as_blocks(weight: torch.Tensor, powers: bool = False) -> StoredWeight:
     """[..., n, k], rounded block by block."""
     n, k = weight.shape[-2:]
     padded = F.pad(weight, (0, -k % 128, 0, -n % 128))
@@ -44,39 +44,39 @@ def as_blocks(weight: torch.Tensor, powers: bool = False) -> Fp8Weight:
     if powers:
         scales = torch.exp2(scales.log2().ceil())
     stored = (cut / scales[..., :, None, :, None]).to(torch.float8_e4m3fn).flatten(-4, -3).flatten(-2)
-    return Fp8Weight(
+    return StoredWeight(
         stored[..., :n, :k].contiguous().to(DEVICE), scales.contiguous().to(DEVICE), Rounding("block", powers)
     )
 
 
-def as_channels(weight: torch.Tensor, rounding: Rounding) -> Fp8Weight:
+def as_channels(weight: torch.Tensor, rounding: Rounding) -> StoredWeight:
     """[..., n, k], rounded row by row."""
     scales = weight.abs().amax(-1) / 448.0
     stored = (weight / scales[..., None]).to(torch.float8_e4m3fn)
-    return Fp8Weight(stored.to(DEVICE), scales.to(DEVICE), rounding)
+    return StoredWeight(stored.to(DEVICE), scales.to(DEVICE), rounding)
 
 
-def in_kind(weight: torch.Tensor, kind: str) -> Weight:
+def in_kind(weight: torch.Tensor, kind: str) -> StoredWeight:
     if kind == "float32":
-        return weight.to(DEVICE)
+        return StoredWeight(weight.to(DEVICE))
     if kind in ("blocks", "powers"):
         return as_blocks(weight, kind == "powers")
     return as_channels(weight, Rounding(kind, scale=0.01))  # type: ignore[arg-type]
 
 
-def meant(weight: Weight) -> torch.Tensor:
+def meant(weight: StoredWeight) -> torch.Tensor:
     """What a weight stands for, float64."""
-    if isinstance(weight, torch.Tensor):
-        return weight.double().cpu()
+    if weight.scales is None:
+        return weight.stored.double().cpu()
     stored, scales = weight.stored.cpu(), weight.scales.cpu()
     if stored.dim() == 2:
         return widened(stored, scales).double()
     return torch.stack([widened(*pair) for pair in zip(stored, scales, strict=True)]).double()
 
 
-def rounded(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+def rounded(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
     """Rows as a product with this weight reads them, float64."""
-    if isinstance(weight, torch.Tensor):
+    if weight.rounding is None:
         return x.double()
     if weight.rounding.rows != "block":
         largest = x.abs().amax(1, keepdim=True).clamp(min=1e-4)
@@ -100,7 +100,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, kind: str) -> None:
     assert error.max() < (CLOSE if kind == "float32" else CLOSE_IN_FP8), error.max()
 
 
-def products(tile: Tile | None = None, *uses: tuple[Weight, Gate | None, int]) -> Products:
+def products(tile: Tile | None = None, *uses: tuple[StoredWeight, Gate | None, int]) -> Products:
     """With this tile for these products."""
     table = {key_of(shape_of(weight, gate), choices): tile for weight, gate, choices in uses if tile}
     return Products(Launch.on(DEVICE, pdl=PDL), table)
@@ -113,13 +113,15 @@ def experts_of(rows: int) -> torch.Tensor:
     return scores.topk(PER_ROW).indices.int().to(DEVICE)
 
 
-def layers(kind: str) -> tuple[Weight, Weight]:
+def layers(kind: str) -> tuple[StoredWeight, StoredWeight]:
     gate_up = random(EXPERTS, 2 * WIDTH, HIDDEN, seed=1) / HIDDEN**0.5
     down = random(EXPERTS, HIDDEN, WIDTH, seed=2) / WIDTH**0.5
     return in_kind(gate_up, kind), in_kind(down, kind)
 
 
-def computed(x: torch.Tensor, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> list[torch.Tensor]:
+def computed(
+    x: torch.Tensor, experts: torch.Tensor, weights: tuple[StoredWeight, StoredWeight]
+) -> list[torch.Tensor]:
     """What `gate_up` gives, by choice, and `down` of that: each row by each of its experts, one by one."""
     pairs = [(row, e) for row, chosen in enumerate(experts.tolist()) for e in chosen]
     first, second = (meant(weight) for weight in weights)
@@ -129,7 +131,9 @@ def computed(x: torch.Tensor, experts: torch.Tensor, weights: tuple[Weight, Weig
     return [inner, torch.stack([read[i] @ second[e].t() for i, (_, e) in enumerate(pairs)])]
 
 
-def run(x: torch.Tensor, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> list[torch.Tensor]:
+def run(
+    x: torch.Tensor, experts: torch.Tensor, weights: tuple[StoredWeight, StoredWeight]
+) -> list[torch.Tensor]:
     shared = products()
     order = shared.group(experts, weights)
     inner = shared.gate_up(x, weights[0], order, PER_ROW, Gate())
@@ -170,7 +174,7 @@ def test_a_planted_fault_is_caught(fault: str, kind: str, monkeypatch: pytest.Mo
     x, experts, weights = random(17, HIDDEN), experts_of(17), layers(kind)
     expected = computed(x, experts, weights)[0]
     gate_up, down = weights
-    assert isinstance(gate_up, Fp8Weight)
+    assert gate_up.scales is not None
     if fault == "a scale":
         at = (1, 2) if kind == "blocks" else (1,)
         gate_up.scales[int(experts[3, 0]), *at] *= 1.25
@@ -260,7 +264,7 @@ def test_a_row_without_numbers_spoils_no_other() -> None:
 
 
 def test_tiles_fit_scratch_memory_and_shape() -> None:
-    deep = shape_of(torch.empty(256, 512, 7168, device="meta"), Gate())
+    deep = shape_of(StoredWeight(torch.empty(256, 512, 7168, device="meta")), Gate())
     for choices in (8, 64, 256, 4096, 32768):
         tile = tile_for(deep, choices, {})
         assert deep.k % (tile.split * tile.depth) == 0

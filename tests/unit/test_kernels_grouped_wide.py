@@ -9,9 +9,9 @@ import torch
 
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import grouped, grouped_wide
-from eyas.engine.kernels.blocks import Fp8Rows, quantise
+from eyas.engine.kernels.blocks import Fp8Rows, StoredWeight, quantise
 from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, Weight, shape_of
+from eyas.engine.kernels.grouped_task import Gate, shape_of
 from eyas.engine.kernels.grouped_tiles import Tile, key_of, tile_for
 from eyas.engine.kernels.skinny import Launch
 from tests.unit.crossed import crossed
@@ -30,20 +30,20 @@ def experts_of(rows: int) -> torch.Tensor:
     return chosen.int().to(DEVICE)
 
 
-def layers(kind: str, hidden: int, width: int) -> tuple[Weight, Weight]:
+def layers(kind: str, hidden: int, width: int) -> tuple[StoredWeight, StoredWeight]:
     gate_up = random(EXPERTS, 2 * width, hidden, seed=1) / hidden**0.5
     down = random(EXPERTS, hidden, width, seed=2) / width**0.5
     return in_kind(gate_up, kind), in_kind(down, kind)
 
 
-def with_tile(tile: Tile, weights: tuple[Weight, Weight], choices: int) -> Products:
+def with_tile(tile: Tile, weights: tuple[StoredWeight, StoredWeight], choices: int) -> Products:
     shapes = shape_of(weights[0], Gate()), shape_of(weights[1], None)
     return Products(Launch.on(DEVICE, pdl=PDL), {key_of(shape, choices): tile for shape in shapes})
 
 
-def run(shared: Products, x: torch.Tensor, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> list[
-    torch.Tensor
-]:  # fmt: skip
+def run(
+    shared: Products, x: torch.Tensor, experts: torch.Tensor, weights: tuple[StoredWeight, StoredWeight]
+) -> list[torch.Tensor]:
     order = shared.group(experts, weights)
     inner = shared.gate_up(x.to(DEVICE), weights[0], order, PER_ROW, Gate())
     assert isinstance(inner, torch.Tensor)

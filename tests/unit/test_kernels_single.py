@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from eyas.engine.kernels import single
-from eyas.engine.kernels.blocks import Fp8Weight, quantise
+from eyas.engine.kernels.blocks import Rows, StoredWeight
 from eyas.engine.kernels.route import Chosen
-from eyas.engine.kernels.single import Rows, Weight
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import DEVICE, PDL, act, in_kind, meant, random, rounded
 
@@ -19,8 +18,8 @@ KINDS = ["float32", "blocks", "powers", "token", "tensor"]
 TAKEN = (4, 0, -1, 3, 5)
 
 
-def read(x: torch.Tensor, weight: Weight) -> Rows:
-    return quantise(x.to(DEVICE), weight.rounding) if isinstance(weight, Fp8Weight) else x.to(DEVICE)
+def read(x: torch.Tensor, weight: StoredWeight) -> Rows:
+    return weight.read(x.to(DEVICE))
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, most: float = 2e-6) -> None:
@@ -51,10 +50,10 @@ def test_a_dense_product(shape: tuple[int, int], kind: str) -> None:
 @pytest.mark.parametrize("rows", [2, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_few_rows_meet_a_weight_one_after_the_other(rows: int, dtype: torch.dtype) -> None:
-    x, weight = random(rows, HIDDEN).to(dtype), random(32, HIDDEN, seed=1).to(dtype)
+    x, weight = random(rows, HIDDEN).to(dtype), StoredWeight(random(32, HIDDEN, seed=1).to(DEVICE, dtype))
     assert single.can_take(x, weight) and not single.can_take(random(9, HIDDEN), weight)
-    found = single.dense(x.to(DEVICE), weight.to(DEVICE), PDL, torch.float32)
-    close(found, x.double() @ weight.double().t())
+    found = single.dense(x.to(DEVICE), weight, PDL, torch.float32)
+    close(found, x.double() @ meant(weight).t())
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_a_gated_product(kind: str, gelu: bool) -> None:
     close(single.gated(read(x, weight), weight, None, gelu, PDL), expected)
 
 
-def layer(kind: str) -> tuple[torch.Tensor, Weight, Weight, Chosen]:
+def layer(kind: str) -> tuple[torch.Tensor, StoredWeight, StoredWeight, Chosen]:
     """A row, its experts' weights, and which of them it chose; one choice is of none."""
     gate_up = in_kind(random(EXPERTS, 2 * WIDTH, HIDDEN, seed=1) / HIDDEN**0.5, kind)
     down = in_kind(random(EXPERTS, HIDDEN, WIDTH, seed=2) / WIDTH**0.5, kind)
@@ -77,14 +76,14 @@ def layer(kind: str) -> tuple[torch.Tensor, Weight, Weight, Chosen]:
     return random(1, HIDDEN), gate_up, down, Chosen(*(part.to(DEVICE) for part in chosen))
 
 
-def inner_of(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+def inner_of(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
     """Of every choice, float64; zeros of none."""
     row, each = rounded(x, weight), meant(weight)
     passed = [act(row @ each[e].t()) if e >= 0 else torch.zeros(1, WIDTH).double() for e in TAKEN]
     return torch.cat(passed)
 
 
-def back_of(inner: torch.Tensor, weight: Weight, shares: torch.Tensor) -> torch.Tensor:
+def back_of(inner: torch.Tensor, weight: StoredWeight, shares: torch.Tensor) -> torch.Tensor:
     """[1, hidden], float64."""
     rows, each = rounded(inner, weight), meant(weight)
     made = [rows[i] @ each[e].t() * float(shares[0, i]) for i, e in enumerate(TAKEN) if e >= 0]
@@ -120,7 +119,7 @@ def test_the_way_back_adds_experts_up(kind: str, fault: str) -> None:
     if fault == "experts":
         chosen = replace(chosen, experts=chosen.experts.roll(1, 1))
     if fault == "weight":
-        part = weight.scales if isinstance(weight, Fp8Weight) else weight
+        part = weight.stored if weight.scales is None else weight.scales
         part[TAKEN[0], -1] *= 2  # of the last rows of one expert
     found = single.back(inner.to(DEVICE), weight, chosen, PDL)
     error = (found.double().cpu() - expected).norm() / expected.norm()
@@ -137,6 +136,6 @@ def test_the_way_back_adds_the_residual_and_leaves_sums() -> None:
 
 
 def test_rows_that_no_program_holds_are_told() -> None:
-    assert single.can_hold(random(1, 4096)) and not single.can_hold(random(1, 4096), together=2)
+    assert single.can_hold(long := StoredWeight(random(1, 4096))) and not single.can_hold(long, together=2)
     assert single.can_hold(in_kind(random(128, 8192), "blocks"))
     assert not single.can_round(in_kind(random(4, 128), "token"))

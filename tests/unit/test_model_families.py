@@ -79,6 +79,29 @@ def test_dynamic_rope_is_transformers_for_a_sequence_that_fills_the_context(
         assert (plain - expected).abs().max() > 100 * CLOSE
 
 
+@pytest.mark.parametrize("length", [60, 64, 100])
+def test_longrope_is_transformers_for_a_sequence_that_fills_the_context(tmp_path: Path, length: int) -> None:
+    """Short factors for as much as the model was first trained on, long ones for more."""
+    model, tokens = write_family(tmp_path, "phi3"), prompt(length)
+    config, expected = read_model(tmp_path), wanted(model, tokens)
+    assert (whole(Rig(tmp_path, config.limited_to(length)), tokens) - expected).abs().max() < CLOSE
+    other = whole(Rig(tmp_path, config.limited_to(64 if length > 64 else 65)), tokens)
+    assert (other - expected).abs().max() > 100 * CLOSE
+
+
+def test_an_older_phi3_is_the_same(tmp_path: Path) -> None:
+    """`rope_scaling` without a theta, its kind under an older name, the lengths beside it."""
+    model, tokens = write_family(tmp_path, "phi3"), prompt()
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    told = raw.pop("rope_parameters")
+    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        raw[name] = told.pop(name)
+    assert raw["original_max_position_embeddings"] == 64
+    path.write_text(json.dumps(raw | {"rope_scaling": told | {"rope_type": None, "type": "su"}}))
+    assert (whole(Rig(tmp_path), tokens) - wanted(model, tokens)).abs().max() < CLOSE
+
+
 def edit(folder: Path, **changes: Any) -> None:
     """Changes keys of its config.json."""
     path = folder / "config.json"
@@ -215,6 +238,12 @@ def common(**fields: Any) -> Change:
         pytest.param("mistral", attention(window=39), marks=pytest.mark.slow),
         ("qwen2", attention(qkv_bias=False)),
         ("qwen2_windows", attention(window=0)),
+        ("olmo2", attention(row_norms=False)),
+        ("olmo2", norms(after_attention="")),
+        ("olmo2", norms(before_attention="post_attention_layernorm")),
+        ("phi3", attention(window=0)),
+        ("phi3", attention(rope=Rope(10000.0, share=0.75))),
+        ("phi3_short", attention(rope=Rope(10000.0))),
         ("qwen3", attention(head_norms=False)),
         ("llama_biases", attention(output_bias=False)),
         ("llama_yarn", attention(rope=Rope(10000.0))),

@@ -149,6 +149,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama_yarn": {},
     "llama_biases": {},
     "mistral": {"sliding_window": WINDOW},
+    "phi3": {"sliding_window": WINDOW},
+    "phi3_short": {},
     "qwen2": {},
     "qwen2_windows": {"sliding_window": WINDOW, "max_window_layers": 1},
     "qwen3": {},
@@ -208,10 +210,10 @@ def test_every_field_of_a_specification_is_known() -> None:
     """A new one is computed by the kernels or refused by name; then it may be added here."""
     known = {
         ModelConfig: "folder architecture vocab_size hidden_size norm_eps layers context_length tied_head "
-        "norm_offset embedding_scale logit_soft_cap fp8 renamed eos_token_ids load_format",
+        "norm_offset embedding_scale logit_soft_cap fp8 renamed fused eos_token_ids load_format",
         LayerSpec: "attention feed_forward norms",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
-        "output_bias head_norms",
+        "output_bias head_norms row_norms",
         FeedForwardSpec: "width activation",
         Norms: "before_attention after_attention before_feed_forward after_feed_forward",
     }
@@ -259,7 +261,7 @@ def same_forwards(
     config = config or rig.config
     tables = torch.zeros(SLOTS, 16, dtype=torch.int32)
     twin = Twin(config, rig.pool, tables)
-    with FolderWeights(target, config.spelling, quantized=config.fp8) as weights:
+    with FolderWeights(target, config.spelling, quantized=config.fp8, fused=config.fused) as weights:
         model = FusedDecoder(config, weights, twin.context)
     for rounds, chunks, spans, tokens in Steps(rig, first):
         residual, expected = rig.forward(spans, tokens.tolist(), CAPTURE)

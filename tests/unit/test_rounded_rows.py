@@ -9,7 +9,7 @@ from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.kernels import grouped
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, Normed, quantise
+from eyas.engine.kernels.blocks import Fp8Rows, Normed, StoredWeight, quantise
 from eyas.engine.kernels.group import group
 from eyas.engine.kernels.grouped import Products
 from eyas.engine.kernels.grouped_task import Gate, shape_of
@@ -64,11 +64,10 @@ def test_a_row_that_is_no_number_spoils_no_other() -> None:
 
 def test_rows_are_read_as_a_weight_rounds_them() -> None:
     normed = row_kernels.normed(random(2, 128), row_kernels.Norm(EPS, None, BLOCK))
-    stored, scales = torch.zeros(16, 128).to(torch.float8_e4m3fn), torch.ones(1, 1)
-    assert normed.read_by(Fp8Weight(stored, scales, BLOCK)) is normed.rounded
-    for other in (Fp8Weight(stored, scales, POWERS), stored.half()):
+    assert normed.read_by(BLOCK) is normed.rounded
+    for other in (POWERS, None):
         assert normed.read_by(other) is normed.plain
-    assert Normed(normed.plain).read_by(Fp8Weight(stored, scales)) is normed.plain
+    assert Normed(normed.plain).read_by(BLOCK) is normed.plain
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
@@ -120,14 +119,15 @@ def test_what_a_gate_passes_is_rounded_by_its_tile(
 
 def test_a_tile_without_all_that_shares_a_scale_does_not_round() -> None:
     weight = in_blocks(1, 512, 256)
-    flat = Fp8Weight(weight.stored[0], weight.scales[0])
+    assert weight.scales is not None
+    flat = StoredWeight(weight.stored[0], weight.scales[0], BLOCK)
     for columns, rounding in ((64, BLOCK), (128, Rounding("token"))):
         table = {key_of(shape_of(flat, Gate()), 16): Tile(16, columns, 128, 4, 2)}
         products = Products(Launch.on(DEVICE, pdl=False), table)
         assert isinstance(products.dense_gated(random(2, 256), flat, Gate(rounding=rounding)), torch.Tensor)
 
 
-def in_blocks(experts: int, n: int, k: int, rounding: Rounding = BLOCK) -> Fp8Weight:
+def in_blocks(experts: int, n: int, k: int, rounding: Rounding = BLOCK) -> StoredWeight:
     stored = random(experts, n, k, seed=n).float().to(torch.float8_e4m3fn)
     scales = torch.rand(experts, -(-n // 128), -(-k // 128), generator=torch.Generator().manual_seed(k))
-    return Fp8Weight(stored, scales.add_(0.5).div_(32.0).to(DEVICE), rounding)
+    return StoredWeight(stored, scales.add_(0.5).div_(32.0).to(DEVICE), rounding)

@@ -9,8 +9,9 @@ import torch
 from torch.nn.functional import ScalingType
 
 from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.formats.fp8 import Fp8Projection
 from eyas.engine.kernels import rows, vendor
-from eyas.engine.kernels.blocks import Fp8Weight, quantise
+from eyas.engine.kernels.blocks import StoredWeight, quantise
 from eyas.engine.kernels.grouped import Products
 from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.skinny import Launch
@@ -67,7 +68,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def test_wide_products_are_cublas(kind: str, plain: list[str]) -> None:
     x, weight = random(ROWS, K).bfloat16(), in_kind(random(N, K, seed=1), kind)
     products = Products(Launch.on("cpu", pdl=False), vendor=True)
-    close(products.dense(x, weight), rounded(x.float(), weight) @ meant(weight).t())
+    close(Fp8Projection(weight).apply(x, products), rounded(x.float(), weight) @ meant(weight).t())
     assert plain == ["blocks" if kind in ("blocks", "powers") else "channels"]
 
 
@@ -81,17 +82,16 @@ def test_wide_products_are_cublas(kind: str, plain: list[str]) -> None:
 )
 def test_a_gate_behind_cublas(kind: str, gelu: bool, plain: list[str]) -> None:
     x, weight = random(ROWS, K).bfloat16(), in_kind(random(2 * N, K, seed=1), kind)
-    assert isinstance(weight, Fp8Weight)
     products = Products(Launch.on("cpu", pdl=False), vendor=True)
-    made = products.dense_gated(x, weight, Gate(gelu, weight.rounding))
+    made = Fp8Projection(weight).gated(x, products, Gate(gelu, weight.rounding))
     expected = act(rounded(x.float(), weight) @ meant(weight).t(), gelu)
-    read = products.read(made, weight)
+    read = weight.read(made)
     assert not isinstance(read, torch.Tensor) and len(plain) == 1
     scales = read.scales.repeat_interleave(128, 1) if kind != "token" else read.scales[:, None]
     found = read.stored.float() * scales
     assert (found - expected).norm() / expected.norm() < 3e-2  # as FP8 rounds
     if kind != "token":
-        assert products.read(made, weight) is made
+        assert weight.read(made) is made
 
 
 @pytest.mark.parametrize("powers", [False, True])
@@ -109,7 +109,7 @@ def test_what_goes_to_cublas() -> None:
         assert vendor.takes(vendor.FEWEST, torch.bfloat16, weight)
         assert not vendor.takes(vendor.FEWEST - 1, torch.bfloat16, weight)
         assert not vendor.takes(vendor.FEWEST, torch.float32, weight)
-    assert not vendor.takes(vendor.FEWEST, torch.bfloat16, random(N, K))
+    assert not vendor.takes(vendor.FEWEST, torch.bfloat16, StoredWeight(random(N, K)))
     ragged = random(N, K + 128)
     assert not vendor.takes(vendor.FEWEST, torch.bfloat16, as_blocks(ragged))
     assert vendor.takes(vendor.FEWEST, torch.bfloat16, as_channels(ragged, Rounding("token")))
@@ -120,7 +120,7 @@ def test_exact_products_and_other_machines_do_without(plain: list[str]) -> None:
     x, weight = random(ROWS, K).bfloat16(), as_blocks(random(N, K, seed=1))
     for exact, there in ((True, True), (False, False)):
         products = Products(Launch.on("cpu", pdl=False, exact=exact), vendor=there)
-        close(products.dense(x, weight), rounded(x.float(), weight) @ meant(weight).t())
+        close(Fp8Projection(weight).apply(x, products), rounded(x.float(), weight) @ meant(weight).t())
     assert not plain
 
 

@@ -16,11 +16,12 @@ from triton.runtime.errors import OutOfResources
 
 from eyas.bench.kernels.timing import graph_us, host_us
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
+from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels import few, grouped_wide, single, vendor
-from eyas.engine.kernels.blocks import SIDE, Fp8Weight, rounding_of
+from eyas.engine.kernels.blocks import SIDE, Rows, StoredWeight
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, Rows, Weight, shape_of
+from eyas.engine.kernels.grouped_task import Gate, shape_of
 from eyas.engine.kernels.grouped_tiles import (
     Key,
     Shape,
@@ -172,7 +173,7 @@ class Bench:
     def is_elsewhere(self, rows: int) -> bool:
         """Whether an engine multiplies this many rows by the dense weight without a tile."""
         weight = self._weights[0]
-        if self.job.per_row or not isinstance(weight, Fp8Weight):
+        if self.job.per_row or weight.rounding is None:
             return False
         alone = rows == 1 and single.can_hold(weight)
         by_few = few.takes(rows, weight) and not self.job.shapes[0].gated
@@ -200,14 +201,14 @@ class Bench:
         """What a product reads: rows, and where they go; drawn on the device, the same for every tile."""
         shape, per_row = self.job.shapes[at], self.job.per_row
         count = rows * per_row if at else rows
-        found, products = [], Products(self._launch)
+        found = []
         for _ in range(SETS):
             x = torch.randn(count, shape.k, dtype=self._dtype, device=self._device)
             order = None
             if per_row:
                 chosen = torch.rand(rows, shape.experts, device=self._device).topk(per_row).indices
                 order = group(chosen.int(), shape.experts, block)
-            found.append(Input(products.read(x, self._weights[at]), order))
+            found.append(Input(self._weights[at].read(x, self._launch.pdl), order))
         return found
 
     def calls(self, at: int, inputs: list[Input], tile: Tile, choices: int) -> list[Call]:
@@ -218,14 +219,15 @@ class Bench:
 
     def _product(self, products: Products, at: int, given: Input) -> Rows:
         """What a gate passes is rounded for the next product, by the tile or after it."""
-        weight, gate = self._weights[at], Gate(rounding=rounding_of(self._weights[at]))
+        weight, gate = self._weights[at], Gate(rounding=self._weights[at].rounding)
         if not self.job.shapes[at].gated:
             if given.order is None:
                 return products.dense(given.x, weight)
             return products.down(given.x, weight, given.order)
         if given.order is None:
-            return products.read(products.dense_gated(given.x, weight, gate), weight)
-        return products.read(products.gate_up(given.x, weight, given.order, self.job.per_row, gate), weight)
+            return weight.read(products.dense_gated(given.x, weight, gate), self._launch.pdl)
+        made = products.gate_up(given.x, weight, given.order, self.job.per_row, gate)
+        return weight.read(made, self._launch.pdl)
 
     def _fastest(self, at: int, rows: int, block: int, deadline: float) -> FastestTile:
         clock = host_us if self._device == "cpu" else graph_us
@@ -250,15 +252,15 @@ class Bench:
     def _dtype(self) -> torch.dtype:
         return torch.float32 if self._device == "cpu" else torch.bfloat16
 
-    def _weight(self, shape: Shape) -> Weight:
+    def _weight(self, shape: Shape) -> StoredWeight:
         sizes = (shape.experts, shape.n, shape.k) if self.job.per_row else (shape.n, shape.k)
         noise = torch.empty(sizes, dtype=self._dtype, device=self._device)
         for part in noise.view(-1, shape.k).split(4096):
             part.normal_().mul_(shape.k**-0.5)
         if shape.itemsize > 1:
-            return noise
+            return StoredWeight(noise)
         blocks = (*sizes[:-2], -(-shape.n // 128), -(-shape.k // 128))
         scales = torch.full(blocks, 1 / 64, dtype=torch.float32, device=self._device)
-        weight = Fp8Weight(noise.mul_(64).to(torch.float8_e4m3fn), scales)
+        weight = StoredWeight(noise.mul_(64).to(torch.float8_e4m3fn), scales, Rounding("block"))
         assert shape_of(weight, Gate() if shape.gated else None) == shape
         return weight

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.folder import fingerprint, weight_files
+from eyas.engine.checkpoint.fused_tensors import FusedTensor
 from eyas.engine.checkpoint.quantized import Fp8
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, Rope
 from eyas.engine.kv.format import KvFormat
@@ -30,7 +31,8 @@ class AttentionSpec:
 
     `scale` multiplies scores. `window`: tokens that a row sees, itself the last of them (0: all). `unseen`:
     rows at a sequence's start that no other row sees. `soft_cap`: scores become cap * tanh(score / cap) (0.0:
-    they do not). `head_norms`: q and k are normalised per head before they are rotated.
+    they do not). `head_norms`: q and k are normalised per head before they are rotated; `row_norms`: all
+    heads of q as one row, and all of k.
     """
 
     num_heads: int
@@ -44,10 +46,11 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     head_norms: bool = False
+    row_norms: bool = False
 
     @property
     def rotated_dim(self) -> int:
-        """Elements of a head that are rotated."""
+        """Elements of a head that the angles of its RoPE are for, some of which it may leave as they are."""
         return self.head_dim
 
     @property
@@ -167,8 +170,7 @@ class LayerSpec:
         if self.attention.window < 0:
             yield f"sliding_window {self.attention.window} is negative"
         yield from self.attention.rope.complaints()
-        if self.attention.rope.kind == "dynamic" and self.attention.rotated_dim <= 2:
-            yield f"head_dim {self.attention.rotated_dim} is too small for a dynamic RoPE"
+        yield from _rope_complaints(self.attention.rope, self.attention)
         if not 0 < self.attention.scale < math.inf:
             yield f"mscale_all_dim or head_dim scale scores by {self.attention.scale}"
         if not 0 <= self.attention.soft_cap < math.inf:
@@ -184,8 +186,8 @@ class ModelConfig:
     `norm_offset`: what is added to a stored gain. `embedding_scale` multiplies embedded tokens.
     `logit_soft_cap`: logits become cap * tanh(logit / cap) (0.0: they do not). `fp8`: how those weights are
     stored that are in FP8 (None: there are none). `renamed`: parts of tensor names, (as stored, as
-    the decoder calls them), replaced in this order. Raises ConfigError if its layers
-    cannot share a KV pool, or their sizes do not fit each other.
+    the decoder calls them), replaced in this order; `fused`: tensors that are stored as one. Raises
+    ConfigError if its layers cannot share a KV pool, or their sizes do not fit each other.
     """
 
     folder: Path
@@ -201,6 +203,7 @@ class ModelConfig:
     logit_soft_cap: float = 0.0
     fp8: Fp8 | None = None
     renamed: tuple[tuple[str, str], ...] = ()
+    fused: tuple[FusedTensor, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     load_format: str = "auto"  # "dummy": weight files are neither needed nor read
 
@@ -284,7 +287,7 @@ class ModelConfig:
     def rope_meaning(self) -> str:
         """Every parameter of the rotary embeddings that keys are stored with."""
         ropes = dict.fromkeys(layer.attention.rope for layer in self.layers)
-        length = f" for {self.context_length} tokens" if any(r.kind == "dynamic" for r in ropes) else ""
+        length = f" for {self.context_length} tokens" if any(r.follows_length for r in ropes) else ""
         return ", ".join(map(str, ropes)) + length
 
     @property
@@ -310,6 +313,20 @@ class ModelConfig:
             values = " and ".join(map(str, found)) or "no layers"
             raise ConfigError(f"config.json of {self.folder}: {name} differs between layers: {values}")
         return next(iter(found))
+
+
+def _rope_complaints(rope: Rope, attention: AttentionSpec) -> Iterator[str]:
+    """What of a RoPE does not go with its heads, a sentence each."""
+    rotated, latent = rope.rotated(attention.rotated_dim), attention.latent
+    if rope.kind == "dynamic" and rotated <= 2:
+        yield f"head_dim {rotated} is too small for a dynamic RoPE"
+    if rotated < 2 or rotated % 2 or (latent and rope.share != 1.0):
+        yield f"partial_rotary_factor {rope.share} rotates {rotated} of the {attention.head_dim} of a head"
+    if rope.kind != "longrope":
+        return
+    for name, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
+        if len(factors) != rotated // 2:
+            yield f"{name} has {len(factors)} numbers, not {rotated // 2}"
 
 
 def _without_idle_window(layer: LayerSpec, context_length: int) -> LayerSpec:

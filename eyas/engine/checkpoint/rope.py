@@ -17,20 +17,23 @@ MOST_CONTEXT = 2**24
 
 MOST_STRETCH, MOST_THETA = 1e6, 1e15
 
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Rotary embedding of a head's whole width, as transformers computes it for these kinds.
+    """Rotary embedding of a head, as transformers computes it for these kinds.
 
+    `share`: how much of a head is rotated, its first elements; the others are left as they are.
     linear: all frequencies are divided by `factor`. llama3: slow pairs are stretched by `factor`, fast ones
     kept, those between blended (`low_freq_factor`, `high_freq_factor`). yarn: the same by another ramp
     (`beta_fast`, `beta_slow`; `truncate`: its ends are whole pairs), and cos and sin are multiplied by
     `attention_factor`. dynamic: theta grows with the length L of the context that is served, by
     (factor * L / original_context - factor + 1) ** (dim / (dim - 2)) where L is above `original_context`. It
     is the same for all requests, so a key never depends on when it was computed; transformers takes the
-    length of the sequence at hand, which gives the same for one that fills the context.
+    length of the sequence at hand, which gives the same for one that fills the context. longrope: each
+    frequency is divided by its own number of `long_factors` where L is above `original_context`, else of
+    `short_factors`; there too transformers takes the sequence at hand.
     """
 
     theta: float = DEFAULT_ROPE_THETA
@@ -43,6 +46,18 @@ class Rope:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
+    share: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    def rotated(self, head_dim: int) -> int:
+        """How many elements of a head are rotated."""
+        return int(head_dim * self.share)
+
+    @property
+    def follows_length(self) -> bool:
+        """Are its angles others for a longer context that is served?"""
+        return self.kind in ("dynamic", "longrope")
 
     def complaints(self) -> Iterator[str]:
         """What of its numbers gives angles that are none, or cannot be, a sentence each."""
@@ -58,9 +73,14 @@ class Rope:
             "beta_slow": (self.beta_slow, 1 / MOST_STRETCH, MOST_STRETCH),
             "attention_factor (or mscale)": (self.attention_factor, 1e-3, 1e3),
         }
+        factors = (*self.short_factors, *self.long_factors)
+        for i, each in enumerate(factors):
+            ranges[f"number {i} of short_factor and long_factor"] = (each, 1 / MOST_STRETCH, MOST_STRETCH)
         for name, (value, least, most) in ranges.items():
             if not least <= value <= most:  # nor is NaN
                 yield f"{name} {value} of the {self.kind} RoPE is not a number from {least:g} to {most:g}"
+        if not 0 < self.share <= 1:
+            yield f"partial_rotary_factor {self.share} is not above 0 and at most 1"
         if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
             low, high = self.low_freq_factor, self.high_freq_factor
             yield f"low_freq_factor {low} is not below high_freq_factor {high}"

@@ -65,6 +65,14 @@ def wholes(raw: Raw, name: str, least: int = 0, most: int = MOST) -> tuple[int, 
     return tuple(whole_number(f"an entry of {name},", each, least, most) for each in value)
 
 
+def numbers(raw: Raw, name: str) -> tuple[float, ...]:
+    """A list of finite numbers."""
+    value = raw[name]
+    if not isinstance(value, list):
+        raise ValueError(f"{name} {said(value)} must be a list")
+    return tuple(number({name: each}, name) for each in value)
+
+
 def words(raw: Raw, name: str) -> tuple[str, ...]:
     """A list of strings; () where it is not there."""
     value = _there(raw, name, [])

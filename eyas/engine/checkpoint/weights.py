@@ -13,7 +13,7 @@ import hashlib
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +27,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.finite import FiniteCheck
 from eyas.engine.checkpoint.folder import weight_files
+from eyas.engine.checkpoint.fused_tensors import FusedTensor, SomeRows
 from eyas.engine.checkpoint.quantized import Fp8
 from eyas.engine.checkpoint.staging import Staging
 
@@ -159,8 +160,9 @@ CPU = Placement()
 class FolderWeights(Weights):
     """Reads a folder's safetensors files. A context manager: it holds the files and a progress bar open.
 
-    `spelling` maps a stored name to the name by which models ask for the tensor; `prefixes`: only tensors
-    whose stored names begin with one of them are there. Raises ConfigError if a file cannot be read, for a
+    `spelling` maps a stored name to the name by which models ask for the tensor; `fused`: which of those are
+    several tensors that models ask for one by one. `prefixes`: only tensors whose stored names begin with one
+    of them are there. Raises ConfigError if a file cannot be read, for a
     tensor that two files hold, for one that is stored in FP8 where `quantized` does not say so, and at its
     end for one that holds NaN or infinity.
     """
@@ -172,11 +174,12 @@ class FolderWeights(Weights):
         placement: Placement = CPU,
         prefixes: tuple[str, ...] = ("",),
         quantized: Fp8 | None = None,
+        fused: tuple[FusedTensor, ...] = (),
     ) -> None:
         super().__init__(placement, quantized)
         self._folder = folder
         self._open = contextlib.ExitStack()
-        self._home: dict[str, tuple[Any, str]] = {}
+        self._home: dict[str, _Stored] = {}
         self._seen: set[str] = set()
         self._finite = FiniteCheck()
         for path in weight_files(folder):
@@ -185,7 +188,7 @@ class FolderWeights(Weights):
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{path} is not a readable safetensors file: {error}") from None
             names = [name for name in file.keys() if name.startswith(prefixes)]  # noqa: SIM118 (not a dict)
-            found = {spelling(name): (file, name) for name in names}
+            found = {here: at for name in names for here, at in _parts(file, name, spelling(name), fused)}
             if twice := sorted(self._home.keys() & found.keys()):
                 raise ConfigError(f"tensor {twice[0]} of {path} is in another file of the folder as well")
             self._home |= found
@@ -245,13 +248,14 @@ class FolderWeights(Weights):
     def in_fp8(self, name: str) -> bool:
         if name not in self._home:
             return False
-        file, stored = self._home[name]
-        if file.get_slice(stored).get_dtype() != fp8.STORED:
+        stored = self._home[name]
+        if stored.read().get_dtype() != fp8.STORED:
             return False
         if self.quantized is None:
             raise _unnamed(name)
-        if self.quantized.keeps(stored):
-            raise ConfigError(f"tensor {stored} is in FP8, though quantization_config says that it is not")
+        if self.quantized.keeps(stored.name):
+            kept = "though quantization_config says that it is not"
+            raise ConfigError(f"tensor {stored.name} is in FP8, {kept}")
         return True
 
     def _load_fp8(
@@ -297,16 +301,38 @@ class FolderWeights(Weights):
         found = self._shape(name)
         if found != shape:
             raise ConfigError(f"tensor {name} of {self._folder} is {found}, its config says {shape}")
-        file, stored = self._home[name]
         self._seen.add(name)
         self._progress.advance(self._task)
-        return file.get_slice(stored)
+        return self._home[name].read()
 
     def _shape(self, name: str) -> Shape:
         if name not in self._home:
             raise ConfigError(f"{self._folder} has no tensor {name}")
-        file, stored = self._home[name]
-        return tuple(file.get_slice(stored).get_shape())
+        return tuple(self._home[name].read().get_shape())
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a tensor is: all of a stored one, or (`rows`) some rows of it."""
+
+    file: Any
+    name: str
+    rows: slice | None = None
+
+    def read(self) -> Any:
+        """What reads it, or slices of it."""
+        whole = self.file.get_slice(self.name)
+        return whole if self.rows is None else SomeRows(whole, self.rows)
+
+
+def _parts(file: Any, name: str, here: str, fused: tuple[FusedTensor, ...]) -> Iterator[tuple[str, _Stored]]:
+    """The tensors that a stored one is, whose name in the model's spelling is `here`, and where they are."""
+    for each in fused:
+        if f".{each.name}." in here:
+            for part, rows in each.split(here, tuple(file.get_slice(name).get_shape())):
+                yield part, _Stored(file, name, rows)
+            return
+    yield here, _Stored(file, name)
 
 
 def _check_meaning(name: str, read: Any, kinds: tuple[str, ...]) -> None:

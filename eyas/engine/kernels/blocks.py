@@ -30,21 +30,32 @@ _COLUMNS = 4096  # of a row, at a time, where it has one scale
 
 
 @dataclass(frozen=True)
-class Fp8Weight:
-    """The product of stored e4m3 [..., n, k] and scales float32.
+class StoredWeight:
+    """A weight [..., n, k] as kernels read it: numbers, or e4m3 and the float32 scales that multiply them.
 
-    `rounding`: of rows that it multiplies. Where those have a scale for each 128, there are
-    [..., ceil(n / 128), ceil(k / 128)] scales, else [..., n].
+    `rounding`: how the rows are rounded that meet numbers with scales. Where those have a scale for each 128,
+    there are [..., ceil(n / 128), ceil(k / 128)] scales, else [..., n].
     """
 
     stored: torch.Tensor
-    scales: torch.Tensor
-    rounding: Rounding = Rounding("block")
+    scales: torch.Tensor | None = None
+    rounding: Rounding | None = None
 
     @property
     def shape(self) -> torch.Size:
-        """Of the weight."""
+        """[n, k], or [experts, n, k]."""
         return self.stored.shape
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return self.stored.element_size()
+
+    def read(self, x: Rows, pdl: bool = False) -> Rows:
+        """Rows [m, k] as products with this weight read them: for several that read the same."""
+        if self.rounding is None or not isinstance(x, torch.Tensor):
+            return x
+        return quantise(x, self.rounding, pdl)
 
 
 @dataclass(frozen=True)
@@ -67,16 +78,23 @@ class Normed:
     rounded: Fp8Rows | None = None
     rounding: Rounding | None = None
 
-    def read_by(self, weight: torch.Tensor | Fp8Weight) -> torch.Tensor | Fp8Rows:
-        """As a product with this weight reads them: plain, too, if that rounds in another way."""
-        if self.rounded is None or rounding_of(weight) != self.rounding:
-            return self.plain
-        return self.rounded
+    def read_by(self, rounding: Rounding | None) -> Rows:
+        """As products read them that round rows so: plain, too, if that is another way."""
+        return self.plain if self.rounded is None or rounding != self.rounding else self.rounded
 
 
-def rounding_of(weight: torch.Tensor | Fp8Weight) -> Rounding | None:
-    """Of rows that it multiplies; None: they are left as they are."""
-    return weight.rounding if isinstance(weight, Fp8Weight) else None
+Rows = torch.Tensor | Fp8Rows
+"""[m, k]; what is not rounded to FP8 yet is, where the weight is in FP8."""
+
+
+def count_of(x: Rows) -> int:
+    """How many rows there are."""
+    return len(x.stored if isinstance(x, Fp8Rows) else x)
+
+
+def parts_of(rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Their numbers, and the scales of those."""
+    return (rows.stored, rows.scales) if isinstance(rows, Fp8Rows) else (rows, None)
 
 
 def quantise(x: torch.Tensor, rounding: Rounding, pdl: bool = False) -> Fp8Rows:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight
+from eyas.engine.kernels.blocks import SIDE, Fp8Rows, StoredWeight
 from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.sizes import cdiv
 
@@ -24,15 +24,16 @@ _HELD = 128 * 1024  # bytes of weights that a program's registers hold
 _MOST_BYTES = 26 << 20  # of a weight: of more, most programs begin only after the rows are there
 
 
-def takes(rows: int, weight: Fp8Weight) -> bool:
+def takes(rows: int, weight: StoredWeight) -> bool:
     """Whether `dense` takes this: few rows, scales by blocks, and a weight that fits into registers."""
     n, k = weight.shape
     held = _COLUMNS * cdiv(k, SIDE * _WARPS) * SIDE * _WARPS
     fits = held <= _HELD and n * k <= _MOST_BYTES
-    return rows <= MOST_ROWS and weight.rounding.rows == "block" and fits
+    by_blocks = weight.rounding is not None and weight.rounding.rows == "block"
+    return rows <= MOST_ROWS and by_blocks and fits
 
 
-def dense(x: Fp8Rows, weight: Fp8Weight, pdl: bool = False) -> torch.Tensor:
+def dense(x: Fp8Rows, weight: StoredWeight, pdl: bool = False) -> torch.Tensor:
     """x [m, k] . weight [n, k]^T -> [m, n] in x's type."""
     (n, k), m = weight.shape, len(x.stored)
     out = x.scales.new_empty(m, n, dtype=x.dtype)

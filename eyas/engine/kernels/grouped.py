@@ -5,9 +5,8 @@ unit's long side, so that few rows waste nothing; weights come by the tensor mem
 are multiplied at a time, and what they give is added in float32, since Hopper's accumulators keep 14 bits;
 before that it is scaled, but for scales of weight rows, which wait for the sum. Of a tile whose k is split
 the last program to arrive adds the parts up, in order. What need not be exact goes elsewhere where that is
-faster: one row to `single`, a short k to `grouped_sweep`, tall blocks to `grouped_wide`; of dense weights in
-FP8 a few rows to `few`, many to `vendor`. It knows `group.Grouped`, tiles and weights, and neither routers
-nor models.
+faster: one row to `single`, a short k to `grouped_sweep`, tall blocks to `grouped_wide`. It knows
+`group.Grouped`, tiles and weights, and neither routers nor models.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eyas.engine.kernels import few, grouped_sweep, grouped_wide, single, vendor
-from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, quantise
+from eyas.engine.kernels import grouped_sweep, grouped_wide, single
+from eyas.engine.kernels.blocks import Rows, StoredWeight, count_of
 from eyas.engine.kernels.group import Grouped, group
 from eyas.engine.kernels.grouped_kernels import product_kernel
-from eyas.engine.kernels.grouped_task import Gate, Rows, Task, Walk, Weight, shape_of
+from eyas.engine.kernels.grouped_task import Gate, Task, Walk, shape_of
 from eyas.engine.kernels.grouped_tiles import (
     Shape,
     Table,
@@ -31,7 +30,6 @@ from eyas.engine.kernels.grouped_tiles import (
     stretches_of,
     tile_for,
 )
-from eyas.engine.kernels.rows import act_mul, act_mul_rounded
 from eyas.engine.kernels.skinny import Launch
 
 
@@ -43,56 +41,40 @@ class Products:
     tiles: Table = field(default_factory=dict)
     vendor: bool = False  # whether `vendor` has products here
 
-    def read(self, x: Rows, weight: Weight) -> Rows:
-        """Rows as products with this weight read them: for several that read the same."""
-        if isinstance(x, torch.Tensor) and isinstance(weight, Fp8Weight):
-            return quantise(x, weight.rounding, self.launch.pdl)
-        return x
-
-    def dense(self, x: Rows, weight: Weight) -> torch.Tensor:
+    def dense(self, x: Rows, weight: StoredWeight) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T -> [m, n]."""
         if self.is_single(x, weight):
-            read = x if single.can_read(x, weight) else self.read(x, weight)
+            read = x if single.can_read(x, weight) else weight.read(x, self.launch.pdl)
             return single.dense(read, weight, self.launch.pdl)
-        if self._is_vendors(x, weight):
-            return self._by_vendor(x, weight)
-        read = self.read(x, weight)
-        if isinstance(read, Fp8Rows) and isinstance(weight, Fp8Weight) and not self.launch.exact:
-            if few.takes(single.count_of(x), weight):
-                return few.dense(read, weight, self.launch.pdl)
-        made = self._start(read, weight, Walk(), self._dense_tile(read, weight, None), None)
+        made = self._start(x, weight, Walk(), self._dense_tile(x, weight, None), None)
         assert isinstance(made, torch.Tensor)
         return made
 
-    def dense_gated(self, x: Rows, weight: Weight, gate: Gate) -> Rows:
+    def dense_gated(self, x: Rows, weight: StoredWeight, gate: Gate) -> Rows:
         """x [m, k], weight [2 width, k] -> act(gate) * up, [m, width]; rounded, if that is done at once."""
         if self.is_single(x, weight):
-            return single.gated(self.read(x, weight), weight, None, gate.gelu, self.launch.pdl)
-        if self._is_vendors(x, weight):
-            made, pdl = self._by_vendor(x, weight), self.launch.pdl
-            if gate.rounding is not None and gate.rounding.rows == "block":
-                return act_mul_rounded(made, gate.rounding, gate.gelu, pdl)
-            return act_mul(made, gate.gelu, pdl)
+            read = weight.read(x, self.launch.pdl)
+            return single.gated(read, weight, None, gate.gelu, self.launch.pdl)
         return self._start(x, weight, Walk(), self._dense_tile(x, weight, gate), gate)
 
-    def is_single(self, x: Rows, weight: Weight, together: int = 1) -> bool:
+    def is_single(self, x: Rows, weight: StoredWeight, together: int = 1) -> bool:
         """Whether `single` makes the product of x with this weight, of `together` experts at once."""
-        return single.count_of(x) == 1 and not self.launch.exact and single.can_hold(weight, together)
+        return count_of(x) == 1 and not self.launch.exact and single.can_hold(weight, together)
 
-    def group(self, experts: torch.Tensor, weights: tuple[Weight, Weight]) -> Grouped:
+    def group(self, experts: torch.Tensor, weights: tuple[StoredWeight, StoredWeight]) -> Grouped:
         """The order of experts int32 [m, per_row] for `gate_up` and `down` with these weights."""
         gate_up = shape_of(weights[0], Gate())
         rows = self._tile_for(gate_up, experts.numel()).rows
         return group(experts, gate_up.experts, rows, self.launch.pdl)
 
-    def gate_up(self, x: Rows, weight: Weight, grouped: Grouped, per_row: int, gate: Gate) -> Rows:
+    def gate_up(self, x: Rows, weight: StoredWeight, grouped: Grouped, per_row: int, gate: Gate) -> Rows:
         """x [m, k], weight [experts, 2 width, k] -> act(gate) * up, [choices, width] in their order; rounded,
         if that is done at once.
         """
         tile = self._tile(weight, grouped, gate)
         return self._start(x, weight, Walk(grouped, per_row), tile, gate)
 
-    def down(self, x: Rows, weight: Weight, grouped: Grouped) -> torch.Tensor:
+    def down(self, x: Rows, weight: StoredWeight, grouped: Grouped) -> torch.Tensor:
         """What `gate_up` gave, weight [experts, hidden, width] -> [choices, hidden], by choice.
 
         Choices that the order leaves out have rows that nothing wrote.
@@ -101,19 +83,10 @@ class Products:
         assert isinstance(made, torch.Tensor)
         return made
 
-    def _is_vendors(self, x: Rows, weight: Weight) -> bool:
-        known = self.vendor and not self.launch.exact
-        return known and vendor.takes(single.count_of(x), x.dtype, weight)
+    def _dense_tile(self, x: Rows, weight: StoredWeight, gate: Gate | None) -> Tile:
+        return self._tile_for(shape_of(weight, gate), count_of(x))
 
-    def _by_vendor(self, x: Rows, weight: Weight) -> torch.Tensor:
-        read = self.read(x, weight)
-        assert isinstance(read, Fp8Rows) and isinstance(weight, Fp8Weight)
-        return vendor.product(read, weight)
-
-    def _dense_tile(self, x: Rows, weight: Weight, gate: Gate | None) -> Tile:
-        return self._tile_for(shape_of(weight, gate), single.count_of(x))
-
-    def _tile(self, weight: Weight, grouped: Grouped, gate: Gate | None) -> Tile:
+    def _tile(self, weight: StoredWeight, grouped: Grouped, gate: Gate | None) -> Tile:
         """Its rows are those of the blocks."""
         return self._tile_for(shape_of(weight, gate), grouped.order.shape[0], grouped.rows)
 
@@ -121,8 +94,8 @@ class Products:
         choose = exact_tile_for if self.launch.exact else tile_for
         return choose(shape, choices, self.tiles, rows)
 
-    def _start(self, x: Rows, weight: Weight, walk: Walk, tile: Tile, gate: Gate | None) -> Rows:
-        task = Task(self.read(x, weight), weight, walk, tile, gate)
+    def _start(self, x: Rows, weight: StoredWeight, walk: Walk, tile: Tile, gate: Gate | None) -> Rows:
+        task = Task(weight.read(x, self.launch.pdl), weight, walk, tile, gate)
         if self.launch.exact:
             _start(task, self.launch)
         elif grouped_sweep.takes(task):

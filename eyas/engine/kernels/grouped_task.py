@@ -14,16 +14,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, room_for, rounding_of
+from eyas.engine.kernels.blocks import SIDE, Rows, StoredWeight, count_of, parts_of, room_for
 from eyas.engine.kernels.group import Grouped
 from eyas.engine.kernels.grouped_tiles import Shape, Tile
-from eyas.engine.kernels.single import count_of
-
-Weight = torch.Tensor | Fp8Weight
-"""[n, k], or [experts, n, k]."""
-
-Rows = torch.Tensor | Fp8Rows
-"""[m, k]; what is not rounded to FP8 yet is, where the weight is in FP8."""
 
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -59,7 +52,7 @@ class Task:
     """read: rows as the weight reads them."""
 
     read: Rows
-    weight: Weight
+    weight: StoredWeight
     walk: Walk
     tile: Tile
     gate: Gate | None
@@ -89,25 +82,24 @@ class Task:
     @cached_property
     def out(self) -> Rows:
         """Room for the result: rounded, if a program has all that shares a scale."""
-        like = self.read.stored if isinstance(self.read, Fp8Rows) else self.read
+        like, _ = parts_of(self.read)
         plain = torch.empty(self.choices, self.shape.outputs, dtype=self.read.dtype, device=like.device)
         return plain if self._after is None else room_for(plain, self._after)
 
     @property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What is read: numbers, and their scales."""
-        return _parts(self.read)
+        return parts_of(self.read)
 
     @property
     def made(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same of the result."""
-        return _parts(self.out)
+        return parts_of(self.out)
 
     @property
     def stored(self) -> torch.Tensor:
         """The weight [all rows, k]."""
-        weight = self.weight.stored if isinstance(self.weight, Fp8Weight) else self.weight
-        return weight.view(-1, self.shape.k)
+        return self.weight.stored.view(-1, self.shape.k)
 
     @property
     def described(self) -> TensorDescriptor:
@@ -120,7 +112,7 @@ class Task:
     @property
     def scales(self) -> torch.Tensor | None:
         """Of the weight."""
-        return self.weight.scales if isinstance(self.weight, Fp8Weight) else None
+        return self.weight.scales
 
     @property
     def order(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -130,7 +122,7 @@ class Task:
 
     def constants(self) -> dict[str, Any]:
         """What every kernel knows when it is compiled."""
-        shape, tile, rounding = self.shape, self.tile, rounding_of(self.weight)
+        shape, tile, rounding = self.shape, self.tile, self.weight.rounding
         return {
             "N": shape.n,
             "K": shape.k,
@@ -160,13 +152,8 @@ class Task:
         return None if self.gate is None else self.gate.rounded_by(self.tile)
 
 
-def shape_of(weight: Weight, gate: Gate | None) -> Shape:
+def shape_of(weight: StoredWeight, gate: Gate | None) -> Shape:
     """For `tile_for`."""
     n, k = weight.shape[-2:]
     experts = weight.shape[0] if len(weight.shape) == 3 else 1
-    itemsize = 1 if isinstance(weight, Fp8Weight) else weight.element_size()
-    return Shape(experts, n, k, gate is not None, itemsize)
-
-
-def _parts(rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return (rows.stored, rows.scales) if isinstance(rows, Fp8Rows) else (rows, None)
+    return Shape(experts, n, k, gate is not None, weight.itemsize)

@@ -15,15 +15,21 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eyas.engine.kernels.activation import steepness
-from eyas.engine.kernels.blocks import SIDE, Fp8Rows, Fp8Weight, mode_of, quantise, quantised
+from eyas.engine.kernels.blocks import (
+    SIDE,
+    Fp8Rows,
+    Rows,
+    StoredWeight,
+    count_of,
+    mode_of,
+    parts_of,
+    quantised,
+)
 from eyas.engine.kernels.launching import after_previous, kernel
 from eyas.engine.kernels.route import Chosen
 from eyas.engine.kernels.sizes import cdiv, power_of_2
 from eyas.engine.kernels.skinny import MAX_ROWS, empty_padded
 from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
-
-Weight = torch.Tensor | Fp8Weight
-Rows = torch.Tensor | Fp8Rows
 
 _WARPS = 4
 _HELD = 32 * 1024  # bytes of weights that a program's registers hold
@@ -32,37 +38,32 @@ _ROUNDED = 2048  # elements of a row that each program rounds by itself; more ar
 _PROGRAMS = 264  # fewer have fewer rows each: two for every SM of a Hopper GPU
 
 
-def can_hold(weight: Weight, together: int = 1) -> bool:
+def can_hold(weight: StoredWeight, together: int = 1) -> bool:
     """Whether a program's registers hold two rows of the weight [.., n, k], which a gate may join, of each of
     `together` experts.
     """
     block = int(power_of_2(weight.shape[-1]) * power_of_2(together))
-    return 2 * block * _itemsize(weight) <= _HELD
+    return 2 * block * weight.itemsize <= _HELD
 
 
-def can_take(x: torch.Tensor, weight: Weight) -> bool:
+def can_take(x: torch.Tensor, weight: StoredWeight) -> bool:
     """Whether rows x [m, k] are few enough to meet the weight one after the other."""
     return len(x) <= _ROWS and can_hold(weight)
 
 
-def can_round(weight: Weight) -> bool:
+def can_round(weight: StoredWeight) -> bool:
     """Whether `back` knows how rows are rounded that meet the weight."""
-    return not isinstance(weight, Fp8Weight) or weight.rounding.rows == "block"
+    return weight.rounding is None or weight.rounding.rows == "block"
 
 
-def can_read(x: Rows, weight: Weight) -> bool:
+def can_read(x: Rows, weight: StoredWeight) -> bool:
     """Whether `dense` takes x as it is: in the weight's type, or short enough to be rounded here."""
-    if isinstance(x, Fp8Rows) or not isinstance(weight, Fp8Weight):
+    if isinstance(x, Fp8Rows) or weight.rounding is None:
         return True
     return weight.rounding.rows == "block" and x.shape[1] <= _ROUNDED
 
 
-def count_of(x: Rows) -> int:
-    """How many rows there are."""
-    return len(x.stored if isinstance(x, Fp8Rows) else x)
-
-
-def dense(x: Rows, weight: Weight, pdl: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
+def dense(x: Rows, weight: StoredWeight, pdl: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
     """x [m, k] . weight [n, k]^T -> [m, n], in float32 and rounded once to `dtype` (None: x's). Few rows."""
     like = x.scales if isinstance(x, Fp8Rows) else x
     out = like.new_empty(count_of(x), weight.shape[0], dtype=dtype or x.dtype)
@@ -71,7 +72,7 @@ def dense(x: Rows, weight: Weight, pdl: bool = False, dtype: torch.dtype | None 
 
 
 def gated(
-    x: Rows, weight: Weight, chosen: torch.Tensor | None, gelu: bool = False, pdl: bool = False
+    x: Rows, weight: StoredWeight, chosen: torch.Tensor | None, gelu: bool = False, pdl: bool = False
 ) -> torch.Tensor:
     """One row x [1, k]; weight [2 width, k], or with `chosen` int32 [choices] [experts, 2 width, k].
 
@@ -84,7 +85,7 @@ def gated(
     return out
 
 
-def back(inner: torch.Tensor, weight: Weight, chosen: Chosen, pdl: bool = False) -> torch.Tensor:
+def back(inner: torch.Tensor, weight: StoredWeight, chosen: Chosen, pdl: bool = False) -> torch.Tensor:
     """inner [choices, width], weight [experts, hidden, width] -> [1, hidden]: what one row's experts make of
     it, added up by weight in float32. What meets weights in FP8 is rounded here, in blocks of 128.
 
@@ -95,7 +96,7 @@ def back(inner: torch.Tensor, weight: Weight, chosen: Chosen, pdl: bool = False)
 
 
 def back_add(
-    inner: torch.Tensor, weight: Weight, chosen: Chosen, residual: torch.Tensor, pdl: bool = False
+    inner: torch.Tensor, weight: StoredWeight, chosen: Chosen, residual: torch.Tensor, pdl: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `back`, added to `residual` [1, hidden] and rounded once.
 
@@ -106,27 +107,25 @@ def back_add(
     return _start_back(inner, weight, chosen, residual, sums, pdl), sums
 
 
-def _rows_of_back(inner: torch.Tensor, weight: Weight) -> int:
+def _rows_of_back(inner: torch.Tensor, weight: StoredWeight) -> int:
     """How many columns of the result a program makes."""
-    each = max(power_of_2(inner.shape[1]), SIDE) * len(inner) * _itemsize(weight)
+    each = max(power_of_2(inner.shape[1]), SIDE) * len(inner) * weight.itemsize
     return min(1 << (3 * _HELD // each).bit_length() - 1, SIDE)
 
 
 def _start_back(
     inner: torch.Tensor,
-    weight: Weight,
+    weight: StoredWeight,
     chosen: Chosen,
     residual: torch.Tensor | None,
     sums: torch.Tensor | None,
     pdl: bool,
 ) -> torch.Tensor:
     (count, width), hidden, rows = inner.shape, weight.shape[-2], _rows_of_back(inner, weight)
-    stored, scales = _parts(weight)
-    read = quantise(inner, weight.rounding, pdl) if isinstance(weight, Fp8Weight) else inner
     out = empty_padded(1, hidden, like=inner)
     _back[(cdiv(hidden, rows),)](
-        *((read.stored, read.scales) if isinstance(read, Fp8Rows) else (read, None)),
-        *(stored, scales, chosen.experts, chosen.weights, residual, out, sums),
+        *parts_of(weight.read(inner, pdl)),
+        *(weight.stored, weight.scales, chosen.experts, chosen.weights, residual, out, sums),
         N=hidden,
         K=width,
         ROWS=rows,
@@ -141,22 +140,21 @@ def _start_back(
 
 def _start(
     x: Rows,
-    weight: Weight,
+    weight: StoredWeight,
     out: torch.Tensor,
     chosen: torch.Tensor | None,
     gate: tuple[bool, bool],
     pdl: bool,
 ) -> None:
-    stored, scales = _parts(weight)
-    rows, row_scales = (x.stored, x.scales) if isinstance(x, Fp8Rows) else (x, None)
+    (rows, row_scales), rounding = parts_of(x), weight.rounding
     is_gated, gelu = gate
     n, k = weight.shape[-2:]
     outputs, block = n // 2 if is_gated else n, max(power_of_2(k), SIDE)
     choices = 1 if chosen is None else chosen.numel()
-    each = block * _itemsize(weight) * (2 if is_gated else 1)
+    each = block * weight.itemsize * (2 if is_gated else 1)
     held = _rows_held(each if chosen is None else each // 2, outputs * choices)
     _products[(cdiv(outputs, held), choices)](
-        *(rows, row_scales, stored, scales, out, chosen, rows.shape[0]),
+        *(rows, row_scales, weight.stored, weight.scales, out, chosen, rows.shape[0]),
         N=n,
         K=k,
         OUTPUTS=outputs,
@@ -164,23 +162,13 @@ def _start(
         BLOCK=block,
         GATED=is_gated,
         GELU=gelu,
-        CHANNELS=isinstance(weight, Fp8Weight) and weight.rounding.rows != "block",
-        ROUNDED=""
-        if row_scales is not None or not isinstance(weight, Fp8Weight)
-        else mode_of(weight.rounding),
+        CHANNELS=rounding is not None and rounding.rows != "block",
+        ROUNDED="" if row_scales is not None or rounding is None else mode_of(rounding),
         SINGLE=rows.shape[0] == 1,
         PDL=pdl,
         num_warps=_WARPS,
         launch_pdl=pdl,
     )
-
-
-def _parts(weight: Weight) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return (weight.stored, weight.scales) if isinstance(weight, Fp8Weight) else (weight, None)
-
-
-def _itemsize(weight: Weight) -> int:
-    return 1 if isinstance(weight, Fp8Weight) else weight.element_size()
 
 
 def _rows_held(each: int, wanted: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import ScalingType, scaled_mm
 from triton.runtime import driver
 
-from eyas.engine.kernels.blocks import ALIGNED, Fp8Rows, Fp8Weight
+from eyas.engine.kernels.blocks import ALIGNED, Fp8Rows, StoredWeight
 from eyas.engine.kernels.sizes import cdiv
 
 FEWEST = 256
@@ -31,16 +31,17 @@ def is_there(device: str) -> bool:
     return bool(driver.active.get_current_target().arch == _HOPPER)
 
 
-def takes(rows: int, dtype: torch.dtype, weight: torch.Tensor | Fp8Weight) -> bool:
+def takes(rows: int, dtype: torch.dtype, weight: StoredWeight) -> bool:
     """Whether the weight is multiplied with as many rows, which give results in `dtype`, here."""
-    if not isinstance(weight, Fp8Weight) or rows < FEWEST or dtype != torch.bfloat16:
+    if weight.rounding is None or rows < FEWEST or dtype != torch.bfloat16:
         return False
     n, k = weight.shape
     return n % _SIDE == 0 and k % (_STEP if weight.rounding.rows == "block" else _SIDE) == 0
 
 
-def product(x: Fp8Rows, weight: Fp8Weight) -> torch.Tensor:
+def product(x: Fp8Rows, weight: StoredWeight) -> torch.Tensor:
     """x [m, k] . weight [n, k]^T -> bfloat16 [m, n]. x: all rows for which `blocks.room_for` made room."""
+    assert weight.scales is not None and weight.rounding is not None
     m, k = x.stored.shape
     turned, by_block = weight.stored.t(), weight.rounding.rows == "block"
     if x.stored.is_meta:

@@ -16,8 +16,8 @@ from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear
-from eyas.engine.layers.norm import RmsNorm
-from eyas.engine.layers.rotary import Angles, Rotary
+from eyas.engine.layers.norm import RmsNorm, load_gain
+from eyas.engine.layers.rotary import Angles, Rotary, head_order
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,19 @@ class Attention:
         names = [f"{prefix}.{p}_proj" for p in "qkv"]
         out, hidden = f"{prefix}.o_proj", config.hidden_size
         qkv_bias = out_bias = self._q_norm = self._k_norm = None
+        order = rows_order(spec, self._heads, self._kv_heads)
+        every = slice(None) if order is None else order
         if spec.qkv_bias:
             pairs = zip(names, rows, strict=True)
-            qkv_bias = torch.cat([weights.take(f"{n}.bias", (r,)) for n, r in pairs])
+            qkv_bias = torch.cat([weights.take(f"{n}.bias", (r,)) for n, r in pairs])[every]
         if spec.output_bias:
             out_bias = weights.take(f"{out}.bias", (hidden,))
         stored, back = [f"{n}.weight" for n in names], f"{out}.weight"
-        self._qkv = Linear(weights.stack(stored, rows, width), qkv_bias, weights.rounding(stored))
+        self._qkv = Linear(weights.stack(stored, rows, width)[every], qkv_bias, weights.rounding(stored))
         self._out = Linear(weights.take(back, (hidden, rows[0])), out_bias, weights.rounding([back]))
-        if spec.head_norms:
-            names = [f"{prefix}.{p}_norm.weight" for p in "qk"]
-            self._q_norm, self._k_norm = (RmsNorm.load(config, weights, n, self._dim) for n in names)
+        if spec.head_norms or spec.row_norms:
+            gains = query_key_gains(config, spec, weights, prefix)
+            self._q_norm, self._k_norm = (RmsNorm(gain, config.norm_eps) for gain in gains)
 
     def __call__(self, x: torch.Tensor, layer: int, step: Step) -> torch.Tensor:
         """x [R, width] -> [R, hidden]; rows beyond `step.slots` are padding and write nothing."""
@@ -69,3 +71,26 @@ class Attention:
         step.pool.write(layer, step.slots, k, v)
         attended = step.backend.run(q, step.pool.layer(layer), step.plan, self._spec)
         return self._out(attended.view(x.shape[0], -1))
+
+
+def rows_order(spec: AttentionSpec, heads: int, kv_heads: int) -> torch.Tensor | None:
+    """Where the rows of so many heads of q, k and v, one below the other, are stored: int64
+    [(heads + 2 kv_heads) * dim]; None: where they are wanted.
+    """
+    dim = spec.head_dim
+    if spec.rope.rotated(dim) == dim:
+        return None
+    rows = torch.arange((heads + 2 * kv_heads) * dim).view(-1, dim)
+    return torch.cat((rows[:-kv_heads, head_order(spec.rope, dim)], rows[-kv_heads:])).flatten()
+
+
+def query_key_gains(
+    config: ModelConfig, spec: AttentionSpec, weights: Weights, prefix: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the norms of q and of k: [dim] for each head, or [heads, dim] for all heads as one row."""
+    counts = (spec.num_heads, spec.num_kv_heads) if spec.row_norms else (1, 1)
+    names = [f"{prefix}.{part}_norm.weight" for part in "qk"]
+    stored = [load_gain(config, weights, n, c * spec.head_dim) for n, c in zip(names, counts, strict=True)]
+    order = head_order(spec.rope, spec.head_dim).to(stored[0].device)
+    q, k = (gain.view(count, -1)[:, order] for gain, count in zip(stored, counts, strict=True))
+    return (q, k) if spec.row_norms else (q[0], k[0])

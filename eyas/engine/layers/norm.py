@@ -20,13 +20,18 @@ class RmsNorm:
 
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights, name: str, size: int) -> Self:
-        """The norm whose gain is stored as `name`, less the model's offset.
-
-        With an offset the gain is float32: near 1 a shorter type would lose the digits that are stored.
-        """
-        if config.norm_offset == 0.0:
-            return cls(weights.take(name, (size,)), config.norm_eps)
-        return cls(weights.take(name, (size,), torch.float32) + config.norm_offset, config.norm_eps)
+        """The norm whose gain is stored as `name`."""
+        return cls(load_gain(config, weights, name, size), config.norm_eps)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x.to(self._gain.dtype), self._gain.shape, self._gain, self._eps).to(x.dtype)
+
+
+def load_gain(config: ModelConfig, weights: Weights, name: str, size: int) -> torch.Tensor:
+    """The gain [size] of a norm, stored less the model's offset.
+
+    With an offset it is float32: near 1 a shorter type would lose the digits that are stored.
+    """
+    if config.norm_offset == 0.0:
+        return weights.take(name, (size,))
+    return weights.take(name, (size,), torch.float32).add_(config.norm_offset)

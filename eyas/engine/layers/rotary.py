@@ -1,5 +1,7 @@
 """Rotary position embedding in the half-rotation layout: element i is paired with element i + dim / 2.
 
+A head of which a part is rotated has its elements in another order than they are stored in, in queries and
+keys alike: rotated pairs stand half a head apart, as those do that are turned by no angle.
 Angles come from a float32 table made once; it knows positions, not where rows lie in the pool.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.rope import Rope
@@ -41,17 +44,27 @@ class Rotary:
 def tables(rope: Rope, head_dim: int, length: int) -> Angles:
     """cos and sin of every position below `length` and of those of drafts just beyond, [.., head_dim / 2].
 
-    `length`: of the context that is served. Both are multiplied by the attention factor.
+    `length`: of the context that is served. Both are multiplied by the attention factor; 1 and 0 where a head
+    is left as it is.
     """
     places = torch.arange(length + _BEYOND, dtype=torch.float32)
-    frequencies = _frequencies(rope, head_dim, length)
+    frequencies = _frequencies(rope, rope.rotated(head_dim), length)
     if not bool((frequencies.isfinite() & (frequencies >= 0)).all()):
         raise ConfigError(f"config.json: {rope} turns a head of {head_dim} by no finite angles")
     angles = torch.outer(places, frequencies)
     cos, sin = angles.cos(), angles.sin()
     if rope.attention_factor != 1.0:
-        return cos * rope.attention_factor, sin * rope.attention_factor
+        cos, sin = cos * rope.attention_factor, sin * rope.attention_factor
+    if idle := head_dim // 2 - frequencies.shape[0]:
+        cos, sin = F.pad(cos, (0, idle), value=1.0), F.pad(sin, (0, idle))
     return cos, sin
+
+
+def head_order(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Where each element of a head of queries or keys is stored, int64 [head_dim]."""
+    rotated = rope.rotated(head_dim)
+    pairs = torch.arange(rotated).view(2, -1), torch.arange(rotated, head_dim).view(2, -1)
+    return torch.cat(pairs, 1).flatten()
 
 
 def _frequencies(rope: Rope, head_dim: int, length: int) -> torch.Tensor:
@@ -64,6 +77,9 @@ def _frequencies(rope: Rope, head_dim: int, length: int) -> torch.Tensor:
     plain = 1.0 / theta**exponents
     if rope.kind == "linear":
         return plain / rope.factor
+    if rope.kind == "longrope":
+        factors = rope.long_factors if length > rope.original_context else rope.short_factors
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * theta**exponents)
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "yarn":

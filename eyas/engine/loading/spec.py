@@ -96,7 +96,8 @@ class EngineSpec:
             return
         spelling = head_family(head.algorithm).spelling if head else self.target.spelling
         folder, prefixes = self.decoder(group).folder, head.prefixes if head else ("",)
-        with FolderWeights(folder, spelling, self.placement, prefixes, quantized) as weights:
+        fused = () if head else self.target.fused
+        with FolderWeights(folder, spelling, self.placement, prefixes, quantized, fused) as weights:
             yield weights
 
     @property

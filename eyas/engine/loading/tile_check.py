@@ -15,10 +15,10 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import Rounding, scales_of
 from eyas.engine.kernels import skinny
-from eyas.engine.kernels.blocks import Fp8Weight
+from eyas.engine.kernels.blocks import Rows, StoredWeight
 from eyas.engine.kernels.group import group
 from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, Rows, Weight
+from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.grouped_tiles import Shape, Table, Tile, exact_tile_for, key_of
 from eyas.engine.loading.fold_check import operands, same
 from eyas.engine.parallel.shards import config_of_rank
@@ -115,7 +115,9 @@ def check_tiles(asked: Iterable[Asked], launch: skinny.Launch, table: Table, dty
     return count
 
 
-def _made(product: Asked, tile: Tile, x: torch.Tensor, weight: Weight, launch: skinny.Launch) -> torch.Tensor:
+def _made(
+    product: Asked, tile: Tile, x: torch.Tensor, weight: StoredWeight, launch: skinny.Launch
+) -> torch.Tensor:
     """What the product makes of x [ROWS, k] by this tile."""
     shape, gate = product.shape, Gate() if product.shape.gated else None
     if shape.experts == 1:
@@ -135,15 +137,15 @@ def _plain(made: Rows) -> torch.Tensor:
     return made
 
 
-def _operands(product: Asked, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, Weight]:
+def _operands(product: Asked, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, StoredWeight]:
     shape, rounding = product.shape, product.rounding
     each = (shape.n, shape.k)
     x, matrix = operands(*each, ROWS, device, dtype)
     count = (EXPERTS,) if shape.experts > 1 else ()
     whole = matrix.expand(*count, *each).contiguous()
     if rounding is None:
-        return x, whole
+        return x, StoredWeight(whole)
     stored = (whole.float() * (shape.k**0.5 * _LARGE)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
     sizes = scales_of(each, "block" if rounding.rows == "block" else "channel")
     scales = torch.linspace(0.5, 1.5, torch.Size(sizes).numel(), device=device).view(sizes) / _LARGE
-    return x, Fp8Weight(stored, scales.expand(*count, *sizes).contiguous(), rounding)
+    return x, StoredWeight(stored, scales.expand(*count, *sizes).contiguous(), rounding)

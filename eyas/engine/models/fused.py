@@ -18,9 +18,10 @@ from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.fused_layer import FusedLayer, load_input_gain
 from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, WideRows
-from eyas.engine.models.fused_step import Forward, LayerContext, load_gain, product_float32
+from eyas.engine.models.fused_step import Forward, LayerContext, product_float32
 from eyas.engine.models.unread import check_layers, check_tied
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.shards import config_of_rank

@@ -13,14 +13,14 @@ import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels import combine, route, single
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Fp8Weight, Normed, rounding_of
-from eyas.engine.kernels.grouped_task import Gate, Weight
+from eyas.engine.kernels.blocks import Normed, StoredWeight
+from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.skinny import empty_padded
 from eyas.engine.kernels.skinny_tiles import Table, Tile
-from eyas.engine.layers.mlp import GatedRoundings
-from eyas.engine.models.fused_feed_forward import GatedRows, gated_weights
+from eyas.engine.models.fused_feed_forward import GatedLoaders, GatedRows
 from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, add_over_ranks, normed_rows
 from eyas.engine.models.fused_step import Forward, product_float32
 from eyas.engine.models.refusal import MOST_CHOSEN
@@ -45,26 +45,26 @@ class FusedExperts:
             self._correction = weights.take(name, (spec.experts,), torch.float32)
         self._own = weights.placement.own_experts(spec.experts)
         every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
-        roundings = GatedRoundings.of(weights, every)  # of those elsewhere too: all read the same rows
-        self._joined = _is_alike(spec, weights, roundings, shared)
+        loaders = GatedLoaders.of(weights, every)  # of those elsewhere too: all read the same rows
+        self._joined = _is_alike(spec, weights, loaders, shared)
         names = [*(every[i] for i in self._own), *[shared] * self._joined]
-        self._gate_up, self._down = _experts(config, spec, weights, names, roundings)
+        self._gate_up, self._down = _experts((config.hidden_size, spec.width), names, loaders)
         self._per_row = spec.per_row + self._joined
-        self._gate = Gate(spec.activation == "gelu_tanh", rounding_of(self._down))
-        rounding = rounding_of(self._gate_up) if len(self._own) == spec.experts else None
+        self._gate = Gate(spec.activation == "gelu_tanh", self._down.rounding)
+        rounding = self._gate_up.rounding if len(self._own) == spec.experts else None
         self.norm = row_kernels.Norm(config.norm_eps, gain, rounding)
         self._shared = None
         if spec.shared_width and not self._joined:
             beside = FeedForwardSpec(spec.shared_width, spec.activation)
             shape = (config.hidden_size, beside.width)
-            pair = gated_weights(weights, shared, shape, GatedRoundings.of(weights, [shared]))
+            pair = GatedLoaders.of(weights, [shared]).pair(shared, shape)
             self._shared = GatedRows(config.norm_eps, beside, pair)
 
     @property
-    def in_fp8(self) -> tuple[bool, ...]:
-        """Which of its weights are; the shared expert's last."""
-        own = isinstance(self._gate_up, Fp8Weight), isinstance(self._down, Fp8Weight)
-        return own if self._shared is None else (*own, *self._shared.in_fp8)
+    def projections(self) -> tuple[Projection, ...]:
+        """Its weights; the shared expert's last."""
+        own = self._gate_up, self._down
+        return own if self._shared is None else (*own, *self._shared.projections)
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
         """At most 128 rows, with what it makes of their norm added to them."""
@@ -75,7 +75,7 @@ class FusedExperts:
         chosen = self._chosen(normed, step)
         if self._is_single(normed, step):
             inner = self._inner_of_one_row(normed, chosen, step)
-            return NarrowRows(*single.back_add(inner, self._down, chosen, residual.x, launch.pdl))
+            return NarrowRows(*single.back_add(inner, self._down.weight, chosen, residual.x, launch.pdl))
         made = self._made(normed, chosen, step)
         return NarrowRows(*combine.combine_add(*made, residual.x, launch.pdl, launch.exact))
 
@@ -86,7 +86,7 @@ class FusedExperts:
         launch, chosen = step.context.launch, self._chosen(normed, step)
         if self._is_single(normed, step):
             inner = self._inner_of_one_row(normed, chosen, step)
-            return single.back(inner, self._down, chosen, launch.pdl)
+            return single.back(inner, self._down.weight, chosen, launch.pdl)
         return combine.combine(*self._made(normed, chosen, step), launch.pdl, launch.exact)
 
     def _over_sharers(self, normed: Normed, kv_rows: torch.Tensor, step: Forward) -> torch.Tensor:
@@ -122,8 +122,9 @@ class FusedExperts:
     def _logits(self, normed: Normed, step: Forward) -> torch.Tensor:
         """The router's product, float32 [m, at least experts]."""
         context, rows = step.context, normed.plain
-        if single.can_take(rows, self._router) and not context.launch.exact:
-            logits = single.dense(rows, self._router, context.launch.pdl, torch.float32)
+        router = StoredWeight(self._router)
+        if single.can_take(rows, router) and not context.launch.exact:
+            logits = single.dense(rows, router, context.launch.pdl, torch.float32)
         else:
             logits = rows.new_empty(rows.shape[0], self._router.shape[0], dtype=torch.float32)
             product_float32(rows, self._router, logits, replace(context.launch, tiles=self._router_tiles))
@@ -131,15 +132,17 @@ class FusedExperts:
 
     def _is_single(self, normed: Normed, step: Forward) -> bool:
         """Whether there is one row, for which weights can wait; a shared expert must be one of the others."""
-        if self._shared is not None or not single.can_round(self._down):
+        if self._shared is not None or not single.can_round(self._down.weight):
             return False
-        products, read = step.context.products, normed.read_by(self._gate_up)
-        return products.is_single(read, self._gate_up) and products.is_single(read, self._down, self._per_row)
+        products, read = step.context.products, normed.read_by(self._gate_up.rounding)
+        forth, back = self._gate_up.weight, self._down.weight
+        return products.is_single(read, forth) and products.is_single(read, back, self._per_row)
 
     def _inner_of_one_row(self, normed: Normed, chosen: route.Chosen, step: Forward) -> torch.Tensor:
         """What the gates of its experts pass, [experts of a row, width]."""
-        read = step.context.products.read(normed.read_by(self._gate_up), self._gate_up)
-        return single.gated(read, self._gate_up, chosen.experts, self._gate.gelu, step.context.launch.pdl)
+        weight, pdl = self._gate_up.weight, step.context.launch.pdl
+        read = weight.read(normed.read_by(weight.rounding), pdl)
+        return single.gated(read, weight, chosen.experts, self._gate.gelu, pdl)
 
     def _made(
         self, normed: Normed, chosen: route.Chosen, step: Forward
@@ -153,10 +156,10 @@ class FusedExperts:
     def _made_by_own(self, normed: Normed, chosen: route.Chosen, step: Forward) -> torch.Tensor:
         """[m * those of a row, hidden]; nothing where a choice is of none."""
         products = step.context.products
-        order = products.group(chosen.experts, (self._gate_up, self._down))
-        read = normed.read_by(self._gate_up)
-        inner = products.gate_up(read, self._gate_up, order, self._per_row, self._gate)
-        return products.down(inner, self._down, order)
+        gate_up, down = self._gate_up.weight, self._down.weight
+        order = products.group(chosen.experts, (gate_up, down))
+        inner = products.gate_up(normed.read_by(gate_up.rounding), gate_up, order, self._per_row, self._gate)
+        return products.down(inner, down, order)
 
 
 def router_tiles(rows: int, hidden: int) -> Table:
@@ -166,48 +169,24 @@ def router_tiles(rows: int, hidden: int) -> Table:
     return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}
 
 
-def _is_alike(spec: ExpertsSpec, weights: Weights, roundings: GatedRoundings, shared: str) -> bool:
-    """Is there a shared expert that grouped products can take with those of these roundings?"""
+def _is_alike(spec: ExpertsSpec, weights: Weights, loaders: GatedLoaders, shared: str) -> bool:
+    """Is there a shared expert that grouped products can take with those of these loaders?"""
     if spec.shared_width != spec.width or spec.per_row == MOST_CHOSEN:
         return False
-    return GatedRoundings.of(weights, [shared]) == roundings
+    return GatedLoaders.of(weights, [shared]) == loaders
 
 
-def _experts(
-    config: ModelConfig, spec: ExpertsSpec, weights: Weights, names: list[str], roundings: GatedRoundings
-) -> tuple[Weight, Weight]:
+def _experts(down: tuple[int, int], names: list[str], loaders: GatedLoaders) -> tuple[Projection, Projection]:
     """This rank's part of all of them: gate and up [experts, 2 width, hidden], down [experts, hidden, width].
 
     They are put in their place one by one: no more than one is held twice. They read the same rows: if one
     is not in FP8, none is.
     """
-    whole: tuple[Weight, Weight] | None = None
-    shape = (config.hidden_size, spec.width)
+    whole: tuple[Projection, ...] = ()
     for i, name in enumerate(names):
-        pair = gated_weights(weights, name, shape, roundings)
-        if whole is None:
-            whole = _room(pair[0], len(names)), _room(pair[1], len(names))
+        pair = loaders.pair(name, down)
+        whole = whole or tuple(part.room(len(names)) for part in pair)
         for to, part in zip(whole, pair, strict=True):
-            _put(to, i, part)
-    assert whole is not None
-    return whole
-
-
-def _room(one: Weight, count: int) -> Weight:
-    if isinstance(one, Fp8Weight):
-        return Fp8Weight(_many(one.stored, count), _many(one.scales, count), one.rounding)
-    return _many(one, count)
-
-
-def _many(one: torch.Tensor, count: int) -> torch.Tensor:
-    return one.new_empty(count, *one.shape)
-
-
-def _put(to: Weight, place: int, part: Weight) -> None:
-    if isinstance(to, Fp8Weight):
-        assert isinstance(part, Fp8Weight)
-        to.stored[place].copy_(part.stored)
-        to.scales[place].copy_(part.scales)
-    else:
-        assert isinstance(part, torch.Tensor)
-        to[place].copy_(part)
+            to.put(i, part)
+    gate_up, back = whole
+    return gate_up, back

@@ -6,17 +6,20 @@ the residual; it refuses to know attention.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from eyas.engine.checkpoint.config import FeedForwardSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.formats.projection import Projection, ProjectionLoader
+from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Fp8Weight, Normed, rounding_of
-from eyas.engine.kernels.grouped_task import Gate, Weight
-from eyas.engine.layers.mlp import GatedRoundings, down_name, gate_up_names
+from eyas.engine.kernels.blocks import Normed
+from eyas.engine.kernels.grouped_task import Gate
+from eyas.engine.layers.mlp import down_name, gate_up_names
 from eyas.engine.models.fused_residual import (
     NarrowRows,
     ScaledRows,
@@ -25,8 +28,7 @@ from eyas.engine.models.fused_residual import (
     normed_rows,
     source_of,
 )
-from eyas.engine.models.fused_step import Forward, product
-from eyas.engine.models.fused_weights import columns_of, stacked
+from eyas.engine.models.fused_step import Forward
 
 
 class FeedForward(Protocol):
@@ -35,8 +37,8 @@ class FeedForward(Protocol):
     norm: row_kernels.Norm
 
     @property
-    def in_fp8(self) -> tuple[bool, ...]:
-        """Which of its weights are."""
+    def projections(self) -> tuple[Projection, ...]:
+        """Its weights."""
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
         """At most 128 rows, with what it makes of their norm added to them."""
@@ -54,33 +56,32 @@ class DenseFeedForward:
     `post`: the gain of the norm behind it, if there is one. The norm's own gain is folded into the weights.
     """
 
-    in_fp8: tuple[bool, ...] = (False, False)
-
     def __init__(
         self,
         eps: float,
         spec: FeedForwardSpec,
-        weights: tuple[torch.Tensor, torch.Tensor],
+        weights: tuple[Projection, Projection],
         post: torch.Tensor | None,
     ) -> None:
         self.norm, self._eps, self._post = row_kernels.Norm(eps), eps, post
         self._gelu = spec.activation == "gelu_tanh"
-        self._gate_up, self.down = weights
+        self.projections = self._gate_up, self._down = weights
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
-        inner = skinny.empty_padded(residual.x.shape[0], self.down.shape[1], like=residual.x)
-        skinny.gated(source_of(residual, self._eps), self._gate_up, inner, step.context.launch, self._gelu)
-        return add_product(inner, self.down, residual, self._post, self._eps, step)
+        assert (matrix := self._gate_up.matrix) is not None
+        inner = skinny.empty_padded(residual.x.shape[0], self._down.shape[1], like=residual.x)
+        skinny.gated(source_of(residual, self._eps), matrix, inner, step.context.launch, self._gelu)
+        return add_product(inner, self._down, residual, self._post, self._eps, step)
 
     def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
-        inner = row_kernels.act_mul(product(normed.plain, self._gate_up), self._gelu, step.context.launch.pdl)
-        return product(inner, self.down)
+        made = step.product(normed, self._gate_up)
+        return step.product(row_kernels.act_mul(made, self._gelu, step.context.launch.pdl), self._down)
 
     def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
         launch = step.context.launch
-        raw = exact_wide.product(residual.x, self._gate_up, launch, "gated")
+        raw = step.exact_product(residual.x, self._gate_up, "gated")
         inner = exact_wide.act_mul(raw, residual.scales, self._gelu, launch.pdl)
-        return residual.plus(exact_wide.shares(inner, self.down, launch), self._post, self._eps, step)
+        return residual.plus(step.exact_shares(inner, self._down), self._post, self._eps, step)
 
 
 class GatedRows:
@@ -93,33 +94,22 @@ class GatedRows:
         self,
         eps: float,
         spec: FeedForwardSpec,
-        weights: tuple[Weight, Weight],
+        weights: tuple[Projection, Projection],
         gain: torch.Tensor | None = None,
         post: torch.Tensor | None = None,
     ) -> None:
-        self._gate_up, self._down = weights
-        self.norm = row_kernels.Norm(eps, gain, rounding_of(self._gate_up))
+        self.projections = self._gate_up, self._down = weights
+        self.norm = row_kernels.Norm(eps, gain, self._gate_up.rounding)
         self._post = post
-        self._gate = Gate(spec.activation == "gelu_tanh", rounding_of(self._down))
-
-    @property
-    def in_fp8(self) -> tuple[bool, ...]:
-        """Which of its weights are."""
-        return isinstance(self._gate_up, Fp8Weight), isinstance(self._down, Fp8Weight)
+        self._gate = Gate(spec.activation == "gelu_tanh", self._down.rounding)
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
         normed = normed_rows(residual.x, self.norm, step)
         return add_made(self.wide(normed, step), residual, self._post, self.norm.eps, step)
 
     def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
-        launch, few = step.context.launch, normed.plain.shape[0] <= skinny.MAX_ROWS
-        if isinstance(self._gate_up, Fp8Weight) or few or launch.exact:
-            read = normed.read_by(self._gate_up)
-            inner = step.context.products.dense_gated(read, self._gate_up, self._gate)
-        else:
-            made = product(normed.plain, self._gate_up)
-            inner = row_kernels.act_mul(made, self._gate.gelu, launch.pdl)
-        return step.product(inner, self._down)
+        read = normed.read_by(self._gate_up.rounding)
+        return step.product(self._gate_up.gated(read, step.context.products, self._gate), self._down)
 
     def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
         normed = normed_rows(residual.x, self.norm, step)
@@ -135,17 +125,28 @@ def dense(
     post: torch.Tensor | None = None,
 ) -> DenseFeedForward | GatedRows:
     """The dense feed-forward whose tensors are below `prefix`."""
-    roundings = GatedRoundings.of(weights, [prefix])
-    gate_up, down = gated_weights(weights, prefix, (config.hidden_size, spec.width), roundings)
-    if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
-        return DenseFeedForward(config.norm_eps, spec, (gate_up.mul_(gain), down), post)
+    gate_up, down = GatedLoaders.of(weights, [prefix]).pair(prefix, (config.hidden_size, spec.width))
+    if gate_up.matrix is not None and down.matrix is not None:
+        gate_up.folded(gain)
+        return DenseFeedForward(config.norm_eps, spec, (gate_up, down), post)
     return GatedRows(config.norm_eps, spec, (gate_up, down), gain, post)
 
 
-def gated_weights(
-    weights: Weights, prefix: str, down: tuple[int, int], roundings: GatedRoundings
-) -> tuple[Weight, Weight]:
-    """This rank's gate and up, stacked; and down, whose whole shape is `down` [hidden, width]."""
-    hidden, width = down
-    gate_up = stacked(weights, gate_up_names(prefix), [width, width], hidden, roundings.gate_up)
-    return gate_up, columns_of(weights, down_name(prefix), down, roundings.down)
+@dataclass(frozen=True)
+class GatedLoaders:
+    """What loads gate and up, and what loads down, of all feed-forwards that read the same rows."""
+
+    gate_up: ProjectionLoader
+    down: ProjectionLoader
+
+    @classmethod
+    def of(cls, weights: Weights, prefixes: list[str]) -> GatedLoaders:
+        """Of all feed-forwards below these prefixes alike."""
+        gate_up = [name for prefix in prefixes for name in gate_up_names(prefix)]
+        return cls(loader_of(weights, gate_up), loader_of(weights, [down_name(each) for each in prefixes]))
+
+    def pair(self, prefix: str, down: tuple[int, int]) -> tuple[Projection, Projection]:
+        """This rank's gate and up, stacked; and down, whose whole shape is `down` [hidden, width]."""
+        hidden, width = down
+        gate_up = self.gate_up.rows(gate_up_names(prefix), [width, width], hidden)
+        return gate_up, self.down.columns(down_name(prefix), down)

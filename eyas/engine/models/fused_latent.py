@@ -12,15 +12,14 @@ import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.checkpoint.config import LatentSpec, ModelConfig
-from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.formats.projection import Projection, ProjectionLoader
+from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels import skinny
-from eyas.engine.kernels.blocks import Fp8Rows, Fp8Weight, Normed, rounding_of
-from eyas.engine.kernels.grouped_task import Weight
+from eyas.engine.kernels.blocks import Normed, Rows
 from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
 from eyas.engine.layers.latent import EPS, halves_last
 from eyas.engine.models.fused_step import Forward, norm_before
-from eyas.engine.models.fused_weights import below, columns_of, in_order, stacked, whole_of
 
 
 class FusedLatent:
@@ -43,60 +42,61 @@ class FusedLatent:
         width = hidden if gain is None else gain.shape[0]
         self._first, query_gain = self._first_weight(weights, prefix, width)
         self.norm = norm_before(config, gain, self._first)
-        if isinstance(self._first, torch.Tensor) and gain is not None:
-            self._first.mul_(gain)
         self._second = None
         if spec.query_rank:
             second = f"{prefix}.q_b_proj.weight"
-            self._second = self._queries(weights, second, spec.query_rank, weights.rounding([second]))
+            self._second = self._queries(loader_of(weights, [second]), second, spec.query_rank)
         latent_gain = weights.take(f"{prefix}.kv_a_layernorm.weight", (spec.kv_rank,))
-        reads = None if self._second is None else rounding_of(self._second)
+        reads = None if self._second is None else self._second.rounding
         self._norms = InnerNorms(latent_gain, query_gain, EPS, reads)
         self._keys, self._values = _factors(spec, weights, f"{prefix}.kv_b_proj.weight")
         back, shape = f"{prefix}.o_proj.weight", (hidden, spec.num_heads * spec.value_dim)
-        self.out = columns_of(weights, back, shape, weights.rounding([back]))
+        self.out = loader_of(weights, [back]).columns(back, shape)
 
     @property
-    def in_fp8(self) -> tuple[bool, ...]:
-        """Which of its weights are in FP8: the narrow way takes none."""
-        return tuple(isinstance(weight, Fp8Weight) for weight in (self._first, self._second, self.out))
+    def projections(self) -> tuple[Projection, ...]:
+        """Its weights, those of one number of heads at a time left out."""
+        second = () if self._second is None else (self._second,)
+        return self._first, *second, self.out
 
-    def _first_weight(self, weights: Weights, prefix: str, width: int) -> tuple[Weight, torch.Tensor | None]:
+    def _first_weight(
+        self, weights: Weights, prefix: str, width: int
+    ) -> tuple[Projection, torch.Tensor | None]:
         """What the input is multiplied by first, and the gain of the queries' inner norm."""
         spec, gain, row = self._spec, None, f"{prefix}.kv_a_proj_with_mqa.weight"
         if spec.query_rank:
             query = f"{prefix}.q_a_proj.weight"
-            rounding = weights.rounding([query, row])
-            queries = whole_of(weights, query, (spec.query_rank, width), rounding)
+            loader = loader_of(weights, [query, row])
+            queries = loader.whole(query, (spec.query_rank, width))
             gain = weights.take(f"{prefix}.q_a_layernorm.weight", (spec.query_rank,))
         else:
             query = f"{prefix}.q_proj.weight"
-            rounding = weights.rounding([query, row])
-            queries = self._queries(weights, query, width, rounding)
-        kept = whole_of(weights, row, (spec.head_dim, width), rounding)
-        return below(queries, in_order(kept, self._halves_last(1, spec.head_dim, weights))), gain
+            loader = loader_of(weights, [query, row])
+            queries = self._queries(loader, query, width)
+        kept = loader.whole(row, (spec.head_dim, width))
+        return queries.below(kept.in_order(self._halves_last(1, kept))), gain
 
-    def _queries(self, weights: Weights, name: str, columns: int, rounding: Rounding | None) -> Weight:
+    def _queries(self, loader: ProjectionLoader, name: str, columns: int) -> Projection:
         """This rank's heads [heads * (plain + rotated), columns], whose rotated rows are halves."""
         spec, each = self._spec, self._spec.plain_dim + self._spec.rotated_dim
-        stored = stacked(weights, [name], [spec.num_heads * each], columns, rounding)
-        return in_order(stored, self._halves_last(stored.shape[0] // each, each, weights))
+        stored = loader.rows([name], [spec.num_heads * each], columns)
+        return stored.in_order(self._halves_last(stored.shape[0] // each, stored))
 
-    def _halves_last(self, heads: int, each: int, weights: Weights) -> torch.Tensor:
-        """Where the rows of `heads` times `each` come from, int64 [heads * each]."""
-        rows = torch.arange(heads * each, device=weights.placement.device)
-        return halves_last(rows.view(heads, each, 1), self._spec).reshape(-1)
+    def _halves_last(self, heads: int, stored: Projection) -> torch.Tensor:
+        """Where the rows of a matrix of so many heads come from, int64 [rows]."""
+        rows = torch.arange(stored.shape[0])
+        return halves_last(rows.view(heads, -1, 1), self._spec).reshape(-1)
 
     def keep_narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
         """Keeps the rows -> as of `_settled`. Not of weights in FP8."""
-        assert isinstance(self._first, torch.Tensor)
-        first = skinny.empty_padded(source.x.shape[0], self._first.shape[0], like=source.x)
-        skinny.linear(source, self._first, first, step.context.launch)
+        assert (matrix := self._first.matrix) is not None
+        first = skinny.empty_padded(source.x.shape[0], matrix.shape[0], like=source.x)
+        skinny.linear(source, matrix, first, step.context.launch)
         queries = self._settled(first, layer, step)
         assert isinstance(queries, torch.Tensor)
         return queries
 
-    def keep_wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor | Fp8Rows:
+    def keep_wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> Rows:
         """As `keep_narrow`, of any weights."""
         return self._settled(step.product(normed, self._first), layer, step)
 
@@ -104,10 +104,10 @@ class FusedLatent:
         """-> every head's values, [m, heads * value], which `out` reads. Not of weights in FP8."""
         queries = self.keep_narrow(source, layer, step)
         if self._second is not None:
-            assert isinstance(self._second, torch.Tensor)
+            assert (matrix := self._second.matrix) is not None
             inner = skinny.Source(queries)
-            queries = skinny.empty_padded(inner.x.shape[0], self._second.shape[0], like=inner.x)
-            skinny.linear(inner, self._second, queries, step.context.launch)
+            queries = skinny.empty_padded(inner.x.shape[0], matrix.shape[0], like=inner.x)
+            skinny.linear(inner, matrix, queries, step.context.launch)
         return self._attended(queries, layer, step)
 
     def wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
@@ -132,7 +132,7 @@ class FusedLatent:
         """-> what is added to the residual, but for the sum over the ranks."""
         return step.product(attended, self.out)
 
-    def _settled(self, first: torch.Tensor, layer: torch.Tensor, step: Forward) -> torch.Tensor | Fp8Rows:
+    def _settled(self, first: torch.Tensor, layer: torch.Tensor, step: Forward) -> Rows:
         """Keeps the rows; returns what queries are made of, or they themselves."""
         kv, rotation = skinny.KvRows(layer, step.rows.kv_rows), step.rotation(self._spec.rope)
         return write_latents(first, self._norms, rotation, kv, step.context.launch.pdl)

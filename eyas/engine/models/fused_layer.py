@@ -16,10 +16,14 @@ import torch
 
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.formats.projection import Projection
+from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Fp8Weight, Normed
+from eyas.engine.kernels.blocks import Normed
 from eyas.engine.kernels.scores import Scores
+from eyas.engine.layers.attention import query_key_gains, rows_order
+from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.fused_experts import FusedExperts
 from eyas.engine.models.fused_feed_forward import FeedForward, dense
 from eyas.engine.models.fused_latent import FusedLatent
@@ -33,8 +37,7 @@ from eyas.engine.models.fused_residual import (
     normed_rows,
     source_of,
 )
-from eyas.engine.models.fused_step import Forward, load_gain, norm_before
-from eyas.engine.models.fused_weights import columns_of, stacked
+from eyas.engine.models.fused_step import Forward, norm_before
 
 
 class FusedLayer:
@@ -65,14 +68,15 @@ class FusedLayer:
         else:
             parts = (weights, f"{prefix}.mlp", before, self._post_mlp)
             self._mlp = dense(config, spec.feed_forward, *parts)
-        narrow = 0 if any(self._attention.in_fp8) else skinny.MAX_ROWS
+        fused = all(each.matrix is not None for each in self._attention.projections)
+        narrow = skinny.MAX_ROWS if fused else 0
         self.exact_rows = 0 if spec.attention.latent else narrow
         self.narrow_rows = 0 if spec.attention.output_bias else narrow
 
     @property
-    def in_fp8(self) -> tuple[bool, ...]:
-        """Which of its weights are in FP8: layers of one specification may differ in that."""
-        return (*self._attention.in_fp8, *self._mlp.in_fp8)
+    def formats(self) -> tuple[type[Projection], ...]:
+        """Of its weights: layers of one specification may differ in that."""
+        return tuple(map(type, (*self._attention.projections, *self._mlp.projections)))
 
     @property
     def norm(self) -> row_kernels.Norm:
@@ -94,7 +98,6 @@ class FusedLayer:
     ) -> NarrowRows:
         """Attention reads `source`. With norms after its products the residual is changed in place."""
         attended, out = self._attention.narrow(source, layer, step), self._attention.out
-        assert isinstance(out, torch.Tensor)
         if (bias := self._attention.out_bias) is not None:
             added = narrow_product(attended, out, step.context.launch).add_(bias)
             residual = add_made(added, residual, self._post_attention, self._eps, step)
@@ -156,52 +159,51 @@ class _Attention:
         names = [f"{prefix}.{p}_proj" for p in "qkv"]
         width = hidden if gain is None else gain.shape[0]
         matrices, back = [f"{n}.weight" for n in names], f"{prefix}.o_proj.weight"
-        weight = stacked(weights, matrices, counts, width, weights.rounding(matrices))
+        heads, kv_heads = spec.num_heads // ranks, spec.num_kv_heads // ranks
+        order = rows_order(spec, heads, kv_heads)
+        self._qkv = loader_of(weights, matrices).rows(matrices, counts, width)
+        if order is not None:
+            self._qkv = self._qkv.in_order(order)
         self._bias = norms = self.out_bias = None
         if spec.qkv_bias:
             pairs = zip(names, counts, strict=True)
-            self._bias = torch.cat([weights.take_rows(f"{n}.bias", (c,)) for n, c in pairs])
+            bias = torch.cat([weights.take_rows(f"{n}.bias", (c,)) for n, c in pairs])
+            self._bias = bias if order is None else bias[order.to(bias.device)]
         if spec.head_norms:
-            gains = [load_gain(config, weights, f"{prefix}.{p}_norm.weight", dim) for p in "qk"]
+            gains = query_key_gains(config, spec, weights, prefix)
             norms = skinny.HeadNorms(torch.stack(gains), config.norm_eps)
-        self.norm = norm_before(config, gain, weight)
-        if isinstance(weight, torch.Tensor) and gain is not None:
-            weight.mul_(gain)
-        self._weight, self._norms = weight, norms
-        self._heads = row_kernels.Heads(spec.num_heads // ranks, spec.num_kv_heads // ranks, dim, norms)
+        self.norm, self._norms = norm_before(config, gain, self._qkv), norms
+        self._heads = row_kernels.Heads(heads, kv_heads, dim, norms)
         self._rope = spec.rope
         self._scores = Scores.of(spec)
-        self.out = columns_of(weights, back, (hidden, counts[0]), weights.rounding([back]))
+        self.out = loader_of(weights, [back]).columns(back, (hidden, counts[0]))
         if spec.output_bias and weights.placement.rank == 0:  # once in the sum over the ranks
             self.out_bias = weights.take(f"{prefix}.o_proj.bias", (hidden,))
 
     @property
-    def in_fp8(self) -> tuple[bool, ...]:
-        """Which of its weights are in FP8: the narrow way takes none."""
-        return tuple(isinstance(weight, Fp8Weight) for weight in (self._weight, self.out))
+    def projections(self) -> tuple[Projection, ...]:
+        """Its weights."""
+        return self._qkv, self.out
 
     @property
     def reads_normed(self) -> bool:
-        """Whether `exact_wide` is given rows that have passed their norm: they are rounded to FP8."""
-        return isinstance(self._weight, Fp8Weight)
-
-    @property
-    def _qkv(self) -> skinny.QkvWeights:
-        assert isinstance(self._weight, torch.Tensor)
-        return skinny.QkvWeights(self._weight, self._bias, self._norms)
+        """Whether `exact_wide` is given rows that have passed their norm: its product cannot do it behind."""
+        return self._qkv.matrix is None
 
     def keep_narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
         """Writes keys and values -> queries [m, heads, dim]."""
         rows, heads = step.rows, self._heads
         q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=source.x)
         kv = skinny.KvRows(layer, rows.kv_rows)
-        skinny.qkv_rope(source, self._qkv, q, step.rotation(self._rope), kv, step.context.launch)
+        assert (matrix := self._qkv.matrix) is not None
+        qkv = skinny.QkvWeights(matrix, self._bias, self._norms)
+        skinny.qkv_rope(source, qkv, q, step.rotation(self._rope), kv, step.context.launch)
         return q
 
     def keep_wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
         """As `keep_narrow`."""
         rows, heads = step.rows, self._heads
-        qkv = step.product(normed, self._weight, self._bias)
+        qkv = step.product(normed, self._qkv, self._bias)
         q = qkv.new_empty(rows.count, heads.q, heads.dim)
         kv = skinny.KvRows(layer, rows.kv_rows)
         row_kernels.rope_write(qkv, heads, q, step.rotation(self._rope), kv, step.context.launch.pdl)
@@ -225,7 +227,7 @@ class _Attention:
         multiplied by, float32 [m].
         """
         heads, kind = self._heads, "heads" if self._heads.norms else "qkv"
-        raw = step.exact_product(x, self._weight, kind, heads.dim)
+        raw = step.exact_product(x, self._qkv, kind, heads.dim)
         q, kv = x.new_empty(x.shape[0], heads.q, heads.dim), skinny.KvRows(layer, step.rows.kv_rows)
         after = exact_wide.AfterQkv(self._bias, self._norms, step.context.launch.pdl)
         exact_wide.rope_write(raw, scales, after, q, step.rotation(self._rope), kv)

@@ -17,11 +17,12 @@ from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Normed
 from eyas.engine.kernels.join import join
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.fused import FusedEnds, head_product
 from eyas.engine.models.fused_layer import FusedLayer
 from eyas.engine.models.fused_residual import NarrowRows, source_of
-from eyas.engine.models.fused_step import Forward, LayerContext, load_gain
+from eyas.engine.models.fused_step import Forward, LayerContext
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.mtp_names import dialect_of
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
 from eyas.engine.kernels.blocks import Normed
@@ -57,16 +58,17 @@ def source_of(residual: NarrowRows, eps: float) -> skinny.Source:
     return skinny.Source(residual.x, residual.sums, eps)
 
 
-def narrow_product(x: torch.Tensor, weight: torch.Tensor, launch: skinny.Launch) -> torch.Tensor:
+def narrow_product(x: torch.Tensor, weight: Projection, launch: skinny.Launch) -> torch.Tensor:
     """x [m, k] . weight [n, k]^T -> [m, n], m <= 128."""
+    assert weight.matrix is not None
     out = skinny.empty_padded(x.shape[0], weight.shape[0], like=x)
-    skinny.linear(skinny.Source(x), weight, out, launch)
+    skinny.linear(skinny.Source(x), weight.matrix, out, launch)
     return out
 
 
 def add_product(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Projection,
     residual: NarrowRows,
     post: torch.Tensor | None,
     eps: float,
@@ -79,10 +81,11 @@ def add_product(
     source, launch, rows = skinny.Source(x), step.context.launch, residual.x
     if post is not None or step.context.group.ranks > 1:
         return add_made(narrow_product(x, weight, launch), residual, post, eps, step)
+    assert (matrix := weight.matrix) is not None
     out = skinny.empty_padded(*rows.shape, like=rows)
-    parts = skinny.linear_parts(source, weight, launch)
+    parts = skinny.linear_parts(source, matrix, launch)
     sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
-    skinny.linear(source, weight, out, launch, rows, sums)
+    skinny.linear(source, matrix, out, launch, rows, sums)
     return NarrowRows(out, sums)
 
 

@@ -15,12 +15,12 @@ import torch
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels import exact_wide, skinny, vendor
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Fp8Rows, Normed, rounding_of
+from eyas.engine.kernels.blocks import Normed
+from eyas.engine.kernels.blocks import Rows as ProductRows
 from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Weight
 from eyas.engine.kernels.grouped_tiles import Table, measured
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.layers.rotary import Angles
@@ -101,56 +101,32 @@ class Forward:
         return skinny.Rotation(*self.context.angles[rope], self.rows.positions)
 
     def product(
-        self, x: torch.Tensor | Fp8Rows | Normed, weight: Weight, bias: torch.Tensor | None = None
+        self, x: ProductRows | Normed, weight: Projection, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `product`, whatever the weight is stored in; x may be rounded as it is read.
-
-        Exact, a row's bits follow the row alone.
-        """
-        x = x.read_by(weight) if isinstance(x, Normed) else x
-        if isinstance(weight, torch.Tensor) and not self.context.launch.exact:
-            assert isinstance(x, torch.Tensor)
-            return product(x, weight, bias)
-        made = self.context.products.dense(x, weight)
-        return made if bias is None else made.add_(bias)
+        """x [m, k] . weight [n, k]^T + bias -> [m, n], for any number of rows."""
+        read = x.read_by(weight.rounding) if isinstance(x, Normed) else x
+        return weight.apply(read, self.context.products, bias)
 
     def exact_product(
-        self, x: torch.Tensor, weight: Weight, kind: str = "linear", span: int = 0
+        self, x: torch.Tensor, weight: Projection, kind: str = "linear", span: int = 0
     ) -> torch.Tensor:
         """x [m, k] . weight [n, k]^T -> [m, n], for any number of rows, by the bits of narrow steps.
 
         `kind` and `span` as of `skinny_tiles.Shape`.
         """
-        if isinstance(weight, torch.Tensor):
-            return exact_wide.product(x, weight, self.context.launch, kind, span)
-        return self.context.products.dense(x, weight)
+        return exact_wide.total(self.exact_shares(x, weight, kind, span), x.dtype)
 
-    def exact_shares(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
-        """The same of a linear product, as `exact_wide.shares` gives it: for those who add up stretches."""
-        if isinstance(weight, torch.Tensor):
-            return exact_wide.shares(x, weight, self.context.launch)
-        return self.context.products.dense(x, weight)
+    def exact_shares(
+        self, x: torch.Tensor, weight: Projection, kind: str = "linear", span: int = 0
+    ) -> torch.Tensor:
+        """The same, as `exact_wide.shares` gives it: for those who add up stretches."""
+        return weight.exact_shares(x, self.context.products, kind, span)
 
 
-def load_gain(config: ModelConfig, weights: Weights, name: str, size: int) -> torch.Tensor:
-    """The gain [size] of a norm, stored less the model's offset.
-
-    With an offset it is float32: near 1 a shorter type would lose the digits that are stored.
-    """
-    if config.norm_offset == 0.0:
-        return weights.take(name, (size,))
-    return weights.take(name, (size,), torch.float32).add_(config.norm_offset)
-
-
-def norm_before(config: ModelConfig, gain: torch.Tensor | None, weight: Weight) -> row_kernels.Norm:
-    """Of what `weight` multiplies. Weights that are not in FP8 have the gain in them."""
-    rounding = rounding_of(weight)
-    return row_kernels.Norm(config.norm_eps, gain if rounding else None, rounding)
-
-
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [m, k], weight [n, k], bias [n] -> x . weight^T + bias [m, n], for any number of rows."""
-    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+def norm_before(config: ModelConfig, gain: torch.Tensor | None, weight: Projection) -> row_kernels.Norm:
+    """Of what `weight` multiplies, which takes the gain into itself if its format can."""
+    left = None if gain is None else weight.folded(gain)
+    return row_kernels.Norm(config.norm_eps, left, weight.rounding)
 
 
 def product_float32(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.Launch) -> None:

@@ -8,6 +8,7 @@ has them. A missing key is a KeyError and a value of the wrong kind a ValueError
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import Activation, AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.quantized import read_quantized
 from eyas.engine.checkpoint.rope import DEFAULT_ROPE_THETA, MOST_CONTEXT, Rope
-from eyas.engine.checkpoint.values import MOST, Raw, number, said, switch, whole, words
+from eyas.engine.checkpoint.values import MOST, Raw, number, numbers, said, switch, whole, words
 
 MOST_LAYERS, MOST_HEADS, MOST_COLUMNS = 4096, 65536, 2**24
 """Of a model: far above any that there is, so that a slip of the pen is no attempt to make it."""
@@ -166,10 +167,13 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
     """
     told = partial(number, scaling, within="rope_scaling")
     theta = told("rope_theta", number(raw, "rope_theta", theta))
-    kind = scaling.get("rope_type") or "default"
     share = told("partial_rotary_factor", number(raw, "partial_rotary_factor", 1.0))
-    if share != 1.0:
-        raise ConfigError(f"partial_rotary_factor {share} is not supported: heads are rotated whole")
+    return dataclasses.replace(_rope_of_kind(raw, scaling, theta), share=share)
+
+
+def _rope_of_kind(raw: Raw, scaling: Mapping[str, Any], theta: float) -> Rope:
+    told = partial(number, scaling, within="rope_scaling")
+    kind = scaling.get("rope_type") or "default"
     if kind == "default":
         return Rope(theta=theta)
     if kind == "linear":
@@ -177,7 +181,8 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
     context = _trained(raw)
     if kind == "dynamic":
         return Rope(theta=theta, kind="dynamic", factor=told("factor"), original_context=context)
-    original = whole(scaling, "original_max_position_embeddings", context, least=1, most=MOST_CONTEXT)
+    trained = whole(raw, "original_max_position_embeddings", context, least=1, most=MOST_CONTEXT)
+    original = whole(scaling, "original_max_position_embeddings", trained, least=1, most=MOST_CONTEXT)
     if kind == "llama3":
         return Rope(
             theta=theta,
@@ -199,7 +204,18 @@ def read_rope(raw: Raw, scaling: Mapping[str, Any], theta: float = DEFAULT_ROPE_
             attention_factor=_yarn_attention_factor(scaling, factor),
             truncate=switch(scaling, "truncate", True),
         )
-    known = "default, linear, dynamic, yarn and llama3 are"
+    if kind == "longrope":
+        stretch = told("factor", context / original)
+        usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1.0 else 1.0
+        return Rope(
+            theta=theta,
+            kind="longrope",
+            original_context=original,
+            attention_factor=told("attention_factor", usual),
+            short_factors=numbers(scaling, "short_factor"),
+            long_factors=numbers(scaling, "long_factor"),
+        )
+    known = "default, linear, dynamic, yarn, llama3 and longrope are"
     raise ConfigError(f"rope type {said(kind)} is not supported ({known})")
 
 

@@ -58,6 +58,8 @@ def _layer_refusal(layer: LayerSpec) -> str:
         if found not in kinds:
             return f"layers whose {part.replace('_', '-')} is a {found.__name__}"
     norms, attention, mlp = layer.norms, layer.attention, layer.feed_forward
+    if attention.row_norms:
+        return "norms over whole rows of queries and keys"
     if isinstance(attention, LatentSpec):
         if why := _latent_refusal(attention):
             return why
@@ -93,6 +95,8 @@ def _blocks_refusal(layer: LayerSpec) -> str:
         if attention.plain_dim % attention.rotated_dim or attention.rotated_dim > FP8_SIDE:
             return "rotated rows that do not lie in one FP8 block"
     else:
+        if attention.rope.share != 1.0 and FP8_SIDE % attention.head_dim:
+            return f"heads of {attention.head_dim} that are rotated in part, in FP8 blocks"
         sizes["rows of q_proj"] = attention.num_heads * attention.head_dim
         sizes["rows of k_proj"] = attention.num_kv_heads * attention.head_dim
     if isinstance(mlp, ExpertsSpec):

@@ -1,0 +1,1 @@
+"""Formats of weights: a file each, behind one interface."""

@@ -1,0 +1,97 @@
+"""A weight in some format, and what makes it of stored tensors: all that layers know of weights.
+
+A format is a file beside this one with a `Projection` and its `ProjectionLoader`, and a line in `table.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.kernels.blocks import Rows, StoredWeight
+from eyas.engine.kernels.grouped import Products
+from eyas.engine.kernels.grouped_task import Gate
+
+
+@dataclass(frozen=True)
+class Projection(ABC):
+    """A matrix [n, k], or one for each expert [experts, n, k]: rows x [m, k] become x . matrix^T [m, n].
+
+    `weight`: what kernels read. The format chooses the kernel of a product, by the number of rows.
+    """
+
+    weight: StoredWeight
+
+    @property
+    def shape(self) -> torch.Size:
+        """[n, k], or [experts, n, k]."""
+        return self.weight.shape
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """How products round the rows that they read; None: not at all."""
+        return self.weight.rounding
+
+    @property
+    @abstractmethod
+    def matrix(self) -> torch.Tensor | None:
+        """The numbers themselves, for products into which other work is fused; None: there are none."""
+
+    @abstractmethod
+    def folded(self, gain: torch.Tensor) -> torch.Tensor | None:
+        """Multiplies the columns by a norm's gain [k] if the format can; what of it is left to the norm."""
+
+    @abstractmethod
+    def apply(self, x: Rows, products: Products, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """The product of x [m, k], plus a bias [n]: [m, n]. If exact, a row's bits follow from the row."""
+
+    @abstractmethod
+    def gated(self, x: Rows, products: Products, gate: Gate) -> Rows:
+        """Of a matrix [gate ; up] act(gate) * up [m, n / 2]; rounded as `gate` says, if done at once."""
+
+    @abstractmethod
+    def exact_shares(self, x: torch.Tensor, products: Products, kind: str, span: int) -> torch.Tensor:
+        """The product with the bits of fused ones, as `exact_wide.shares` gives it; `kind` and `span` as of
+        `skinny_tiles.Shape`.
+        """
+
+    @abstractmethod
+    def below(self, lower: Projection) -> Projection:
+        """With another of the same format and width below it; in blocks this one has whole blocks."""
+
+    @abstractmethod
+    def in_order(self, rows: torch.Tensor) -> Projection:
+        """With those rows, int64 [n], in this order; in blocks no row leaves its block."""
+
+    @abstractmethod
+    def room(self, count: int) -> Self:
+        """Memory for as many of these, [count, n, k]."""
+
+    @abstractmethod
+    def put(self, place: int, part: Projection) -> None:
+        """Copies one into its place of `room`."""
+
+
+class ProjectionLoader(Protocol):
+    """Makes projections of stored tensors that products read alike. Shapes are those of the whole tensors.
+
+    Every method raises ConfigError, by name, for what a tensor, or a rank's share of it, cannot be.
+    """
+
+    @classmethod
+    def of(cls, weights: Weights, names: list[str]) -> Self | None:
+        """For these tensors together; None: they are not all of this format."""
+
+    def rows(self, names: list[str], rows: list[int], columns: int) -> Projection:
+        """This rank's rows of each matrix, one below the other: [sum(rows) / ranks, columns]."""
+
+    def columns(self, name: str, shape: tuple[int, int]) -> Projection:
+        """This rank's columns of one matrix: [shape[0], shape[1] / ranks]."""
+
+    def whole(self, name: str, shape: tuple[int, int]) -> Projection:
+        """One matrix, the same on every rank."""
