@@ -38,11 +38,11 @@ from eyas.common.errors import ConfigError
 from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import PagedAttention
+from eyas.engine.formats import dense
 from eyas.engine.kernels import skinny
 from eyas.engine.kernels.skinny_tiles import tile_for
 from eyas.engine.loading import arithmetic
 from eyas.engine.loading.startup import Start
-from eyas.engine.models import fused_feed_forward
 from eyas.engine.models.fused import FusedDecoder
 from tests.gpu import atomic_sums
 from tests.gpu.exact_rig import KINDS, ONE_WAY, Bed, Engine, Ledger, Way, asked
@@ -94,7 +94,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
         arithmetic, ExactAttention=PagedAttention, ExactLatents=PagedLatents
     ),
     "today's wide rows": lambda: patch.object(FusedDecoder, "_exact_wide", FusedDecoder._wide),
-    ATOMICS: lambda: patch.object(fused_feed_forward, "exact_wide", atomic_sums.instead()),
+    ATOMICS: lambda: patch.object(dense, "exact_wide", atomic_sums.instead()),
 }
 BY_WAYS = ("k cut by rows", "today's wide rows", ATOMICS)
 """Hazards of models whose layers have two ways."""
