@@ -175,7 +175,7 @@ def test_logits_are_transformers(references: dict[str, Reference], family: str, 
 
 def check(reference: Reference, device: Device, slack: float) -> None:
     """Raises AssertionError with the greatest error, if it is too great, or a greedy token is wrong."""
-    assert device.model.narrow_rows == skinny.MAX_ROWS
+    assert device.model.few_rows == skinny.MAX_ROWS
     found = device.prompts([prompt[:-ANSWER] for prompt in reference.prompts])
     worst, spread = 0.0, min(float(logits.std()) for logits in reference.logits)
     assert spread > 0.5, "the logits say too little"

@@ -91,7 +91,7 @@ def logits_differ(fused: Path, plain: Path) -> float:
     twin = Twin(rig.config, rig.pool, torch.zeros(SLOTS, 16, dtype=torch.int32))
     with FolderWeights(fused, quantized=rig.config.fp8) as weights:
         model = FusedDecoder(rig.config, weights, twin.context)
-    assert model.narrow_rows == 0
+    assert model.few_rows == 0
     differences: list[torch.Tensor] = []
     for rounds, chunks, spans, tokens in Steps(rig, FIRST["narrow"]):
         expected = rig.model.logits(rig.forward(spans, tokens.tolist())[0])

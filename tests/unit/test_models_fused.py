@@ -149,6 +149,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama_yarn": {},
     "llama_biases": {},
     "mistral": {"sliding_window": WINDOW},
+    "olmo2": {},
     "phi3": {"sliding_window": WINDOW},
     "phi3_short": {},
     "qwen2": {},
@@ -157,7 +158,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": WINDOW},
     "gemma3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
 }
-WAYS = [("narrow", family) for family in FAMILIES] + [("wide", f) for f in ("qwen2", "qwen3", "gemma2")]
+WAYS = [("narrow", family) for family in FAMILIES] + [
+    ("wide", f) for f in ("qwen2", "qwen3", "gemma2", "olmo2")
+]
 
 
 @pytest.mark.parametrize(("way", "family"), WAYS)
@@ -165,7 +168,14 @@ def test_every_family(tmp_path: Path, way: str, family: str) -> None:
     """Of few rows all but one take the narrow way: no kernel of it adds an output bias."""
     write_family(tmp_path, family, vocab_size=128, num_hidden_layers=LAYERS, **FAMILIES[family])
     model = same_forwards(tmp_path, FIRST[way])
-    assert model.narrow_rows == (0 if family == "llama_biases" else skinny.MAX_ROWS)
+    assert model.few_rows == (0 if family in ("llama_biases", "olmo2") else skinny.MAX_ROWS)
+
+
+def test_norms_over_whole_rows_between_what_is_fused(tmp_path: Path) -> None:
+    """Few rows: q, k and v by default verbs, everything else by kernels."""
+    sizes = {"vocab_size": 128, "num_hidden_layers": LAYERS, "attention_bias": False}
+    write_family(tmp_path, "olmo2", **sizes)
+    assert same_forwards(tmp_path, FIRST["narrow"]).few_rows == skinny.MAX_ROWS
 
 
 @pytest.mark.parametrize("first", FIRST.values(), ids=FIRST.keys())
@@ -214,7 +224,7 @@ def test_every_field_of_a_specification_is_known() -> None:
         LayerSpec: "attention feed_forward norms",
         AttentionSpec: "num_heads num_kv_heads head_dim rope scale window unseen soft_cap qkv_bias "
         "output_bias head_norms row_norms",
-        FeedForwardSpec: "width activation",
+        FeedForwardSpec: "width activation bias",
         Norms: "before_attention after_attention before_feed_forward after_feed_forward",
     }
     for spec, names in known.items():
@@ -235,8 +245,6 @@ class Experts:
         ({}, ""),
         ({"feed_forward": Experts(96)}, "layers whose feed-forward is a Experts"),
         ({"feed_forward": FeedForwardSpec(90)}, "intermediate_size 90 (a multiple of 16 is needed)"),
-        ({"norms": Norms(before_feed_forward="")}, "layers whose feed-forward reads rows without a norm"),
-        ({"norms": Norms(after_attention="n")}, "layers with a norm after one of their halves"),
     ],
 )
 def test_what_no_kernel_computes_is_refused_by_name(target: Path, change: dict[str, Any], why: str) -> None:

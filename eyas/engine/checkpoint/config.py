@@ -20,7 +20,6 @@ from eyas.engine.checkpoint.quantized import Fp8
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, Rope
 from eyas.engine.kv.format import KvFormat
 
-Activation = Literal["silu", "gelu_tanh"]
 Scores = Literal["softmax", "sigmoid"]
 Value = TypeVar("Value")
 
@@ -90,10 +89,14 @@ class LatentSpec(AttentionSpec):
 
 @dataclasses.dataclass(frozen=True)
 class FeedForwardSpec:
-    """down(activation(gate(x)) * up(x)); `width`: rows of gate and of up."""
+    """down(activation(gate(x), up(x))), "silu" being silu(gate) * up; `width`: rows of gate and of up.
+
+    `activation`: a name in `eyas.engine.layers.activations`. `bias`: gate, up and down have one each.
+    """
 
     width: int
-    activation: Activation = "silu"
+    activation: str = "silu"
+    bias: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,8 @@ class DenseProjection(Projection):
             return products.dense_gated(x, self.weight, gate)
         return act_mul(product(x, self.matrix), gate.gelu, products.launch.pdl)
 
-    def exact_shares(self, x: torch.Tensor, products: Products, kind: str, span: int) -> torch.Tensor:
+    def exact_shares(self, x: Rows, products: Products, kind: str, span: int) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
         return exact_wide.shares(x, self.matrix, products.launch, kind, span)
 
     def below(self, lower: Projection) -> DenseProjection:

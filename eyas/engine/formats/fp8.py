@@ -43,7 +43,7 @@ class Fp8Projection(Projection):
             return act_mul_rounded(made, gate.rounding, gate.gelu, pdl)
         return act_mul(made, gate.gelu, pdl)
 
-    def exact_shares(self, x: torch.Tensor, products: Products, kind: str, span: int) -> torch.Tensor:
+    def exact_shares(self, x: Rows, products: Products, kind: str, span: int) -> torch.Tensor:
         return products.dense(x, self.weight)
 
     def below(self, lower: Projection) -> Fp8Projection:

@@ -55,7 +55,7 @@ class Projection(ABC):
         """Of a matrix [gate ; up] act(gate) * up [m, n / 2]; rounded as `gate` says, if done at once."""
 
     @abstractmethod
-    def exact_shares(self, x: torch.Tensor, products: Products, kind: str, span: int) -> torch.Tensor:
+    def exact_shares(self, x: Rows, products: Products, kind: str, span: int) -> torch.Tensor:
         """The product with the bits of fused ones, as `exact_wide.shares` gives it; `kind` and `span` as of
         `skinny_tiles.Shape`.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from eyas.engine.checkpoint.config import FeedForwardSpec
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.layers.linear import Linear, in_blocks
 
 
@@ -50,9 +50,14 @@ class GatedMlp:
     ) -> None:
         rounding, inner = roundings or GatedRoundings.of(weights, [prefix]), spec.width
         gate_up = weights.stack(gate_up_names(prefix), [inner, inner], hidden)
-        self._gate_up = Linear(gate_up, rounding=rounding.gate_up)
-        self._down = Linear(weights.take(down_name(prefix), (hidden, inner)), rounding=rounding.down)
-        self._turned = {"silu": _silu, "gelu_tanh": _gelu_tanh}[spec.activation]
+        bias = down_bias = None
+        if spec.bias:
+            names = [f"{prefix}.{part}_proj.bias" for part in ("gate", "up")]
+            bias = torch.cat([weights.take(name, (inner,)) for name in names])
+            down_bias = weights.take(f"{prefix}.down_proj.bias", (hidden,))
+        self._gate_up = Linear(gate_up, bias, rounding.gate_up)
+        self._down = Linear(weights.take(down_name(prefix), (hidden, inner)), down_bias, rounding.down)
+        self._activation = ACTIVATIONS[spec.activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, hidden] -> [R, hidden]."""
@@ -60,17 +65,4 @@ class GatedMlp:
         return in_blocks(self._block, x)
 
     def _block(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        # Each activation is gate / (1 + exp(turned gate)). Not F.silu, nor F.gelu: their vector bodies and
-        # scalar tails round differently, so a value's bits would depend on where in the tensor it stands.
-        # exp, products and quotients do not have that fault.
-        return self._down((gate * up).div_(self._turned(gate).exp_().add_(1.0)))
-
-
-def _silu(gate: torch.Tensor) -> torch.Tensor:
-    return -gate
-
-
-def _gelu_tanh(gate: torch.Tensor) -> torch.Tensor:
-    """gate * (1 + tanh(t)) / 2 is gate / (1 + exp(-2 t)), t = sqrt(2 / pi) * (gate + 0.044715 gate ** 3)."""
-    return (gate * gate).mul_(0.044715).add_(1.0).mul_(gate).mul_(-2.0 * math.sqrt(2.0 / math.pi))
+        return self._down(self._activation(*self._gate_up(x).chunk(2, dim=-1)))

@@ -35,6 +35,7 @@ from eyas.engine.kernels.scores import Scores
 from eyas.engine.loading.fold_check import unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.tile_check import check_tiles, products_of
+from eyas.engine.models.feed_forward import GATES
 from eyas.engine.models.fused_step import RowAttention
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
@@ -144,6 +145,13 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
         return f"there are no exact kernels yet for --kv-cache-dtype {config.kv_cache_dtype}"
     if config.uniform_experts:
         return "chance chooses experts by a row's place: leave --uniform-experts out"
+    for layer in target.layers:
+        if layer.attention.row_norms:
+            return "there are no exact kernels yet for norms over whole rows of queries and keys"
+        if layer.feed_forward.bias or layer.feed_forward.activation not in GATES:
+            return (
+                "there are no exact kernels yet for this model's feed-forward, its biases or its activation"
+            )
     return ""
 
 

@@ -248,7 +248,7 @@ def _models(
     with loaded.weights(KvKind.TARGET) as weights:
         model = FusedDecoder(loaded.target, weights, context(KvKind.TARGET, arithmetic.products))
     log = logging.getLogger("eyas.engine")
-    if not model.narrow_rows and any(layer.attention.output_bias for layer in loaded.target.layers):
+    if not model.few_rows and any(layer.attention.output_bias for layer in loaded.target.layers):
         text = "steps of few rows are slower than they could be: no kernel adds this model's output biases"
         log.warning(text)
     if loaded.uniform_experts:

@@ -1,6 +1,6 @@
 """Any decoder on a GPU: the equations of `eyas.engine.models.decoder`, whose results are its test.
 
-A layer is `eyas.engine.models.fused_layer`'s; here are the embedding, the way through all layers, and the
+A layer is `eyas.engine.models.layer`'s; here are the embedding, the way through all layers, and the
 output head. It knows specifications, never families; where a step's rows come from is `eyas.engine.device`'s
 business, how they attend is the attention's.
 """
@@ -8,20 +8,24 @@ business, how they attend is the attention's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels import exact_wide, skinny
 from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels import skinny
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
-from eyas.engine.models.fused_layer import FusedLayer, load_input_gain
-from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, WideRows
 from eyas.engine.models.fused_step import Forward, LayerContext, product_float32
+from eyas.engine.models.layer import DeviceLayer, load_input_gain
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.exact_rows import ExactRows
+from eyas.engine.models.ops.few_rows import FewRows
+from eyas.engine.models.ops.many_rows import ManyRows
 from eyas.engine.models.unread import check_layers, check_tied
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.shards import config_of_rank
@@ -52,8 +56,8 @@ class FusedEnds:
 class FusedDecoder:
     """A `DeviceModel`: a decoder on one GPU, or one rank's share of it.
 
-    `lm_head`: its rows of the vocabulary. `narrow_rows`: of how many rows, at most, a forward takes the
-    narrow way through its layers. Raises ValueError for what the exact arithmetic cannot compute yet, if the
+    `lm_head`: its rows of the vocabulary. `few_rows`: of how many rows, at most, a forward goes through its
+    layers by `FewRows`. Raises ValueError for what the exact arithmetic cannot compute yet, if the
     context asks for it.
     """
 
@@ -71,9 +75,9 @@ class FusedDecoder:
         for i, spec in enumerate(config.layers):
             prefix = f"model.layers.{i}"
             gain = load_input_gain(config, weights, spec, prefix)
-            self.layers.append(FusedLayer(config, spec, weights, prefix, gain))
+            self.layers.append(DeviceLayer(config, spec, weights, prefix, gain))
         exact = context.launch.exact
-        self.narrow_rows = min(layer.exact_rows if exact else layer.narrow_rows for layer in self.layers)
+        self.few_rows = min(layer.exact_rows if exact else layer.few_rows for layer in self.layers)
         self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
         check_layers(config, weights)
 
@@ -87,9 +91,14 @@ class FusedDecoder:
         """
         step = Forward.of(rows, self._context)
         tapped = skinny.empty_padded(rows.count, len(taps), self.config.hidden_size, like=self.embedding)
-        wide = self._exact_wide if self._context.launch.exact else self._wide
-        run = self._narrow if rows.count <= self.narrow_rows else wide
-        x = run(step, pool, taps, tapped)
+        way = FewRows if rows.count <= self.few_rows else ExactRows if step.context.launch.exact else ManyRows
+        ops: Ops[Any, Any] = way(step, self.config.norm_eps)
+        residual = ops.embed(self.embedding, self.config.embedding_scale)
+        for i, layer in enumerate(self.layers):
+            read, residual = ops.norm(residual, layer.norm)
+            self._keep(tapped, taps, i, residual.x)
+            residual = layer(read, residual, pool.layer(i), ops)
+        x = ops.leave(residual)
         self._keep(tapped, taps, len(self.layers), x)
         return x, tapped.view(rows.count, -1)
 
@@ -125,39 +134,6 @@ class FusedDecoder:
         for place, wanted in enumerate(taps):
             if wanted == layer:
                 row_kernels.put_rows(x, tapped, place, self._pdl)
-
-    def _narrow(
-        self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
-    ) -> torch.Tensor:
-        scale, exact = self.config.embedding_scale, self._context.launch.exact
-        residual = NarrowRows(
-            *row_kernels.embed(
-                step.rows.tokens, self.embedding, sums=True, scale=scale, pdl=self._pdl, exact=exact
-            )
-        )
-        for i, layer in enumerate(self.layers):
-            self._keep(tapped, taps, i, residual.x)
-            residual = layer.narrow(layer.source(residual), residual, pool.layer(i), step)
-        return residual.x
-
-    def _wide(self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor) -> torch.Tensor:
-        x, _ = row_kernels.embed(step.rows.tokens, self.embedding, scale=self.config.embedding_scale)
-        residual = WideRows(x, torch.zeros_like(x))
-        for i, layer in enumerate(self.layers):
-            normed = layer.settle(residual, self._pdl)
-            self._keep(tapped, taps, i, x)
-            residual = layer.wide(normed, x, pool.layer(i), step)
-        return residual.settled(self.config.norm_eps, self._pdl)
-
-    def _exact_wide(
-        self, step: Forward, pool: KvPool, taps: tuple[int, ...], tapped: torch.Tensor
-    ) -> torch.Tensor:
-        x, _ = row_kernels.embed(step.rows.tokens, self.embedding, scale=self.config.embedding_scale)
-        residual = ScaledRows(x, exact_wide.settle(x, self.config.norm_eps, pdl=self._pdl))
-        for i, layer in enumerate(self.layers):
-            self._keep(tapped, taps, i, residual.x)
-            residual = layer.exact_wide(residual, pool.layer(i), step)
-        return residual.x
 
 
 def head_product(

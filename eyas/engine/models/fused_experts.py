@@ -8,10 +8,11 @@ share experts, whole (`LayerContext.sharers`).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, ModelConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels import combine, route, single
@@ -20,9 +21,10 @@ from eyas.engine.kernels.blocks import Normed, StoredWeight
 from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.skinny import empty_padded
 from eyas.engine.kernels.skinny_tiles import Table, Tile
-from eyas.engine.models.fused_feed_forward import GatedLoaders, GatedRows
+from eyas.engine.models.feed_forward import GATES, GatedLoaders
 from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, add_over_ranks, normed_rows
 from eyas.engine.models.fused_step import Forward, product_float32
+from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.refusal import MOST_CHOSEN
 
 SIDE = 16
@@ -30,7 +32,7 @@ SIDE = 16
 
 
 class FusedExperts:
-    """As `FeedForward`. The router reads rows, and has weights, of the model's type, and sums in float32."""
+    """A layer's feed-forward. The router's rows and weights are of the model's type, its sums float32."""
 
     def __init__(
         self, config: ModelConfig, spec: ExpertsSpec, weights: Weights, prefix: str, gain: torch.Tensor
@@ -50,21 +52,23 @@ class FusedExperts:
         names = [*(every[i] for i in self._own), *[shared] * self._joined]
         self._gate_up, self._down = _experts((config.hidden_size, spec.width), names, loaders)
         self._per_row = spec.per_row + self._joined
-        self._gate = Gate(spec.activation == "gelu_tanh", self._down.rounding)
+        self._gate = Gate(GATES[spec.activation], self._down.rounding)
         rounding = self._gate_up.rounding if len(self._own) == spec.experts else None
         self.norm = row_kernels.Norm(config.norm_eps, gain, rounding)
         self._shared = None
         if spec.shared_width and not self._joined:
-            beside = FeedForwardSpec(spec.shared_width, spec.activation)
-            shape = (config.hidden_size, beside.width)
-            pair = GatedLoaders.of(weights, [shared]).pair(shared, shape)
-            self._shared = GatedRows(config.norm_eps, beside, pair)
+            shape = (config.hidden_size, spec.shared_width)
+            self._shared = GatedLoaders.of(weights, [shared]).pair(shared, shape)
 
     @property
     def projections(self) -> tuple[Projection, ...]:
         """Its weights; the shared expert's last."""
         own = self._gate_up, self._down
-        return own if self._shared is None else (*own, *self._shared.projections)
+        return own if self._shared is None else (*own, *self._shared)
+
+    def __call__(self, residual: Any, ops: Ops[Any, Any]) -> Any:
+        """The residual with what it makes of it added."""
+        return ops.experts(residual, self)
 
     def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
         """At most 128 rows, with what it makes of their norm added to them."""
@@ -104,7 +108,8 @@ class FusedExperts:
         made = self._made_by_own(rows, chosen, step)
         sums = combine.combine_held(made, chosen.weights, chosen.experts, launch.pdl)
         added = sharers.sum_for_owners(sums, empty_padded(m, hidden, like=sums))
-        return added if self._shared is None else added.add_(self._shared.wide(normed, step))
+        beside = self._beside(normed, step)
+        return added if beside is None else added.add_(beside)
 
     def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
         """As `narrow`, of any number of rows."""
@@ -151,7 +156,16 @@ class FusedExperts:
         one does, if it is not among them.
         """
         made = self._made_by_own(normed, chosen, step)
-        return made, chosen.weights, None if self._shared is None else self._shared.wide(normed, step)
+        return made, chosen.weights, self._beside(normed, step)
+
+    def _beside(self, normed: Normed, step: Forward) -> torch.Tensor | None:
+        """What the shared expert makes of rows, if it is not among the others."""
+        if self._shared is None:
+            return None
+        gate_up, down = self._shared
+        gate = Gate(self._gate.gelu, down.rounding)
+        inner = gate_up.gated(normed.read_by(gate_up.rounding), step.context.products, gate)
+        return step.product(inner, down)
 
     def _made_by_own(self, normed: Normed, chosen: route.Chosen, step: Forward) -> torch.Tensor:
         """[m * those of a row, hidden]; nothing where a choice is of none."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels import skinny
-from eyas.engine.kernels.blocks import Normed
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.models.fused_layer import FusedLayer, load_input_gain
-from eyas.engine.models.fused_residual import NarrowRows
 from eyas.engine.models.fused_step import Forward
+from eyas.engine.models.layer import DeviceLayer, load_input_gain
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.few_rows import FewRows
+from eyas.engine.models.ops.many_rows import ManyRows
 
 
 def product(
@@ -38,46 +40,36 @@ class HeadLayers:
 
     def __init__(self, config: ModelConfig, weights: Weights, gain: torch.Tensor | None) -> None:
         first, *others = config.layers
-        self._layers = [FusedLayer(config, first, weights, "layers.0", gain)]
+        self._layers = [DeviceLayer(config, first, weights, "layers.0", gain)]
         for i, spec in enumerate(others, 1):
             own = load_input_gain(config, weights, spec, f"layers.{i}")
-            self._layers.append(FusedLayer(config, spec, weights, f"layers.{i}", own))
-        self._narrow_rows = min(layer.narrow_rows for layer in self._layers)
+            self._layers.append(DeviceLayer(config, spec, weights, f"layers.{i}", own))
+        self._few_rows = min(layer.few_rows for layer in self._layers)
         self._eps = config.norm_eps
 
     def __call__(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         """given [m, width], the residual x [m, hidden], which is kept -> the residual after all layers."""
         last, own = self._layers[-1], pool.layer(len(self._layers) - 1)
-        if step.rows.count <= self._narrow_rows:
-            source, residual = self._above_narrow(given, x, pool, step)
-            return last.narrow(source, residual, own, step).x
-        normed, x = self._above_wide(given, x, pool, step)
-        return last.wide(normed, x, own, step).settled(self._eps, step.context.launch.pdl)
+        ops = ops_of(step, self._few_rows, self._eps)
+        return ops.leave(last(*self._above(given, x, pool, ops), own, ops))
 
     def keep(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> None:
         """The same, as far as it writes the rows' KV: nothing of the last layer reads it."""
         last, own = self._layers[-1], pool.layer(len(self._layers) - 1)
-        if step.rows.count <= self._narrow_rows:
-            last.keep_narrow(self._above_narrow(given, x, pool, step)[0], own, step)
-        else:
-            last.keep_wide(self._above_wide(given, x, pool, step)[0], own, step)
+        ops = ops_of(step, self._few_rows, self._eps)
+        last.keep(self._above(given, x, pool, ops)[0], own, ops)
 
-    def _above_narrow(
-        self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward
-    ) -> tuple[skinny.Source, NarrowRows]:
+    def _above(
+        self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, ops: Ops[Any, Any]
+    ) -> tuple[Any, Any]:
         """What the last layer's attention reads, and the residual, after all layers before it."""
-        source, residual = skinny.Source(given), NarrowRows(x)
+        read, residual = ops.given(given), ops.residual(x)
         for i, (layer, after) in enumerate(pairwise(self._layers)):
-            residual = layer.narrow(source, residual, pool.layer(i), step)
-            source = after.source(residual)
-        return source, residual
+            residual = layer(read, residual, pool.layer(i), ops)
+            read, residual = ops.norm(residual, after.norm)
+        return read, residual
 
-    def _above_wide(
-        self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward
-    ) -> tuple[Normed, torch.Tensor]:
-        """The same."""
-        normed, x = Normed(given), x.clone()
-        for i, (layer, after) in enumerate(pairwise(self._layers)):
-            residual = layer.wide(normed, x, pool.layer(i), step)
-            normed, x = after.settle(residual, step.context.launch.pdl), residual.x
-        return normed, x
+
+def ops_of(step: Forward, few_rows: int, eps: float) -> Ops[Any, Any]:
+    """The verbs of a head's layers, which are never exact."""
+    return (FewRows if step.rows.count <= few_rows else ManyRows)(step, eps)

@@ -8,6 +8,8 @@ before them, and what is kept, every rank has.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from eyas.engine.attention.latent_heads import LatentHeads
@@ -20,15 +22,14 @@ from eyas.engine.kernels.blocks import Normed, Rows
 from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
 from eyas.engine.layers.latent import EPS, halves_last
 from eyas.engine.models.fused_step import Forward, norm_before
+from eyas.engine.models.ops.base import Ops
 
 
 class FusedLatent:
-    """As `fused_layer`'s attention of keys and values. `out` [hidden, heads * value]: the way back.
+    """A layer's attention, up to what every head has mixed of the latents.
 
     `gain`: of the norm of its input (None: there is none, and the input is as wide as the residual).
     """
-
-    out_bias, reads_normed = None, True
 
     def __init__(
         self,
@@ -38,10 +39,10 @@ class FusedLatent:
         prefix: str,
         gain: torch.Tensor | None,
     ) -> None:
-        self._spec, hidden = spec, config.hidden_size
-        width = hidden if gain is None else gain.shape[0]
+        self._spec = spec
+        width = config.hidden_size if gain is None else gain.shape[0]
         self._first, query_gain = self._first_weight(weights, prefix, width)
-        self.norm = norm_before(config, gain, self._first)
+        self.norm = None if gain is None else norm_before(config, gain, self._first)
         self._second = None
         if spec.query_rank:
             second = f"{prefix}.q_b_proj.weight"
@@ -50,14 +51,12 @@ class FusedLatent:
         reads = None if self._second is None else self._second.rounding
         self._norms = InnerNorms(latent_gain, query_gain, EPS, reads)
         self._keys, self._values = _factors(spec, weights, f"{prefix}.kv_b_proj.weight")
-        back, shape = f"{prefix}.o_proj.weight", (hidden, spec.num_heads * spec.value_dim)
-        self.out = loader_of(weights, [back]).columns(back, shape)
 
     @property
     def projections(self) -> tuple[Projection, ...]:
         """Its weights, those of one number of heads at a time left out."""
         second = () if self._second is None else (self._second,)
-        return self._first, *second, self.out
+        return self._first, *second
 
     def _first_weight(
         self, weights: Weights, prefix: str, width: int
@@ -101,7 +100,7 @@ class FusedLatent:
         return self._settled(step.product(normed, self._first), layer, step)
 
     def narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
-        """-> every head's values, [m, heads * value], which `out` reads. Not of weights in FP8."""
+        """-> every head's values, [m, heads * value]. Not of weights in FP8."""
         queries = self.keep_narrow(source, layer, step)
         if self._second is not None:
             assert (matrix := self._second.matrix) is not None
@@ -111,26 +110,20 @@ class FusedLatent:
         return self._attended(queries, layer, step)
 
     def wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
-        """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
+        """As `narrow`, of any weights and any number of rows."""
         queries = self.keep_wide(normed, layer, step)
-        if self._second is not None:
-            queries = step.product(queries, self._second)
-        assert isinstance(queries, torch.Tensor)
-        return step.product(self._attended(queries, layer, step), self.out)
-
-    def exact_wide(
-        self, x: torch.Tensor, scales: torch.Tensor, layer: torch.Tensor, step: Forward
-    ) -> torch.Tensor:
-        """-> every head's values, [m, heads * value], of rows x that have passed their norm."""
-        queries = self._settled(step.product(x, self._first), layer, step)
         if self._second is not None:
             queries = step.product(queries, self._second)
         assert isinstance(queries, torch.Tensor)
         return self._attended(queries, layer, step)
 
-    def exact_back(self, attended: torch.Tensor, step: Forward) -> torch.Tensor:
-        """-> what is added to the residual, but for the sum over the ranks."""
-        return step.product(attended, self.out)
+    def attend(self, read: Any, layer: torch.Tensor, ops: Ops[Any, Any]) -> torch.Tensor:
+        """Keeps the rows -> every head's values, [m, heads * value]."""
+        return ops.latents(read, self, layer)
+
+    def keep(self, read: Any, layer: torch.Tensor, ops: Ops[Any, Any]) -> None:
+        """Keeps the rows alone."""
+        ops.keep_latents(read, self, layer)
 
     def _settled(self, first: torch.Tensor, layer: torch.Tensor, step: Forward) -> Rows:
         """Keeps the rows; returns what queries are made of, or they themselves."""

@@ -12,18 +12,17 @@ import torch
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels import newest, skinny
+from eyas.engine.kernels import newest
 from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Normed
 from eyas.engine.kernels.join import join
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.fused import FusedEnds, head_product
-from eyas.engine.models.fused_layer import FusedLayer
-from eyas.engine.models.fused_residual import NarrowRows, source_of
+from eyas.engine.models.fused_head import ops_of
 from eyas.engine.models.fused_step import Forward, LayerContext
 from eyas.engine.models.head_parts import LastHiddenTap
+from eyas.engine.models.layer import DeviceLayer
 from eyas.engine.models.mtp_names import dialect_of
 
 
@@ -48,7 +47,7 @@ class FusedMtpLayer:
         gains = torch.cat([gain(dialect.token_norm), gain(dialect.feature_norm)])
         self._join = torch.cat(halves, dim=1).mul_(gains)
         spec = decoder.layers[stage]
-        self._layer = FusedLayer(decoder, spec, weights, prefix, gain(spec.norms.before_attention))
+        self._layer = DeviceLayer(decoder, spec, weights, prefix, gain(spec.norms.before_attention))
         self._gain = gain(dialect.final_norm)
         self._unseen = spec.attention.unseen
 
@@ -57,18 +56,16 @@ class FusedMtpLayer:
     ) -> torch.Tensor:
         """features [m, hidden] joined with tokens int32 [m] -> [m, hidden], after the layer's norm."""
         joined = self._entering(features, tokens, rows)
-        run = self._narrow if rows.count <= self._layer.narrow_rows else self._wide
-        x = run(joined, pool, Forward.of(self._bounded(rows), self._context))
+        ops = ops_of(Forward.of(self._bounded(rows), self._context), self._layer.few_rows, self._eps)
+        read, residual = ops.norm(ops.joined(joined, self._join), self._layer.norm)
+        x = ops.leave(self._layer(read, residual, pool.layer(self._stage), ops))
         return row_kernels.norm(x, self._eps, self._gain, pdl=self._context.launch.pdl)
 
     def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
         """As of `DeviceDraft`."""
         joined, own = self._entering(features, tokens, rows), pool.layer(self._stage)
-        step = Forward(self._bounded(rows), self._context)
-        if rows.count <= self._layer.narrow_rows:
-            self._layer.keep_narrow(source_of(self._joined_narrow(joined), self._eps), own, step)
-        else:
-            self._layer.keep_wide(self._joined_wide(joined)[1], own, step)
+        ops = ops_of(Forward(self._bounded(rows), self._context), self._layer.few_rows, self._eps)
+        self._layer.keep(ops.norm(ops.joined(joined, self._join), self._layer.norm)[0], own, ops)
 
     def _entering(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Both rows joined and normed, [m, 2 * hidden]."""
@@ -85,27 +82,6 @@ class FusedMtpLayer:
         if firsts is None:
             firsts = torch.zeros_like(self._context.attention.tables[:, 0])
         return replace(rows, firsts=firsts + self._unseen)
-
-    def _narrow(self, joined: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
-        residual, own = self._joined_narrow(joined), pool.layer(self._stage)
-        return self._layer.narrow(source_of(residual, self._eps), residual, own, step).x
-
-    def _joined_narrow(self, joined: torch.Tensor) -> NarrowRows:
-        source, launch = skinny.Source(joined), self._context.launch
-        parts = skinny.linear_parts(source, self._join, launch)
-        sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=joined.device)
-        x = skinny.empty_padded(joined.shape[0], self._join.shape[0], like=joined)
-        skinny.linear(source, self._join, x, launch, sums=sums)
-        return NarrowRows(x, sums)
-
-    def _wide(self, joined: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
-        x, normed = self._joined_wide(joined)
-        made = self._layer.wide(normed, x, pool.layer(self._stage), step)
-        return made.settled(self._eps, self._context.launch.pdl)
-
-    def _joined_wide(self, joined: torch.Tensor) -> tuple[torch.Tensor, Normed]:
-        x = torch.mm(joined, self._join.t())
-        return x, row_kernels.normed(x, self._layer.norm, self._context.launch.pdl)
 
 
 class FusedMtpDraft:

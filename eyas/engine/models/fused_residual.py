@@ -27,20 +27,24 @@ class NarrowRows:
 
 @dataclass(frozen=True)
 class WideRows:
-    """The residual rows [m, hidden], and what is still to be added to them: `added`, [m, hidden], or, with
-    `post` [hidden], its norm with that gain.
+    """The residual rows [m, hidden], and what is still to be added to them: `added`, [m, hidden], if there is
+    anything, or, with `post` [hidden], its norm with that gain.
     """
 
     x: torch.Tensor
-    added: torch.Tensor
+    added: torch.Tensor | None = None
     post: torch.Tensor | None = None
 
     def settle(self, how: row_kernels.Norm, pdl: bool) -> Normed:
         """The norm of the rows to which it has been added, in place."""
+        if self.added is None:
+            return row_kernels.normed(self.x, how, pdl)
         return row_kernels.add_norm(self.added, self.x, how, self.post, pdl)
 
     def settled(self, eps: float, pdl: bool) -> torch.Tensor:
         """The rows to which it has been added, in place."""
+        if self.added is None:
+            return self.x
         if self.post is None:
             return self.x.add_(self.added)
         self.settle(row_kernels.Norm(eps), pdl)
@@ -51,11 +55,6 @@ def normed_rows(x: torch.Tensor, how: row_kernels.Norm, step: Forward) -> Normed
     """The norm of rows x [m, hidden], for products that read finished rows."""
     launch = step.context.launch
     return row_kernels.normed(x, how, launch.pdl, launch.exact)
-
-
-def source_of(residual: NarrowRows, eps: float) -> skinny.Source:
-    """The residual's rows, which the product that reads them normalises."""
-    return skinny.Source(residual.x, residual.sums, eps)
 
 
 def narrow_product(x: torch.Tensor, weight: Projection, launch: skinny.Launch) -> torch.Tensor:

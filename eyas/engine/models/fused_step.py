@@ -117,16 +117,15 @@ class Forward:
         return exact_wide.total(self.exact_shares(x, weight, kind, span), x.dtype)
 
     def exact_shares(
-        self, x: torch.Tensor, weight: Projection, kind: str = "linear", span: int = 0
+        self, x: ProductRows, weight: Projection, kind: str = "linear", span: int = 0
     ) -> torch.Tensor:
         """The same, as `exact_wide.shares` gives it: for those who add up stretches."""
         return weight.exact_shares(x, self.context.products, kind, span)
 
 
-def norm_before(config: ModelConfig, gain: torch.Tensor | None, weight: Projection) -> row_kernels.Norm:
+def norm_before(config: ModelConfig, gain: torch.Tensor, weight: Projection) -> row_kernels.Norm:
     """Of what `weight` multiplies, which takes the gain into itself if its format can."""
-    left = None if gain is None else weight.folded(gain)
-    return row_kernels.Norm(config.norm_eps, left, weight.rounding)
+    return row_kernels.Norm(config.norm_eps, weight.folded(gain), weight.rounding)
 
 
 def product_float32(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.Launch) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.errors import ConfigError
-from eyas.engine.checkpoint.config import Activation, AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
+from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.quantized import read_quantized
 from eyas.engine.checkpoint.rope import DEFAULT_ROPE_THETA, MOST_CONTEXT, Rope
 from eyas.engine.checkpoint.values import MOST, Raw, number, numbers, said, switch, whole, words
@@ -24,7 +24,7 @@ from eyas.engine.checkpoint.values import MOST, Raw, number, numbers, said, swit
 MOST_LAYERS, MOST_HEADS, MOST_COLUMNS = 4096, 65536, 2**24
 """Of a model: far above any that there is, so that a slip of the pen is no attempt to make it."""
 
-_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS: dict[str, str] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 class Fit:
@@ -88,7 +88,7 @@ def decoder(raw: Raw, folder: Path, layers: Sequence[LayerSpec], *, tied: bool =
 
     Raises ConfigError, by name, for what no code here computes.
     """
-    if switch(raw, "mlp_bias", False):
+    if switch(raw, "mlp_bias", False) and not all(layer.feed_forward.bias for layer in layers):
         raise ConfigError(f"config.json of {folder}: mlp_bias is not supported")
     return ModelConfig(
         folder=folder,

@@ -58,25 +58,21 @@ def _layer_refusal(layer: LayerSpec) -> str:
         if found not in kinds:
             return f"layers whose {part.replace('_', '-')} is a {found.__name__}"
     norms, attention, mlp = layer.norms, layer.attention, layer.feed_forward
-    if attention.row_norms:
-        return "norms over whole rows of queries and keys"
     if isinstance(attention, LatentSpec):
         if why := _latent_refusal(attention):
             return why
     elif attention.head_dim not in HEAD_DIMS:
         return f"heads of {attention.head_dim} ({', '.join(map(str, HEAD_DIMS))} are served)"
-    if mlp.activation not in ("silu", "gelu_tanh"):
-        return f"the activation {mlp.activation}"
-    if not norms.before_feed_forward:
-        return "layers whose feed-forward reads rows without a norm"
-    if bool(norms.after_attention) != bool(norms.after_feed_forward):
-        return "layers with a norm after one of their halves"
     return _experts_refusal(mlp, norms) if isinstance(mlp, ExpertsSpec) else ""
 
 
 def _experts_refusal(spec: ExpertsSpec, norms: Norms) -> str:
-    if norms.around:
+    if norms.after_feed_forward:
         return "experts with a norm behind them"
+    if not norms.before_feed_forward:
+        return "experts that read rows without a norm"
+    if spec.bias or spec.activation not in ("silu", "gelu_tanh"):
+        return f"experts with {'biases' if spec.bias else f'the activation {spec.activation}'}"
     if spec.per_row > MOST_CHOSEN or spec.experts > MOST_EXPERTS:
         return f"{spec.per_row} of {spec.experts} experts ({MOST_CHOSEN} of {MOST_EXPERTS} at most)"
     if spec.shared_width % SIDE:

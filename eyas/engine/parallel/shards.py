@@ -39,6 +39,10 @@ def config_of_rank(config: ModelConfig, ranks: int) -> ModelConfig:
         }
         if layer.attention.latent:
             del sizes["key and value heads"]
+        if layer.attention.row_norms and ranks > 1:
+            flag = "tensor-parallel-size"
+            text = f"--{flag}: {config.folder.name}: ranks cannot divide norms over whole rows of q and k"
+            raise ConfigError(text, param=flag)
         if isinstance(layer.feed_forward, ExpertsSpec):
             sizes["shared expert's columns"] = layer.feed_forward.shared_width
         for name, size in sizes.items():

@@ -1,0 +1,82 @@
+"""A dense feed-forward on a GPU: how its tensors are loaded, and its equation over the verbs of `ops`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eyas.engine.checkpoint.config import FeedForwardSpec, ModelConfig
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.formats.projection import Projection, ProjectionLoader
+from eyas.engine.formats.table import loader_of
+from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels.grouped_task import Gate
+from eyas.engine.layers.activations import ACTIVATIONS
+from eyas.engine.layers.mlp import down_name, gate_up_names
+from eyas.engine.models.ops.base import GatedPart, Ops, OutPart
+
+GATES = {"silu": False, "gelu_tanh": True}
+"""The activations that kernels know, and whether that is GELU."""
+
+
+class GatedFeedForward:
+    """down(activation(gate) * up) of the norm of rows, below `prefix`.
+
+    `gain`: of the norm before it (None: there is none); `post`: of the norm behind it. A gain goes into the
+    weights where both products are of numbers themselves.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: FeedForwardSpec,
+        weights: Weights,
+        prefix: str,
+        gains: tuple[torch.Tensor | None, torch.Tensor | None],
+    ) -> None:
+        gain, post = gains
+        gate_up, down = GatedLoaders.of(weights, [prefix]).pair(prefix, (config.hidden_size, spec.width))
+        self.projections = gate_up, down
+        fused = gate_up.matrix is not None and down.matrix is not None
+        self.norm = None
+        if gain is not None:
+            left = gate_up.folded(gain) if fused else gain
+            self.norm = row_kernels.Norm(config.norm_eps, left, gate_up.rounding)
+        bias = down_bias = None
+        if spec.bias:
+            names = [f"{prefix}.{part}_proj.bias" for part in ("gate", "up")]
+            bias = torch.cat([weights.take_rows(name, (spec.width,)) for name in names])
+            if weights.placement.rank == 0:  # once in the sum over the ranks
+                down_bias = weights.take(f"{prefix}.down_proj.bias", (config.hidden_size,))
+        gate = None
+        if spec.activation in GATES and not spec.bias:
+            gate = Gate(GATES[spec.activation], down.rounding)
+        self._gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate, fused, bias)
+        self._down = OutPart(down, down_bias, post)
+
+    def __call__(self, residual: Any, ops: Ops[Any, Any]) -> Any:
+        """The residual with what it makes of it added."""
+        read, residual = ops.norm(residual, self.norm)
+        return ops.add(residual, ops.gated(read, self._gated), self._down)
+
+
+@dataclass(frozen=True)
+class GatedLoaders:
+    """What loads gate and up, and what loads down, of all feed-forwards that read the same rows."""
+
+    gate_up: ProjectionLoader
+    down: ProjectionLoader
+
+    @classmethod
+    def of(cls, weights: Weights, prefixes: list[str]) -> GatedLoaders:
+        """Of all feed-forwards below these prefixes alike."""
+        gate_up = [name for prefix in prefixes for name in gate_up_names(prefix)]
+        return cls(loader_of(weights, gate_up), loader_of(weights, [down_name(each) for each in prefixes]))
+
+    def pair(self, prefix: str, down: tuple[int, int]) -> tuple[Projection, Projection]:
+        """This rank's gate and up, stacked; and down, whose whole shape is `down` [hidden, width]."""
+        hidden, width = down
+        gate_up = self.gate_up.rows(gate_up_names(prefix), [width, width], hidden)
+        return gate_up, self.down.columns(down_name(prefix), down)

@@ -1,0 +1,1 @@
+"""The verbs of a layer on a GPU, and the ways to compute them."""

@@ -1,0 +1,99 @@
+"""Any number of rows with the bits that `FewRows` gives them in exact arithmetic.
+
+A product reads raw rows, and the kernel behind it scales them by 1 / rms; or, of a format that cannot, rows
+that have passed their norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.engine.formats.projection import Projection
+from eyas.engine.kernels import exact_wide, skinny
+from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels.blocks import Normed, Rows
+from eyas.engine.models.fused_residual import ScaledRows, normed_rows
+from eyas.engine.models.ops.base import ExpertsPart, GatedPart, LatentPart, Ops, OutPart, QkvPart
+
+
+@dataclass(frozen=True)
+class ScaledRead:
+    """Rows [m, k], 1 / rms of each, float32 [m], and the norm that whoever reads them applies."""
+
+    x: torch.Tensor
+    scales: torch.Tensor
+    norm: row_kernels.Norm | None = None
+
+
+class ExactRows(Ops[ScaledRows, ScaledRead]):
+    """The residual is changed in place."""
+
+    def embed(self, table: torch.Tensor, scale: float) -> ScaledRows:
+        x, _ = row_kernels.embed(self.step.rows.tokens, table, scale=scale)
+        return self._scaled(x)
+
+    def residual(self, x: torch.Tensor) -> ScaledRows:
+        return self._scaled(x.clone())
+
+    def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> ScaledRows:
+        return self._scaled(exact_wide.product(x, matrix, self.step.context.launch))
+
+    def given(self, x: torch.Tensor) -> ScaledRead:
+        return ScaledRead(x, x.new_ones(x.shape[0], dtype=torch.float32))
+
+    def norm(self, residual: ScaledRows, norm: row_kernels.Norm | None) -> tuple[ScaledRead, ScaledRows]:
+        if norm is None:
+            return self.given(residual.x), residual
+        return ScaledRead(residual.x, residual.scales, norm), residual
+
+    def leave(self, residual: ScaledRows) -> torch.Tensor:
+        return residual.x
+
+    def normed(self, read: ScaledRead) -> Normed:
+        return Normed(read.x) if read.norm is None else normed_rows(read.x, read.norm, self.step)
+
+    def plus(self, residual: ScaledRows, added: torch.Tensor, post: torch.Tensor | None) -> ScaledRows:
+        return residual.plus(added, post, self.eps, self.step)
+
+    def qkv(self, read: ScaledRead, part: QkvPart, layer: torch.Tensor) -> torch.Tensor:
+        if part.row_gains is not None:
+            return super().qkv(read, part, layer)
+        read, heads = self._readable(read, part.projection), part.heads
+        kind = "heads" if heads.norms else "qkv"
+        raw = self.step.exact_product(read.x, part.projection, kind, heads.dim)
+        q, kv = raw.new_empty(raw.shape[0], heads.q, heads.dim), skinny.KvRows(layer, self.step.rows.kv_rows)
+        after = exact_wide.AfterQkv(part.bias, heads.norms, self.step.context.launch.pdl)
+        exact_wide.rope_write(raw, read.scales, after, q, self.step.rotation(part.rope), kv)
+        return q
+
+    def gated(self, read: ScaledRead, part: GatedPart) -> Rows:
+        if part.gate is None or not part.fused:
+            return super().gated(read, part)
+        raw = self.step.exact_product(read.x, part.projection, "gated")
+        return exact_wide.act_mul(raw, read.scales, part.gate.gelu, self.step.context.launch.pdl)
+
+    def add(self, residual: ScaledRows, x: Rows, part: OutPart) -> ScaledRows:
+        if part.one_way:
+            return super().add(residual, x, part)
+        added = self.step.exact_shares(x, part.projection)
+        if part.bias is not None:
+            added = exact_wide.total(added, residual.x.dtype).add_(part.bias)
+        return self.plus(residual, added, part.post)
+
+    def latents(self, read: ScaledRead, part: LatentPart, layer: torch.Tensor) -> torch.Tensor:
+        return part.wide(Normed(self.normed(read).plain), layer, self.step)
+
+    def keep_latents(self, read: ScaledRead, part: LatentPart, layer: torch.Tensor) -> None:
+        part.keep_wide(self.normed(read), layer, self.step)
+
+    def experts(self, residual: ScaledRows, part: ExpertsPart) -> ScaledRows:
+        return part.exact_wide(residual, self.step)
+
+    def _scaled(self, x: torch.Tensor) -> ScaledRows:
+        return ScaledRows(x, exact_wide.settle(x, self.eps, pdl=self.step.context.launch.pdl))
+
+    def _readable(self, read: ScaledRead, projection: Projection) -> ScaledRead:
+        """With its norm applied, if the product cannot do it behind."""
+        return read if projection.matrix is not None else self.given(self.normed(read).plain)

@@ -1,0 +1,108 @@
+"""At most 128 rows: reading the weights is the whole cost, and all else rides along with the products.
+
+A norm is no kernel: what products read is the residual and the sums of its squares (`skinny.Source`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels import skinny
+from eyas.engine.kernels.blocks import Normed, Rows
+from eyas.engine.models.fused_residual import (
+    NarrowRows,
+    add_made,
+    add_product,
+    narrow_product,
+    normed_rows,
+)
+from eyas.engine.models.ops.base import ExpertsPart, GatedPart, LatentPart, Ops, OutPart, QkvPart
+
+
+@dataclass(frozen=True)
+class SourceRead:
+    """Rows, and the norm that whoever reads them applies."""
+
+    rows: NarrowRows
+    norm: row_kernels.Norm | None = None
+
+    @property
+    def source(self) -> skinny.Source:
+        """For products that norm what they read; gains are in their weights."""
+        if self.norm is None:
+            return skinny.Source(self.rows.x)
+        return skinny.Source(self.rows.x, self.rows.sums, self.norm.eps)
+
+
+class FewRows(Ops[NarrowRows, SourceRead]):
+    """Four products of a dense layer, and attention: nothing more, where kernels know the layer's parts."""
+
+    def embed(self, table: torch.Tensor, scale: float) -> NarrowRows:
+        launch = self.step.context.launch
+        tokens, how = self.step.rows.tokens, {"pdl": launch.pdl, "exact": launch.exact}
+        return NarrowRows(*row_kernels.embed(tokens, table, sums=True, scale=scale, **how))
+
+    def residual(self, x: torch.Tensor) -> NarrowRows:
+        return NarrowRows(x)
+
+    def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> NarrowRows:
+        source, launch = skinny.Source(x), self.step.context.launch
+        parts = skinny.linear_parts(source, matrix, launch)
+        sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
+        out = skinny.empty_padded(x.shape[0], matrix.shape[0], like=x)
+        skinny.linear(source, matrix, out, launch, sums=sums)
+        return NarrowRows(out, sums)
+
+    def given(self, x: torch.Tensor) -> SourceRead:
+        return SourceRead(NarrowRows(x))
+
+    def norm(self, residual: NarrowRows, norm: row_kernels.Norm | None) -> tuple[SourceRead, NarrowRows]:
+        return SourceRead(residual, norm), residual
+
+    def leave(self, residual: NarrowRows) -> torch.Tensor:
+        return residual.x
+
+    def normed(self, read: SourceRead) -> Normed:
+        return Normed(read.rows.x) if read.norm is None else normed_rows(read.rows.x, read.norm, self.step)
+
+    def plus(self, residual: NarrowRows, added: torch.Tensor, post: torch.Tensor | None) -> NarrowRows:
+        return add_made(added, residual, post, self.eps, self.step)
+
+    def qkv(self, read: SourceRead, part: QkvPart, layer: torch.Tensor) -> torch.Tensor:
+        if part.projection.matrix is None or part.row_gains is not None:
+            return super().qkv(read, part, layer)
+        rows, heads = self.step.rows, part.heads
+        q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=read.rows.x)
+        kv, rotation = skinny.KvRows(layer, rows.kv_rows), self.step.rotation(part.rope)
+        weights = skinny.QkvWeights(part.projection.matrix, part.bias, heads.norms)
+        skinny.qkv_rope(read.source, weights, q, rotation, kv, self.step.context.launch)
+        return q
+
+    def gated(self, read: SourceRead, part: GatedPart) -> Rows:
+        matrix = part.projection.matrix
+        if matrix is None or part.gate is None or not part.fused:
+            return super().gated(read, part)
+        inner = skinny.empty_padded(read.rows.x.shape[0], matrix.shape[0] // 2, like=read.rows.x)
+        skinny.gated(read.source, matrix, inner, self.step.context.launch, part.gate.gelu)
+        return inner
+
+    def add(self, residual: NarrowRows, x: Rows, part: OutPart) -> NarrowRows:
+        if part.projection.matrix is None:
+            return super().add(residual, x, part)
+        assert isinstance(x, torch.Tensor)
+        if part.bias is not None:
+            added = narrow_product(x, part.projection, self.step.context.launch).add_(part.bias)
+            return self.plus(residual, added, part.post)
+        return add_product(x, part.projection, residual, part.post, self.eps, self.step)
+
+    def latents(self, read: SourceRead, part: LatentPart, layer: torch.Tensor) -> torch.Tensor:
+        return part.narrow(read.source, layer, self.step)
+
+    def keep_latents(self, read: SourceRead, part: LatentPart, layer: torch.Tensor) -> None:
+        part.keep_narrow(read.source, layer, self.step)
+
+    def experts(self, residual: NarrowRows, part: ExpertsPart) -> NarrowRows:
+        return part.narrow(residual, self.step)

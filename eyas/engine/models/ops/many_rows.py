@@ -1,0 +1,62 @@
+"""Any number of rows: cuBLAS' products, or those of a weight's format, with row kernels between them.
+
+What a product adds to the residual waits until the residual is read: one kernel adds, and norms.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels.blocks import Normed, Rows
+from eyas.engine.models.fused_residual import WideRows
+from eyas.engine.models.ops.base import ExpertsPart, GatedPart, LatentPart, Ops
+
+
+class ManyRows(Ops[WideRows, Normed]):
+    """The residual is changed in place."""
+
+    def embed(self, table: torch.Tensor, scale: float) -> WideRows:
+        x, _ = row_kernels.embed(self.step.rows.tokens, table, scale=scale)
+        return WideRows(x, torch.zeros_like(x))
+
+    def residual(self, x: torch.Tensor) -> WideRows:
+        return WideRows(x.clone())
+
+    def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> WideRows:
+        return WideRows(torch.mm(x, matrix.t()))
+
+    def given(self, x: torch.Tensor) -> Normed:
+        return Normed(x)
+
+    def norm(self, residual: WideRows, norm: row_kernels.Norm | None) -> tuple[Normed, WideRows]:
+        if norm is None:
+            x = self.leave(residual)
+            return Normed(x), WideRows(x)
+        return residual.settle(norm, self.step.context.launch.pdl), WideRows(residual.x)
+
+    def leave(self, residual: WideRows) -> torch.Tensor:
+        return residual.settled(self.eps, self.step.context.launch.pdl)
+
+    def normed(self, read: Normed) -> Normed:
+        return read
+
+    def plus(self, residual: WideRows, added: torch.Tensor, post: torch.Tensor | None) -> WideRows:
+        self.step.context.group.all_reduce(added)
+        return WideRows(residual.x, added, post)
+
+    def gated(self, read: Normed, part: GatedPart) -> Rows:
+        if part.gate is None or not part.fused:
+            return super().gated(read, part)
+        made = self.product(read, part.projection, part.bias)
+        return row_kernels.act_mul(made, part.gate.gelu, self.step.context.launch.pdl)
+
+    def latents(self, read: Normed, part: LatentPart, layer: torch.Tensor) -> torch.Tensor:
+        return part.wide(read, layer, self.step)
+
+    def keep_latents(self, read: Normed, part: LatentPart, layer: torch.Tensor) -> None:
+        part.keep_wide(read, layer, self.step)
+
+    def experts(self, residual: WideRows, part: ExpertsPart) -> WideRows:
+        normed, residual = self.norm(residual, part.norm)
+        return self.plus(residual, part.wide(normed, self.step), None)
