@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -56,7 +56,7 @@ class LayerContext:
     uniform_experts: bool = False  # chance chooses experts, for benchmarks
     sharers: ProcessGroup = field(default_factory=partial(ProcessGroup, RankInfo(), "cpu"))
 
-    @property
+    @cached_property
     def products(self) -> Products:
         """Of experts, and of weights in FP8 blocks."""
         return Products(self.launch, self.tiles, self.vendor)
