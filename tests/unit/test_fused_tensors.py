@@ -55,8 +55,12 @@ def test_scales_go_with_their_rows(tmp_path: Path, kind: str) -> None:
     tensors = {"a.qkv_proj.weight": stored, "a.qkv_proj.weight_scale": scales}
     with reading(tmp_path, tensors, fp8=told) as weights:
         numbers, own = weights.take_fp8("a.k_proj.weight", (128, 256), None)
-        each = scales[2:3] if kind == "block" else scales.flatten()[256:384]
-        assert torch.equal(own, each.expand(128) if kind == "tensor" else each)
+        each = {
+            "block": scales[2:3],
+            "channel": scales.flatten()[256:384],
+            "tensor": scales.flatten()[:1].expand(128),
+        }
+        assert torch.equal(own, each[kind])
         assert torch.equal(numbers.view(torch.uint8), stored[256:384].view(torch.uint8))
         assert torch.equal(weights.take("a.k_proj.weight", (128, 256)), widened(numbers, own))
 
