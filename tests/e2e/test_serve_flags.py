@@ -144,13 +144,13 @@ def test_names_a_proxy_and_a_debug_log() -> None:
 
 def test_a_seed_outlives_restarts_and_warnings_alone_are_logged() -> None:
     with started("--seed", "7", "--log-level", "warning") as served:
-        first = said(served.url, temperature=1.0)
-        assert said(served.url, temperature=1.0) == first
-        assert said(served.url, temperature=1.0, seed=8) != first
+        first = said(served.url, temperature=2.0)
+        assert said(served.url, temperature=2.0) == first
+        assert said(served.url, temperature=2.0, seed=8) != first
         restarted(served, "worker")
         restarted(served, "gateway")
         wait_until(lambda: answers(served.url), 180)
-        assert said(served.url, temperature=1.0) == first
+        assert said(served.url, temperature=2.0) == first
         assert levels(served) <= {"W", "E"}
 
 
