@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -295,12 +296,14 @@ def gateway_alone(args: argparse.Namespace) -> GatewayConfig:
 def _check_targets(args: argparse.Namespace, layout: str) -> None:
     for name in TARGETS:
         if getattr(args, name, None) is not None and layout != "auto":
-            raise _misplaced(name, ("auto",), layout)
+            raise _misplaced(args, name, ("auto",), layout)
 
 
-def _misplaced(name: str, needed: tuple[str, ...], layout: str) -> ConfigError:
+def _misplaced(args: argparse.Namespace, name: str, needed: tuple[str, ...], layout: str) -> ConfigError:
     flag = name.replace("_", "-")
     text = f"--{flag}: needs --layout {' or '.join(needed)}, and this one is {layout}"
+    if args.layout is None and args.device != "cpu":
+        text += f", as is usual where GPUs are seen: {len(set(_gpus(args)))}"
     return ConfigError(text, param=flag)
 
 
@@ -382,7 +385,7 @@ def usual_layout(args: argparse.Namespace) -> tuple[str, int]:
         return ("split", ServeConfig.workers) if args.layout is None else ("auto", 2)
     if args.workers == 1:
         return args.layout or "unified", ServeConfig.workers
-    gpus = args.gpus or range(visible() if args.device == "cuda" else 1)
+    gpus = _gpus(args)
     workers = max(len(gpus) // ranks, 1)
     if args.layout is None and args.dp_attention > 1:  # their pages do not travel
         return "unified", workers
@@ -391,10 +394,15 @@ def usual_layout(args: argparse.Namespace) -> tuple[str, int]:
     return "auto", workers
 
 
+def _gpus(args: argparse.Namespace) -> Sequence[int]:
+    """The numbers of the GPUs that are to be used."""
+    return args.gpus or range(visible() if args.device == "cuda" else 1)
+
+
 def _check_layout(args: argparse.Namespace, layout: str) -> None:
     for name, needed in LAYOUTS_OF.items():
         if getattr(args, name) is not None and layout not in needed:
-            raise _misplaced(name, needed, layout)
+            raise _misplaced(args, name, needed, layout)
 
 
 def _check_gpus(args: argparse.Namespace, device: str) -> None:

@@ -70,6 +70,13 @@ def test_what_the_auto_layout_cannot_have_is_refused(flags: tuple[str, ...], say
     assert says in refused.value.message and refused.value.param == says[2:].partition(":")[0]
 
 
+@pytest.mark.parametrize(("gpus", "seen"), [(0, "0"), (1, "1")])
+def test_why_a_layout_is_not_auto_is_said(gpus: int, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configuration, "visible", lambda: gpus)
+    with pytest.raises(ConfigError, match=f"this one is unified, as is usual where GPUs are seen: {seen}"):
+        served("--device", "cuda", "--ttft-target", "0.5")
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "x", "nan", "inf"])
 def test_a_target_is_a_time(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
