@@ -198,6 +198,7 @@ def test_a_worker_that_cannot_start_is_one_line(folders: Folders, tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.timeout(300)
 def test_demo_streams_an_answer_and_shows_figures(tmp_path: Path) -> None:
     """The one test here that needs the embedded model: drafts of a random head seldom come in time.
 
@@ -217,7 +218,7 @@ def test_demo_streams_an_answer_and_shows_figures(tmp_path: Path) -> None:
         env=path,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert not mark.exists()
