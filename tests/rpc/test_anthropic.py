@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from anthropic import AsyncAnthropic, BadRequestError, NotFoundError
 from http_client import client_of
 from scripted_backend import ScriptedBackend, nano_tokenizer
 from tool_models import speaker, tokenizer_of
@@ -221,6 +220,8 @@ async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
 
 
 async def test_the_sdk_of_anthropic() -> None:
+    from anthropic import AsyncAnthropic, BadRequestError, NotFoundError  # takes seconds
+
     backend = speaker("hermes", f"Let me look.\n{CALL}")
     async with client_of(backend, GatewayConfig()) as http:
         client = AsyncAnthropic(api_key="any", base_url="http://server", http_client=http, max_retries=0)

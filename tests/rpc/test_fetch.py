@@ -191,7 +191,7 @@ async def test_a_cancelled_fetch_writes_no_byte_into_freed_pages(two_hosts: Any,
         poison.check()
 
 
-@pytest.mark.parametrize("transfer_by", ["shm", "grpc"])
+@pytest.mark.parametrize("transfer_by", ["shm", pytest.param("grpc", marks=pytest.mark.slow)])
 async def test_no_free_page_is_ever_written(config: EngineConfig, tmp_path: Path, transfer_by: str) -> None:
     """Pulls that are cancelled at any moment, in a pool too small for all of them."""
     async with contextlib.AsyncExitStack() as stack:

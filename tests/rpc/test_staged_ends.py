@@ -155,6 +155,7 @@ async def answer(decode: Any, made: Any, handles: Any) -> list[int]:
                     return tokens
 
 
+@pytest.mark.slow
 async def test_an_owner_that_is_killed_in_the_middle_is_lost(
     config: EngineConfig, models: Path, tmp_path: Path
 ) -> None:

@@ -76,7 +76,7 @@ def test_chats_of_several_turns_move_only_new_pages(
     ("spec", "pages"),
     [
         pytest.param(CHAIN, 12, id="chain-12"),
-        pytest.param(TREE, 256, id="tree-256"),
+        pytest.param(TREE, 256, id="tree-256", marks=pytest.mark.slow),
         pytest.param(CHAIN, 256, id="chain-256", marks=pytest.mark.slow),
         pytest.param(TREE, 12, id="tree-12", marks=pytest.mark.slow),
     ],

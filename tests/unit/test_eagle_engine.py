@@ -57,7 +57,7 @@ def patient(config: EngineConfig) -> Loopback:
 @pytest.mark.parametrize(
     ("spec", "split"),
     [
-        pytest.param(TREE, False, id="unified tree"),
+        pytest.param(TREE, False, id="unified tree", marks=pytest.mark.slow),
         pytest.param(CHAIN, True, id="split chain"),
         pytest.param(CHAIN, False, id="unified chain", marks=pytest.mark.slow),
         pytest.param(TREE, True, id="split tree", marks=pytest.mark.slow),
