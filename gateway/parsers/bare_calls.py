@@ -9,7 +9,7 @@ from gateway.parsers.bare_values import ParameterFormat, bare
 from gateway.parsers.calls import NAME, Tools, begin
 from gateway.parsers.kinds import kinds_of
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import CutShort, TextSource, Wait
+from gateway.parsers.source import CutShort, ParsedText, Wait
 from gateway.parsers.tags import quoted
 
 
@@ -26,7 +26,7 @@ class CallTags:
     written: ParameterFormat
 
 
-def bare_call(source: TextSource, out: ParsedOutput, tools: Tools, tags: CallTags) -> Wait[None]:
+def bare_call(source: ParsedText, out: ParsedOutput, tools: Tools, tags: CallTags) -> Wait[None]:
     """Reads a call behind the tag that opens it. Raises Cut if the text ends within it."""
     name = yield from source.run(NAME)
     yield from source.expect(tags.close)

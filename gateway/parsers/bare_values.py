@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gateway.parsers.kinds import ValueKind
 from gateway.parsers.python_values import as_json, literal
-from gateway.parsers.source import CutShort, Malformed, Sink, TextSource, Wait, unbroken
+from gateway.parsers.source import CutShort, Malformed, Sink, ParsedText, Wait, unbroken
 from gateway.parsers.tags import quoted
 
 
@@ -29,7 +29,7 @@ class ParameterFormat(NamedTuple):
     name: str
 
 
-def bare(source: TextSource, sink: Sink, written: ParameterFormat, kind: ValueKind) -> Wait[None]:
+def bare(source: ParsedText, sink: Sink, written: ParameterFormat, kind: ValueKind) -> Wait[None]:
     """Reads a value up to the tag that ends it, and writes it as JSON; text goes on as it comes.
 
     Raises Cut if the text ends before it does.
@@ -64,7 +64,7 @@ def _value(text: str, kind: ValueKind) -> str:
         return quoted(text)
 
 
-def _json(source: TextSource, written: ParameterFormat, kind: ValueKind) -> Wait[str]:
+def _json(source: ParsedText, written: ParameterFormat, kind: ValueKind) -> Wait[str]:
     """Reads an object, an array or a string, and its end. "": what comes is none, and nothing is read."""
     space = yield from source.space()
     raw = yield from source.whole_json()
@@ -81,7 +81,7 @@ def _json(source: TextSource, written: ParameterFormat, kind: ValueKind) -> Wait
     return ""
 
 
-def _upto_end(source: TextSource, sink: Sink, written: ParameterFormat) -> Wait[None]:
+def _upto_end(source: ParsedText, sink: Sink, written: ParameterFormat) -> Wait[None]:
     while (yield from source.upto((written.end,), sink)):
         if (yield from source.leads_to(written.follow)):
             return

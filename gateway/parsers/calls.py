@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import CutShort, Malformed, TextSource, Wait, ignore, unbroken
+from gateway.parsers.source import CutShort, Malformed, ParsedText, Wait, ignore, unbroken
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The tools that an answer may call: JSON schemas of their parameters, by name."""
@@ -25,7 +25,7 @@ _ARGUMENTS = ("arguments", "parameters")
 _EXTRA = re.compile(r"[\s}]+")  # brackets that models write once too often
 
 
-def attempt(source: TextSource, out: ParsedOutput, reading: Wait[None]) -> Wait[bool]:
+def attempt(source: ParsedText, out: ParsedOutput, reading: Wait[None]) -> Wait[bool]:
     """Whether `reading` found a call to its end. If it failed before one began, what it read is content."""
     source.keep()
     try:
@@ -43,7 +43,7 @@ def attempt(source: TextSource, out: ParsedOutput, reading: Wait[None]) -> Wait[
     return True
 
 
-def begin(source: TextSource, out: ParsedOutput, name: str, known: Tools | None = None) -> None:
+def begin(source: ParsedText, out: ParsedOutput, name: str, known: Tools | None = None) -> None:
     """Begins a call: from here on what is read is its own. Raises Malformed for what is no name.
 
     `known`: the only names that there are; None: any.
@@ -53,7 +53,7 @@ def begin(source: TextSource, out: ParsedOutput, name: str, known: Tools | None 
     out.begin(name)
 
 
-def call_by_name(source: TextSource, out: ParsedOutput, name: str, ends: tuple[str, ...]) -> Wait[None]:
+def call_by_name(source: ParsedText, out: ParsedOutput, name: str, ends: tuple[str, ...]) -> Wait[None]:
     """Reads the arguments of a call whose name is known: an object, or nothing where one of `ends` follows or
     the text ends. Raises Malformed for anything else.
     """
@@ -67,7 +67,7 @@ def call_by_name(source: TextSource, out: ParsedOutput, name: str, ends: tuple[s
     yield from source.run(_EXTRA)
 
 
-def call_object(source: TextSource, out: ParsedOutput, known: Tools | None = None) -> Wait[None]:
+def call_object(source: ParsedText, out: ParsedOutput, known: Tools | None = None) -> Wait[None]:
     """Reads {"name": ..., "arguments": {...}}, its keys in any order; others are skipped. "parameters" is
     another name of the arguments, which may also be the text of an object. Of a key that comes twice the
     first counts. Raises Malformed for anything else.
@@ -80,7 +80,7 @@ def call_object(source: TextSource, out: ParsedOutput, known: Tools | None = Non
         raise
 
 
-def listed(source: TextSource, out: ParsedOutput, item: Callable[[str], Wait[None]]) -> Wait[None]:
+def listed(source: ParsedText, out: ParsedOutput, item: Callable[[str], Wait[None]]) -> Wait[None]:
     """Reads calls in an array. `item`: what reads one of them, behind a text that must stand before."""
     before = "["
     while (yield from attempt(source, out, item(before))):
@@ -93,7 +93,7 @@ def listed(source: TextSource, out: ParsedOutput, item: Callable[[str], Wait[Non
 class _CallObject:
     """A call that is written as one object, as it is read."""
 
-    def __init__(self, source: TextSource, out: ParsedOutput, known: Tools | None) -> None:
+    def __init__(self, source: ParsedText, out: ParsedOutput, known: Tools | None) -> None:
         self._source, self._out, self._known = source, out, known
         self._name = ""
         self._early = ""  # arguments that came before the name
@@ -152,7 +152,7 @@ class _CallObject:
 class _Arguments:
     """A call's object of arguments as it is read. The call begins once it is whole, or longer than HELD."""
 
-    def __init__(self, source: TextSource, out: ParsedOutput, name: str, known: Tools | None = None) -> None:
+    def __init__(self, source: ParsedText, out: ParsedOutput, name: str, known: Tools | None = None) -> None:
         self._source, self._out, self._name, self._known = source, out, name, known
         self._held: list[str] = []
         self._length = 0
@@ -202,7 +202,7 @@ def _check(name: str, known: Tools | None) -> None:
         raise Malformed
 
 
-def _whole(source: TextSource) -> Wait[str]:
+def _whole(source: ParsedText) -> Wait[str]:
     """Reads arguments to their end: an object, the text of one, or null, which is an empty one."""
     if (yield from source.peek()) == '"':
         text = unbroken((yield from _string(source)).strip())
@@ -216,7 +216,7 @@ def _whole(source: TextSource) -> Wait[str]:
     return text
 
 
-def _string(source: TextSource) -> Wait[str]:
+def _string(source: ParsedText) -> Wait[str]:
     """Reads a JSON string, and gives what it says."""
     first = yield from source.peek()
     if first != '"':

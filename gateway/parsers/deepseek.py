@@ -10,7 +10,7 @@ import re
 
 from gateway.parsers.calls import NAME, Tools, attempt, call_by_name
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import CutShort, Malformed, TextSource, Wait
+from gateway.parsers.source import CutShort, Malformed, ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -21,14 +21,14 @@ _TYPE = "function"
 _LANGUAGE = re.compile(r"[a-z]+")
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(MARKERS, out.content)):
         if marker == CALL:
             yield from attempt(source, out, _call(source, out, tools))
 
 
-def _call(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def _call(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     yield from source.space()
     name = yield from source.run(NAME)
     if not (yield from source.skip(SEPARATOR)) and name not in tools:
@@ -40,7 +40,7 @@ def _call(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
         yield from _typed(source, out, name)
 
 
-def _typed(source: TextSource, out: ParsedOutput, type: str) -> Wait[None]:
+def _typed(source: ParsedText, out: ParsedOutput, type: str) -> Wait[None]:
     """Reads a call behind its type: a name, and the arguments in a block."""
     name = yield from source.run(NAME)
     yield from source.space()

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from gateway.parsers.calls import NAME, Tools, attempt, call_by_name
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import TextSource, Wait
+from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 MARKERS = BEGIN, END = "<function=", "</function>"
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(MARKERS, out.content)):
         if marker == BEGIN:
             yield from attempt(source, out, _call(source, out))
 
 
-def _call(source: TextSource, out: ParsedOutput) -> Wait[None]:
+def _call(source: ParsedText, out: ParsedOutput) -> Wait[None]:
     name = yield from source.run(NAME)
     yield from source.expect(">")
     yield from source.space()

@@ -16,7 +16,7 @@ from gateway.parsers.output import ParsedOutput
 from gateway.parsers.parameters import OTHER_NAMES, constraint, standing, unheld
 from gateway.parsers.python_grammar import in_order
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import CutShort, Malformed, Sink, TextSource, Wait
+from gateway.parsers.source import CutShort, Malformed, Sink, ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, quoted, repeated, sequence, text
 
 MARKERS = BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -29,14 +29,14 @@ _MOST_DEPTH = 100
 _SAYS_NOTHING = frozenset(("type", "title", "description", "default", "examples"))
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(MARKERS, out.content)):
         if marker == BEGIN:
             yield from attempt(source, out, _call(source, out))
 
 
-def _call(source: TextSource, out: ParsedOutput) -> Wait[None]:
+def _call(source: ParsedText, out: ParsedOutput) -> Wait[None]:
     yield from source.space()
     yield from source.expect(_CALL)
     name = yield from source.run(NAME)
@@ -50,7 +50,7 @@ def _call(source: TextSource, out: ParsedOutput) -> Wait[None]:
     out.done()
 
 
-def _object(source: TextSource, sink: Sink, depth: int) -> Wait[None]:
+def _object(source: ParsedText, sink: Sink, depth: int) -> Wait[None]:
     """Reads an object: bare keys, or keys as text is written."""
     yield from source.expect("{")
     sink("{")
@@ -74,7 +74,7 @@ def _object(source: TextSource, sink: Sink, depth: int) -> Wait[None]:
     sink("}")
 
 
-def _array(source: TextSource, sink: Sink, depth: int) -> Wait[None]:
+def _array(source: ParsedText, sink: Sink, depth: int) -> Wait[None]:
     yield from source.expect("[")
     sink("[")
     separator = ""
@@ -89,7 +89,7 @@ def _array(source: TextSource, sink: Sink, depth: int) -> Wait[None]:
     sink("]")
 
 
-def _value(source: TextSource, sink: Sink, depth: int) -> Wait[None]:
+def _value(source: ParsedText, sink: Sink, depth: int) -> Wait[None]:
     if depth > _MOST_DEPTH:
         raise Malformed
     yield from source.space()
@@ -105,7 +105,7 @@ def _value(source: TextSource, sink: Sink, depth: int) -> Wait[None]:
         sink(_WORDS.get(word, word))
 
 
-def _text(source: TextSource, sink: Sink) -> Wait[None]:
+def _text(source: ParsedText, sink: Sink) -> Wait[None]:
     """Reads text between its marks, or as JSON has it."""
     if (yield from source.peek()) == '"':
         yield from source.json(sink)

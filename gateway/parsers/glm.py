@@ -12,7 +12,7 @@ from gateway.parsers.calls import NAME, Tools, attempt, begin
 from gateway.parsers.hermes import BEGIN, END
 from gateway.parsers.kinds import Kinds, kinds_of
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import CutShort, TextSource, Wait
+from gateway.parsers.source import CutShort, ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, either, quoted, repeated, sequence, text
 
 MARKERS = (BEGIN, END)
@@ -28,14 +28,14 @@ _WRITTEN = ParameterFormat(
 )
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(MARKERS, out.content)):
         if marker == BEGIN:
             yield from attempt(source, out, _call(source, out, tools))
 
 
-def _call(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def _call(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     yield from source.space()
     name = yield from source.run(NAME)
     yield from source.space()
@@ -49,7 +49,7 @@ def _call(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
     out.done()
 
 
-def _arguments(source: TextSource, out: ParsedOutput, kinds: Kinds) -> Wait[None]:
+def _arguments(source: ParsedText, out: ParsedOutput, kinds: Kinds) -> Wait[None]:
     """Reads arguments from behind the first tag of a name, and the end of the call."""
     separator = "{"
     while True:

@@ -13,7 +13,7 @@ import re
 from gateway.parsers.calls import Tools, attempt, call_by_name
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import Sink, TextSource, Wait
+from gateway.parsers.source import Sink, ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, optional, sequence, text
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -28,7 +28,7 @@ _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 REASONING = Tags(f"{CHANNEL}analysis{MESSAGE}", END)
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called, if there are tools."""
     while (header := (yield from _header(source, out))) is not None:
         to, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
@@ -44,7 +44,7 @@ def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
         yield from _words(source, out.content)
 
 
-def _words(source: TextSource, sink: Sink) -> Wait[bool]:
+def _words(source: ParsedText, sink: Sink) -> Wait[bool]:
     """Reads a message's words; gives whether it has an end: its own, or another message in a channel. Markers
     that do not belong there are dropped.
     """
@@ -66,7 +66,7 @@ def _ends(out: ParsedOutput, at: int) -> None:
         out.reasoning_end = at
 
 
-def _header(source: TextSource, out: ParsedOutput) -> Wait[str | None]:
+def _header(source: ParsedText, out: ParsedOutput) -> Wait[str | None]:
     """What stands before the next message; None: there is none. Words without a message are content."""
     parts: list[str] = []
     if (yield from source.upto((MESSAGE,), parts.append)):
@@ -79,7 +79,7 @@ def _header(source: TextSource, out: ParsedOutput) -> Wait[str | None]:
     return None
 
 
-def _call(source: TextSource, out: ParsedOutput, name: str) -> Wait[None]:
+def _call(source: ParsedText, out: ParsedOutput, name: str) -> Wait[None]:
     yield from source.space()
     yield from call_by_name(source, out, name, MARKERS)
 

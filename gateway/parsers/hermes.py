@@ -8,13 +8,13 @@ from __future__ import annotations
 from gateway.parsers.calls import Tools
 from gateway.parsers.lists import any_calls
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import TextSource, Wait
+from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, call_objects, repeated, sequence, text
 
 MARKERS = BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called. Granite 3.1 writes a list between the tags."""
     while marker := (yield from source.upto(MARKERS, out.content)):
         if marker == BEGIN:

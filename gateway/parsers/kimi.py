@@ -10,7 +10,7 @@ import re
 
 from gateway.parsers.calls import NAME, Tools, attempt, call_by_name
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import Malformed, TextSource, Wait
+from gateway.parsers.source import Malformed, ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -20,14 +20,14 @@ _SPACE_NAME = "functions."
 _NUMBER = re.compile(r":\d+$")
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(MARKERS, out.content)):
         if marker == CALL:
             yield from attempt(source, out, _call(source, out))
 
 
-def _call(source: TextSource, out: ParsedOutput) -> Wait[None]:
+def _call(source: ParsedText, out: ParsedOutput) -> Wait[None]:
     yield from source.space()
     id = yield from source.run(NAME)
     yield from source.space()

@@ -14,7 +14,7 @@ from gateway.parsers.calls import Tools, attempt, call_object, listed
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.pythonic import call
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import TextSource, Wait
+from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.tags import (
     Format,
     Mark,
@@ -35,10 +35,10 @@ LFM2 = "<|tool_call_start|>", "<|tool_call_end|>"
 PHI4 = ("functools[",)
 
 
-def reader(markers: tuple[str, ...]) -> Callable[[TextSource, ParsedOutput, Tools], Wait[None]]:
+def reader(markers: tuple[str, ...]) -> Callable[[ParsedText, ParsedOutput, Tools], Wait[None]]:
     """What reads answers whose calls stand behind the first of `markers`. Any name may be called."""
 
-    def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+    def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
         while marker := (yield from source.upto(markers, out.content)):
             if marker != markers[0]:
                 continue
@@ -50,7 +50,7 @@ def reader(markers: tuple[str, ...]) -> Callable[[TextSource, ParsedOutput, Tool
     return read
 
 
-def any_calls(source: TextSource, out: ParsedOutput, known: Tools | None = None) -> Wait[None]:
+def any_calls(source: ParsedText, out: ParsedOutput, known: Tools | None = None) -> Wait[None]:
     """Reads a list of calls, objects or Python, or one object after the other."""
     while first := (yield from source.peek()):
         if first == "[":
@@ -63,7 +63,7 @@ def any_calls(source: TextSource, out: ParsedOutput, known: Tools | None = None)
             yield from source.space()
 
 
-def _item(source: TextSource, out: ParsedOutput, before: str, known: Tools | None) -> Wait[None]:
+def _item(source: ParsedText, out: ParsedOutput, before: str, known: Tools | None) -> Wait[None]:
     yield from source.expect(before)
     yield from source.space()
     is_object = (yield from source.peek()) == "{"

@@ -10,7 +10,7 @@ from gateway.parsers.calls import Tools
 from gateway.parsers.lists import any_calls
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.pythonic import BEGIN, END
-from gateway.parsers.source import TextSource, Wait
+from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, call_objects, repeated, text
 
 TAG = "<|python_tag|>"
@@ -18,7 +18,7 @@ MARKERS = (TAG, BEGIN, END)
 _LINE = "\n"
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end."""
     out.content((yield from source.space()))
     yield from any_calls(source, out, tools)

@@ -13,7 +13,7 @@ from gateway.parsers.calls import Tools
 from gateway.parsers.events import Event
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import TextSource, Wait
+from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.table import ToolFormat
 
 
@@ -48,7 +48,7 @@ class MessageParser:
     """Reads one answer."""
 
     def __init__(self, reading: MessageReading) -> None:
-        self._source = TextSource(reading.calls.markers if reading.calls else ())
+        self._source = ParsedText(reading.calls.markers if reading.calls else ())
         self._out = ParsedOutput(reading.most_calls)
         self._steps = self._read(reading)
 

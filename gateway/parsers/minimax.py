@@ -13,7 +13,7 @@ from gateway.parsers.bare_grammar import parameters
 from gateway.parsers.bare_values import ParameterFormat
 from gateway.parsers.calls import Tools, attempt
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import TextSource, Wait
+from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, either, repeated, sequence, text
 
 MARKERS = BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
@@ -32,7 +32,7 @@ _WRITTEN = ParameterFormat(
 _CALL = CallTags(PARAMETER, '">', INVOKE_END, _TITLE, _WRITTEN)
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(_TAGS, out.content)):
         if marker == INVOKE:

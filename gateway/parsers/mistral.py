@@ -12,7 +12,7 @@ import re
 
 from gateway.parsers.calls import NAME, Tools, attempt, call_by_name, call_object, listed
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import Malformed, TextSource, Wait
+from gateway.parsers.source import Malformed, ParsedText, Wait
 from gateway.parsers.tags import (
     Format,
     Mark,
@@ -29,7 +29,7 @@ MARKERS = BEGIN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID = re.compile(r"\w+")
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while (yield from source.upto(MARKERS, out.content)):
         yield from source.space()
@@ -39,13 +39,13 @@ def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
             yield from attempt(source, out, _named(source, out, tools))
 
 
-def _item(source: TextSource, out: ParsedOutput, before: str) -> Wait[None]:
+def _item(source: ParsedText, out: ParsedOutput, before: str) -> Wait[None]:
     yield from source.expect(before)
     yield from source.space()
     yield from call_object(source, out)
 
 
-def _named(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def _named(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads one call whose name stands before its arguments. Without any, a marker or a tool tells a call."""
     name = yield from source.run(NAME)
     if (yield from source.skip(CALL_ID)):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gateway.parsers.calls import NAME, Tools, begin, listed
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.python_values import as_json, literal
-from gateway.parsers.source import CutShort, Malformed, TextSource, Wait
+from gateway.parsers.source import CutShort, Malformed, ParsedText, Wait
 from gateway.parsers.tags import quoted
 
 MARKERS = BEGIN, END = "<|python_start|>", "<|python_end|>"
@@ -26,7 +26,7 @@ _SEPARATOR = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{},]""", 
 _KEYWORD = re.compile(rf"({TITLE.pattern})\s*=\s*(\S.*)", re.DOTALL)
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end."""
     out.content((yield from source.space()))
     if (yield from source.peek()) == "[":
@@ -37,18 +37,18 @@ def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
             yield from calls(source, out, None)
 
 
-def calls(source: TextSource, out: ParsedOutput, known: Tools | None) -> Wait[None]:
+def calls(source: ParsedText, out: ParsedOutput, known: Tools | None) -> Wait[None]:
     """Reads a list of calls; whatever is none goes to the caller as content, with all that follows."""
     yield from listed(source, out, lambda before: _call(source, out, before, known))
 
 
-def _call(source: TextSource, out: ParsedOutput, before: str, known: Tools | None) -> Wait[None]:
+def _call(source: ParsedText, out: ParsedOutput, before: str, known: Tools | None) -> Wait[None]:
     yield from source.expect(before)
     yield from source.space()
     yield from call(source, out, known)
 
 
-def call(source: TextSource, out: ParsedOutput, known: Tools | None) -> Wait[None]:
+def call(source: ParsedText, out: ParsedOutput, known: Tools | None) -> Wait[None]:
     """Reads one call. Raises Malformed for anything else."""
     name = yield from source.run(NAME)
     if known is not None and name not in known:
@@ -60,7 +60,7 @@ def call(source: TextSource, out: ParsedOutput, known: Tools | None) -> Wait[Non
     out.done()
 
 
-def _enclosed(source: TextSource) -> Wait[str]:
+def _enclosed(source: ParsedText) -> Wait[str]:
     """Reads up to the bracket that closes the one before, and gives what stands before it."""
     parts: list[str] = []
     length, depth, quote = 0, 1, ""

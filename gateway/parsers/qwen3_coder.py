@@ -16,7 +16,7 @@ from gateway.parsers.bare_values import ParameterFormat
 from gateway.parsers.calls import Tools, attempt
 from gateway.parsers.hermes import BEGIN, END
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import TextSource, Wait
+from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, either, repeated, sequence, text
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -31,7 +31,7 @@ _WRITTEN = ParameterFormat(
 _CALL = CallTags(PARAMETER, ">", FUNCTION_END, _TITLE, _WRITTEN)
 
 
-def read(source: TextSource, out: ParsedOutput, tools: Tools) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     """Reads an answer to its end. Any name may be called."""
     while marker := (yield from source.upto(_TAGS, out.content)):
         if marker == FUNCTION:

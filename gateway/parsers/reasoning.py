@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import TextSource, Wait
+from gateway.parsers.source import ParsedText, Wait
 
 
 class Tags(NamedTuple):
@@ -32,7 +32,7 @@ def is_open(tags: Tags, prompt: str, *, continues: bool = False) -> bool:
     return prompt.rstrip().endswith(tags.begin)
 
 
-def begins(source: TextSource, out: ParsedOutput, tags: Tags, is_open: bool) -> Wait[bool]:
+def begins(source: ParsedText, out: ParsedOutput, tags: Tags, is_open: bool) -> Wait[bool]:
     """Whether an answer begins with reasoning. `is_open`: the prompt has the first tag."""
     space = yield from source.space()
     if (yield from source.skip(tags.begin)) or is_open:
@@ -42,7 +42,7 @@ def begins(source: TextSource, out: ParsedOutput, tags: Tags, is_open: bool) -> 
     return False
 
 
-def read(source: TextSource, out: ParsedOutput, tags: Tags, calls: tuple[str, ...]) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tags: Tags, calls: tuple[str, ...]) -> Wait[None]:
     """Reads the reasoning to its end. `calls`: what calls begin with. Reasoning that never ends is only read
     up to the first of these: what follows may be calls.
     """

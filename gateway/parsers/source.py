@@ -39,7 +39,7 @@ def ignore(text: str) -> None:
     """A sink for text that means nothing."""
 
 
-class TextSource:
+class ParsedText:
     """The text so far. `consumed`: how many characters have been read.
 
     Between `keep` and `forget` the text that is read is also kept, so that what turns out to be no call can

@@ -29,7 +29,7 @@ from gateway.parsers import (
 from gateway.parsers.calls import Tools
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import TextSource, Wait
+from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas
 
 
@@ -69,7 +69,7 @@ class ToolFormat:
     """
 
     name: str
-    read: Callable[[TextSource, ParsedOutput, Tools], Wait[None]]
+    read: Callable[[ParsedText, ParsedOutput, Tools], Wait[None]]
     markers: tuple[str, ...]
     grammar: Callable[[Schemas, Mark, bool], Format]
     sign: str = ""
