@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gateway.parsers.kinds import ValueKind
 from gateway.parsers.python_values import as_json, literal
-from gateway.parsers.source import CutShort, Malformed, Sink, ParsedText, Wait, unbroken
+from gateway.parsers.source import CutShort, Malformed, ParsedText, Sink, Wait, unbroken
 from gateway.parsers.tags import quoted
 
 

@@ -16,7 +16,7 @@ from gateway.parsers.output import ParsedOutput
 from gateway.parsers.parameters import OTHER_NAMES, constraint, standing, unheld
 from gateway.parsers.python_grammar import in_order
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import CutShort, Malformed, Sink, ParsedText, Wait
+from gateway.parsers.source import CutShort, Malformed, ParsedText, Sink, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, quoted, repeated, sequence, text
 
 MARKERS = BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'

@@ -13,7 +13,7 @@ import re
 from gateway.parsers.calls import Tools, attempt, call_by_name
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import Sink, ParsedText, Wait
+from gateway.parsers.source import ParsedText, Sink, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, optional, sequence, text
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
