@@ -159,7 +159,7 @@ class Traced:
 
 
 def _hops(traced: Traced, tokens: int) -> Hops:
-    """Of the middle of several chats: requests of the gateway's own may be in a window, of a chat or of none."""
+    """Of the middle of several chats: requests of the gateway's own may be in a window, of one or of none."""
     for _ in range(2):
         traced.chat(tokens)  # what happens once, at a first request, does not count
     found = sorted((_once(traced, tokens) for _ in range(TIMES)), key=lambda hops: hops.functions)
