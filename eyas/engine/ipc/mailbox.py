@@ -123,7 +123,11 @@ class Mailbox:
         at = [first + position % kept for position in range(base, base + len(tokens))]
         for word in at:
             stores[word] = 0
-        self._features[number, np.arange(base, base + len(tokens)) % kept] = features
+        done = 0
+        for part in self._parts(base, len(tokens)):
+            rows = part.stop - part.start
+            self._features[number, part] = features[done : done + rows]
+            done += rows
         newest = len(tokens) - 1
         for j, (word, token) in enumerate(zip(at, tokens, strict=True)):
             above = (tag(generation, base + j) & HALF) << 32
@@ -131,11 +135,19 @@ class Mailbox:
 
     def features(self, number: int, generation: int, base: int, count: int) -> bytes | None:
         """Of rows whose words were there; None: they are not there any more."""
-        positions = np.arange(base, base + count)
-        at = positions % self.place.kept
-        copied = self._features[number, at].tobytes()
-        above = self.words[number, at] >> np.uint64(32)
-        return copied if np.array_equal(above, tags([generation], positions)) else None
+        copied = b"".join([self._features[number, part].tobytes() for part in self._parts(base, count)])
+        kept, first, stores = self.place.kept, number * self.place.words, self._stores
+        there = all(
+            stores[first + position % kept] >> 32 == tag(generation, position) & HALF
+            for position in range(base, base + count)
+        )
+        return copied if there else None
+
+    def _parts(self, base: int, count: int) -> list[slice]:
+        """Where up to `kept` rows from position `base` on lie: in two parts around the ring's end."""
+        kept, at = self.place.kept, base % self.place.kept
+        end = at + count
+        return [slice(at, end)] if end <= kept else [slice(at, kept), slice(0, end - kept)]
 
     # --- proposals, from the draft worker's host --------------------------------------------------------
 
