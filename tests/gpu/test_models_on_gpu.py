@@ -52,9 +52,20 @@ SIZES: dict[str, Any] = {
 }
 WINDOWED = {"sliding_window": WINDOW}
 GEMMA = WINDOWED | {"query_pre_attn_scalar": 128}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0] * 48,
+    "long_factor": [1.0 + pair / 8 for pair in range(48)],
+    "original_max_position_embeddings": WINDOW,
+}
+"""Of a context that is longer than that of the training, as the prompts are too."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama_llama3": {},
     "mistral": WINDOWED | {"head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 4},
+    "olmo2": {"attention_bias": False},
+    "phi3": WINDOWED | {"rope_parameters": LONG, "original_max_position_embeddings": WINDOW},
     "qwen2": {},
     "qwen3": {},
     "gemma2": GEMMA,
@@ -106,7 +117,7 @@ class Device:
         attention = PagedAttention(self._tables, config.num_heads, shape, most, pdl=pdl)
         group, launch = ProcessGroup(RankInfo(), device), skinny.Launch.on(device, pdl=pdl)
         context = LayerContext.on(device, config, group, launch, attention)
-        with FolderWeights(folder, config.spelling, Placement(device, dtype)) as weights:
+        with FolderWeights(folder, config.spelling, Placement(device, dtype), fused=config.fused) as weights:
             self.model = FusedDecoder(config, weights, context)
         self._device = device
 
