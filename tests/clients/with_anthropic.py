@@ -28,7 +28,9 @@ def check_call(block: Any) -> None:
 
 
 def chat(server: Server) -> None:
-    reply = ask(server, system="Be brief.")
+    briefly = ask(server, system="Be brief.", temperature=0)
+    reply = ask(server, temperature=0)
+    assert briefly.usage.input_tokens > reply.usage.input_tokens
     assert reply.content[0].text and reply.usage.output_tokens > 0 and reply.stop_reason == "end_turn"
 
 
