@@ -41,7 +41,7 @@ class Failed(TaggedMessage, frozen=True):
     choice: int | None = None
 
 
-class StepReply(TaggedMessage, frozen=True):
+class StepReply(TaggedMessage, frozen=True, tag="Step"):  # a short name: it goes out at every step
     """The tokens of one engine step, for all its requests."""
 
     entries: tuple[Entry, ...]
