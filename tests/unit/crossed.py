@@ -12,6 +12,11 @@ import pytest
 def crossed(*values: Iterable[object], quick: Callable[..., bool]) -> list[Any]:
     """Every value of each parameter with every one of the others; slow, unless `quick` says so of a case."""
     return [
-        pytest.param(*case, marks=() if quick(*case) else pytest.mark.slow, id="-".join(map(str, case)))
+        pytest.param(*case, marks=() if quick(*case) else pytest.mark.slow, id="-".join(map(_name, case)))
         for case in itertools.product(*values)
     ]
+
+
+def _name(value: object) -> str:
+    """The same in every process: what a function prints holds its address."""
+    return str(getattr(value, "__name__", value))

@@ -15,10 +15,9 @@ from msgspec import structs
 
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import EngineError
-from eyas.engine.device import lead
 from eyas.engine.device.executor import Executor
 from eyas.engine.device.step import StepInput
-from eyas.engine.loading import follower
+from eyas.engine.loading import build, follower
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.base import Drafted
 from eyas.engine.parallel.ranks import Channel, RankInfo
@@ -138,7 +137,7 @@ def test_a_rank_out_of_step_ends_the_engine_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: Callable[..., None]
 ) -> None:
     """Ranks that do not take the same passes, of as many rows, wait for each other: not for ever."""
-    monkeypatch.setattr(lead, "LOAD_S", PATIENCE_S)
+    monkeypatch.setattr(build, "LOAD_S", PATIENCE_S)
     engine = device_ranks(knowing(tmp_path), main)
     worker = engine.cluster.workers["w"]
     ended: list[BaseException] = []
