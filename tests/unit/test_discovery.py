@@ -68,7 +68,7 @@ async def test_no_line_shows_the_password() -> None:
 
 
 def test_the_engine_drafts_with_whom_it_has_heard_of() -> None:
-    drafter = far.RemoteDrafter(far.SPEC, far.VOCAB, far.NO_LINES)
+    drafter = far.RemoteDrafter(far.SPEC, far.VOCAB, far.NO_CHANNELS)
     (seq,) = far._sequences(drafter, 1)
     assert not seq.drafting
     drafter.deliver(DraftDown(worker="w"))
