@@ -1,7 +1,6 @@
 """The calls that run on this gateway, by the ids that they are known by, so that a caller can end one.
 
-Of a gateway of several processes each has its own calls, and each asks the others to end theirs. It knows
-ids, callers and deadlines. It refuses to know what a call does.
+Of a gateway of several processes each has its own calls, and each asks the others to end theirs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A caller's request reaches one of the processes, by chance. So a page of metrics has the series of all, with
 the label `process`, and what ends a request ends it wherever it runs. The series are not summed: when one
-process dies a sum would fall, and Prometheus would count all that is left of it again. It knows sockets,
-names of questions and Prometheus' text. It refuses to know what is counted, and what answers mean.
+process dies a sum would fall, and Prometheus would count all that is left of it again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a chat template changes the texts that it is given: words that it cuts out, ends that it strips, case.
 
-Whoever knows them can hide a control token: `<|im_/thinkend|>` is one as soon as `/think` is cut out.
-A pure function of jinja2's trees. It refuses to know tokens: `caller_text` does.
+A caller can hide a control token behind such a change: cutting `/think` out of `<|im_/thinkend|>` makes one.
+The changes are read off jinja2's syntax trees; `caller_text` looks for tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What an operator asks of a running server: routes that change it, and take no text.
-
-It knows the paths that callers of SGLang's server expect. It refuses to know how workers do it.
-"""
+"""Routes by which an operator changes a running server. Their paths are those of SGLang's server."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Tokenizers that were converted, in the user's cache: each a tokenizer.json, named after its sources' bytes.
 
 Converting a vocabulary of 130,000 takes seconds, and a cluster has several processes that need it: the first
-one writes it, whole or not at all. A file that cannot be read counts as absent. It knows files, and nothing
-of how anything is converted.
+one writes it, whole or not at all. A file that cannot be read counts as absent. `tokenizer_source` converts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """xgrammar's rules as it prints them, without halves of surrogate pairs, which no text has.
 
 The library's classes hold them as bytes that decode to three characters, so that an answer would not be what
-its grammar says. This file knows how literals and classes are printed, and refuses to know what rules mean.
+its grammar says. Only literals and classes are read; rules stay as they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Where that comes from which makes texts tokens: a tokenizer's folder, and a chat template.
-
-It knows flags' values, and refuses to know what is in the files.
-"""
+"""The source of a server's tokens: the folder of its tokenizer, and its chat template, as flags name them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tensors that a folder stores as one, and that models ask for one by one: rows of q, k and v, say.
 
-It reads what a safetensors file gives as a slice; it refuses to know models.
+Only the rows that are needed are read of a safetensors file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How many bytes a model's weights and KV pages take, before any is read: by config.json and files' headers.
 
-The numbers are the least: a process also needs vectors, tables and room for its steps. It refuses to know
-torch, and how much memory there is.
+The numbers are the least: a process also needs vectors, tables and room for its steps. No torch is loaded.
 """
 
 from __future__ import annotations

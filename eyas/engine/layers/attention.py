@@ -74,8 +74,9 @@ class Attention:
 
 
 def rows_order(spec: AttentionSpec, heads: int, kv_heads: int) -> torch.Tensor | None:
-    """Where the rows of so many heads of q, k and v, one below the other, are stored: int64
-    [(heads + 2 kv_heads) * dim]; None: where they are wanted.
+    """The stored row of each row of q, k and v, one below the other: int64 [(heads + 2 kv_heads) * dim].
+
+    None: they are stored in the order that attention needs.
     """
     dim = spec.head_dim
     if spec.rope.rotated(dim) == dim:

@@ -24,7 +24,12 @@ class RmsNorm:
         return cls(load_gain(config, weights, name, size), config.norm_eps)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.to(self._gain.dtype), self._gain.shape, self._gain, self._eps).to(x.dtype)
+        return rms_norm(x, self._gain, self._eps)
+
+
+def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    """Rows x [..., n] over their root mean square, times gain [n], computed in the gain's type."""
+    return F.rms_norm(x.to(gain.dtype), gain.shape, gain, eps).to(x.dtype)
 
 
 def load_gain(config: ModelConfig, weights: Weights, name: str, size: int) -> torch.Tensor:

@@ -82,7 +82,7 @@ class FusedLatent:
         return stored.in_order(self._halves_last(stored.shape[0] // each, stored))
 
     def _halves_last(self, heads: int, stored: Projection) -> torch.Tensor:
-        """Where the rows of a matrix of so many heads come from, int64 [rows]."""
+        """The stored row of each row of a matrix that has `heads` heads, int64 [rows]."""
         rows = torch.arange(stored.shape[0])
         return halves_last(rows.view(heads, -1, 1), self._spec).reshape(-1)
 

@@ -54,7 +54,7 @@ class RankLeader:
             raise
 
     def give_up(self) -> None:
-        """Ends the others, of whom nothing is waited for."""
+        """Ends the other ranks at once, without waiting for an answer."""
         self.whole = False
         self._followers.close()
 
@@ -106,7 +106,7 @@ class RankLeader:
                     raise EngineError(f"the ranks have not done a step in {STEP_S:g} s")
 
     def close(self) -> None:
-        """Parts from the followers; of a group that has lost one, nothing is waited for."""
+        """Parts from the followers; waits for no answer of a group that has lost one."""
         if self.whole:
             self._followers.dismiss()
             self.group.close()

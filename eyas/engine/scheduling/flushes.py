@@ -1,6 +1,6 @@
 """Flushes of the prefix cache: each waits until nothing runs, empties the cache, or is refused in time.
 
-It knows the clock and what keeps an engine busy. What emptying means is the scheduler's business.
+The scheduler empties the cache (`Scheduler.flush`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F
 
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.formats.projection import Projection
@@ -23,6 +22,7 @@ from eyas.engine.kernels.blocks import Normed, Rows
 from eyas.engine.kernels.grouped_task import Gate
 from eyas.engine.kernels.scores import Scores
 from eyas.engine.layers.activations import Activation
+from eyas.engine.layers.norm import rms_norm
 from eyas.engine.models.fused_residual import NarrowRows, ScaledRows
 from eyas.engine.models.fused_step import Forward
 
@@ -169,7 +169,7 @@ class Ops(ABC, Generic[ResidualT, ReadT]):
         if part.row_gains is not None:
             counts = heads.q * heads.dim, heads.kv * heads.dim
             for cut, gain in zip(made.split([*counts, counts[1]], 1), part.row_gains, strict=False):
-                cut.copy_(row_norm(cut, gain.flatten(), self.eps))
+                cut.copy_(rms_norm(cut, gain.flatten(), self.eps))
         q, kv = made.new_empty(rows.count, heads.q, heads.dim), skinny.KvRows(layer, rows.kv_rows)
         rotation, pdl = self.step.rotation(part.rope), self.step.context.launch.pdl
         row_kernels.rope_write(made, heads, q, rotation, kv, pdl)
@@ -194,8 +194,3 @@ class Ops(ABC, Generic[ResidualT, ReadT]):
     def product(self, read: ReadT, projection: Projection, bias: torch.Tensor | None) -> torch.Tensor:
         """Of what products read of the residual."""
         return self.step.product(self.normed(read), projection, bias)
-
-
-def row_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
-    """Rows x [m, n] over their root mean square, times gain [n], in x's type."""
-    return F.rms_norm(x.to(gain.dtype), gain.shape, gain, eps).to(x.dtype)

@@ -20,7 +20,7 @@ from eyas.engine.models.ops.base import ExpertsPart, GatedPart, LatentPart, Ops,
 
 @dataclass(frozen=True)
 class ScaledRead:
-    """Rows [m, k], 1 / rms of each, float32 [m], and the norm that whoever reads them applies."""
+    """Rows [m, k], 1 / rms of each, float32 [m], and the norm that their reader applies."""
 
     x: torch.Tensor
     scales: torch.Tensor

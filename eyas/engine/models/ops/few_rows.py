@@ -24,7 +24,7 @@ from eyas.engine.models.ops.base import ExpertsPart, GatedPart, LatentPart, Ops,
 
 @dataclass(frozen=True)
 class SourceRead:
-    """Rows, and the norm that whoever reads them applies."""
+    """Rows, and the norm that their reader applies."""
 
     rows: NarrowRows
     norm: row_kernels.Norm | None = None
