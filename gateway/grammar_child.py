@@ -15,17 +15,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammar import Grammar
 from eyas.common.grammar_compiler import GrammarCompiler
 from gateway.grammar_walks import slowest_token
 
-MEMORY_BYTES = 2 << 30
+MEMORY_BYTES = 2 << 30  # beyond what the libraries and the vocabulary take
 MASK_S = 0.01
 """The most seconds of a processor that a token may take: engines fill a mask per token, between two steps."""
 
 _NICE = 5  # streams come first
+_MOST_SAID = 300
 
 
 def main(folder: Path, cpu_s: float) -> None:
@@ -34,7 +36,6 @@ def main(folder: Path, cpu_s: float) -> None:
     A grammar that takes more than `cpu_s` seconds of a processor to compile ends the process by SIGPROF.
     """
     os.nice(_NICE)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     try:
@@ -42,6 +43,11 @@ def main(folder: Path, cpu_s: float) -> None:
     except InvalidRequest as error:
         _say(error.message)
         return
+    except Exception as error:  # the library's: another release of it, or of what it needs
+        _say(f"the library that compiles grammars cannot be used here: {error!r}"[:_MOST_SAID])
+        return
+    most = psutil.Process().memory_info().vms + MEMORY_BYTES  # threads' stacks are much on large machines
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     _say(None)
     lengths = [len(piece) for piece in compiler.pieces]
     for line in sys.stdin.buffer:

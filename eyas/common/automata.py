@@ -8,7 +8,8 @@ and sets of characters, and refuses to know how rules are written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from eyas.common.characters import ALL, NO_WORD, WORD, Ranges, common, joined
@@ -312,27 +313,58 @@ def _smallest(edges: list[Edges], ends: set[int]) -> Automaton:
     if 0 not in alive:
         raise NoText("no text fits it")
     atoms, bits = _atoms([ranges for here in edges for ranges, _ in here])
-    sets, group, count = _Sets(atoms), _reach(edges, ends, alive), 0
-    while True:
-        keys, after = dict[Any, int](), dict[int, int]()
-        for state in sorted(alive):
-            parts = dict[Any, int]()
-            for ranges, at in edges[state]:
-                if at in alive:
-                    parts[group[at]] = parts.get(group[at], 0) | bits[ranges]
-            after[state] = keys.setdefault((group[state], frozenset(parts.items())), len(keys))
-        group = after
-        if len(keys) == count:
-            break
-        count = len(keys)
-    found = list[Edges]([[] for _ in range(count)])
-    for state in alive:
-        parts = {}
-        for ranges, at in edges[state]:
-            if at in alive:
-                parts[group[at]] = parts.get(group[at], 0) | bits[ranges]
-        found[group[state]] = [(sets.of(atoms_of), at) for at, atoms_of in parts.items()]
-    return Automaton(found, frozenset(group[state] for state in alive if state in ends))
+    sets = _Sets(atoms)
+    steps = {
+        state: [(bits[ranges], at) for ranges, at in edges[state] if at in alive] for state in sorted(alive)
+    }
+    group = _alike(steps, _reach(edges, ends, alive))
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(group.values()))}
+    found = list[Edges]([[] for _ in numbers])
+    for state, here in steps.items():
+        after = _by_group(here, group)
+        found[numbers[group[state]]] = [(sets.of(atoms_of), numbers[at]) for at, atoms_of in after.items()]
+    return Automaton(found, frozenset(numbers[group[state]] for state in alive if state in ends))
+
+
+def _by_group(steps: list[tuple[int, int]], group: dict[int, int]) -> dict[int, int]:
+    """By which atoms each group is entered."""
+    parts = dict[int, int]()
+    for atoms_of, at in steps:
+        parts[group[at]] = parts.get(group[at], 0) | atoms_of
+    return parts
+
+
+def _alike(steps: dict[int, list[tuple[int, int]]], unlike: dict[int, Any]) -> dict[int, int]:
+    """A number for each state, in the states' order, the same where the same texts follow.
+
+    `steps`: by state, (atoms, the state behind them). `unlike`: states of other values have other texts.
+    Groups are split until nothing tells states of one apart; a state is looked at again only when one behind
+    it got another number (after Hopcroft, 1971).
+    """
+    back = dict[int, list[int]]()
+    for state, here in steps.items():
+        for _, at in here:
+            back.setdefault(at, []).append(state)
+    names = dict[Any, int]()
+    group = {state: names.setdefault(unlike[state], len(names)) for state in steps}
+    sizes, changed = Counter(group.values()), list(steps)
+    todo: Iterable[int] = steps
+    while changed:
+        changed = []
+        looked_at = dict[int, dict[Any, list[int]]]()  # by group, then by what follows
+        for state in todo:
+            follows = frozenset(_by_group(steps[state], group).items())
+            looked_at.setdefault(group[state], {}).setdefault(follows, []).append(state)
+        for name, parts in looked_at.items():
+            others = sizes[name] - sum(map(len, parts.values()))  # alike: nothing behind them has changed
+            ordered = sorted(parts.values(), key=len)
+            for part in ordered if others else ordered[:-1]:
+                sizes[name] -= len(part)
+                sizes[new := len(sizes)] = len(part)
+                group.update(dict.fromkeys(part, new))
+                changed += part
+        todo = dict.fromkeys(earlier for state in changed for earlier in back.get(state, ()))
+    return group
 
 
 def _reach(edges: list[Edges], ends: set[int], alive: set[int]) -> dict[int, Any]:

@@ -235,3 +235,12 @@ async def test_a_cancellation_that_comes_with_the_turn_is_kept(checks: GrammarCh
         await second
     await turn("third")
     assert entered == ["third"]
+
+
+async def test_a_library_that_cannot_be_loaded_is_named(
+    checks: GrammarChecks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "xgrammar.py").write_text("raise TypeError('built for another tvm_ffi')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    with pytest.raises(InvalidRequest, match="cannot be used here: TypeError.*another tvm_ffi"):
+        await checks.check(GOOD)

@@ -19,7 +19,7 @@ from eyas.common.errors import GrammarTooSlow
 from eyas.common.grammar import Grammar
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar import paced
-from eyas.engine.grammar.paced import ALLOWED_S, PER_TOKEN_S, SLOW_S, PacedState
+from eyas.engine.grammar.paced import ALLOWED_S, PER_TOKEN_S, QUICK_LOOKS, SLOW_S, PacedState
 from eyas.engine.grammar.state import GrammarState
 from tests.unit.crossed import crossed
 
@@ -82,8 +82,18 @@ def test_what_was_slow_is_done_aside_until_it_is_fast_again(aside: ThreadPoolExe
     brought(made, [1, 2])
     assert made.slow and state.threads[-1].startswith("aside") and len(state.threads) == 3
     state.mask_s = SLOW_S / 8
-    brought(made, [1, 2, 3])
+    for looks in range(1, QUICK_LOOKS + 1):
+        assert made.slow, "texts pass through quick places between slow ones"
+        brought(made, [1, 2, *[3] * looks])
     assert not made.slow
+
+
+def test_what_was_slow_for_others_begins_aside(aside: ThreadPoolExecutor) -> None:
+    state: Any = SlowState()
+    made = PacedState(state, lambda: aside, slow=True, clock=lambda: state.now)
+    assert made.slow and not made.ready([])
+    brought(made, [])
+    assert state.threads[-1].startswith("aside")
 
 
 def test_an_output_that_was_begun_elsewhere_is_followed_aside(aside: ThreadPoolExecutor) -> None:

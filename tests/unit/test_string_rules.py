@@ -9,8 +9,9 @@ from functools import cache
 
 import pytest
 
+from eyas.common.automata import both, of_pattern
 from eyas.common.characters import NAMED
-from eyas.common.regex_syntax import Unheld
+from eyas.common.regex_syntax import Unheld, read
 from eyas.common.string_rules import JSON, PLAIN, StringPattern, rules_of
 from tests.fuzz import grammars, schemas
 from tests.fuzz.walks import Walker
@@ -121,3 +122,11 @@ def test_faults_are_seen() -> None:
     )
     assert schemas.fault_of({}, '{"a":  1}') and schemas.fault_of({}, '"\\u00e9"')
     assert schemas.fault_of({"properties": {"a": {"type": "null"}}}, '{"a":1,"a":null}')
+
+
+@pytest.mark.parametrize("far", [1, 6])
+def test_automata_are_as_small_as_can_be(far: int) -> None:
+    """Texts whose letter `far` places before the last is an a: whoever reads them must know `far` + 1 letters."""
+    made = of_pattern(read(f"(a|b)*a(a|b){{{far}}}"), search=False)
+    assert len(made.edges) == 2 ** (far + 1)
+    assert len(both(made, made).edges) == 2 ** (far + 1)

@@ -42,6 +42,7 @@ class Grammars:
         self._compiler: GrammarCompiler | None = None  # the thread's
         self._thread: ThreadPoolExecutor | None = None
         self._compiled: dict[Grammar, Future[Any]] = {}  # the newest last
+        self._slow: set[Grammar] = set()  # of those, what a sequence was slow to follow
         self._aside: ThreadPoolExecutor | None = None  # follows what is slow
         self._states: WeakKeyDictionary[Sequence, PacedState] = WeakKeyDictionary()
         self._failed: dict[Generation, EyasError] = {}
@@ -146,9 +147,12 @@ class Grammars:
                 compiled = future.result()
                 assert self._compiler is not None
                 state = GrammarState(compiled, params, self.eos_ids, self._compiler.pieces)
-                self._states[seq] = PacedState(state, self._other_thread, len(seq.output))
-            if self._states[seq].slow and not now:
-                return self._states[seq] if self._states[seq].ready(seq.output) else None
+                slow = params.grammar in self._slow
+                self._states[seq] = PacedState(state, self._other_thread, len(seq.output), slow=slow)
+            if self._states[seq].slow:
+                self._slow.add(params.grammar)
+                if not now:
+                    return self._states[seq] if self._states[seq].ready(seq.output) else None
             self._states[seq].follow(seq.output)
         except Exception as error:  # of the library, perhaps: it concerns this request alone
             self._fail(seq, error)
@@ -192,4 +196,5 @@ class Grammars:
             if total <= MAX_KEPT_BYTES and len(self._compiled) < MAX_KEPT:
                 break
             del self._compiled[grammar]
+            self._slow.discard(grammar)
             total -= size

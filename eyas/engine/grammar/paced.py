@@ -21,6 +21,7 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState
 
 SLOW_S = 0.004  # a call that takes longer makes its sequence slow
+QUICK_LOOKS = 16  # in a row, after which it is slow no more: texts pass through slow places and quick ones
 ALLOWED_S = 2.0  # of one sequence
 PER_TOKEN_S = 0.02  # and more for each of its tokens: twice what a gateway lets a grammar take
 AT_ONCE = 64  # tokens of an output that was begun elsewhere; more are followed aside
@@ -36,15 +37,24 @@ class PacedState:
         state: GrammarState,
         aside: Callable[[], Executor],
         begun: int = 0,
+        *,
+        slow: bool = False,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`begun`: tokens that it is to follow at first. `clock`: seconds of the thread that asks."""
-        self.slow = begun > AT_ONCE
+        """`begun`: tokens that it is to follow at first. `slow`: whether others were slow with this grammar.
+        `clock`: seconds of the thread that asks.
+        """
+        self._looks_left = QUICK_LOOKS if slow else int(begun > AT_ONCE)
         self._state = state
         self._aside = aside
         self._clock = clock
         self._look: Future[float] | None = None  # that is being taken aside, or was
         self._spent_s = 0.0
+
+    @property
+    def slow(self) -> bool:
+        """Are its next calls made aside?"""
+        return self._looks_left > 0
 
     @property
     def looking(self) -> bool:
@@ -92,14 +102,15 @@ class PacedState:
         look, self._look = self._look, None
         if look is not None:
             seconds = look.result()
-            self.slow = seconds > SLOW_S
+            self._looks_left = QUICK_LOOKS if seconds > SLOW_S else max(self._looks_left - 1, 0)
             self._spend(seconds)
 
     def _timed(self, call: Callable[[Any], T], asked: Any) -> T:
         began = self._clock()
         found = call(asked)
         seconds = self._clock() - began
-        self.slow |= seconds > SLOW_S
+        if seconds > SLOW_S:
+            self._looks_left = QUICK_LOOKS
         self._spend(seconds)
         return found
 
