@@ -126,7 +126,7 @@ def test_faults_are_seen() -> None:
 
 @pytest.mark.parametrize("far", [1, 6])
 def test_automata_are_as_small_as_can_be(far: int) -> None:
-    """Texts whose letter `far` places before the last is an a: whoever reads them must know `far` + 1 letters."""
+    """Texts whose letter `far` places before the last is an a: a reader must know `far` + 1 letters."""
     made = of_pattern(read(f"(a|b)*a(a|b){{{far}}}"), search=False)
     assert len(made.edges) == 2 ** (far + 1)
     assert len(both(made, made).edges) == 2 ** (far + 1)
