@@ -14,13 +14,13 @@ from typing import TypeAlias
 import grpc
 import msgspec
 
-from eyas.common import convert
-from eyas.common.buffer import StreamBuffer
-from eyas.common.convert_step import step_to_pb
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded, Unavailable
-from eyas.common.message import WireFailure
-from eyas.common.request_log import told
 from eyas.common.types import Entry, WorkerInfo
+from eyas.common.wire import convert
+from eyas.common.wire.buffer import StreamBuffer
+from eyas.common.wire.convert_step import step_to_pb
+from eyas.common.wire.message import WireFailure
+from eyas.common.wire.request_log import told
 from eyas.engine.ipc.client import EngineClient, engine_id, wire_id
 from eyas.engine.ipc.messages import (
     Admitted,

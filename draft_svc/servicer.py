@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 import grpc
 
-from eyas.common import convert, rpc
-from eyas.common.buffer import StreamBuffer
-from eyas.common.convert_params import params_from_pb
-from eyas.common.message import WireFailure
+from eyas.common.wire import convert, rpc
+from eyas.common.wire.buffer import StreamBuffer
+from eyas.common.wire.convert_params import params_from_pb
+from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     DraftChannel,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import eyas
 from eyas.commands import INTERRUPTED, USAGE_ERROR, Command, Parser
-from eyas.common.children import import_safely
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.logging import announce, setup
+from eyas.common.machine.children import import_safely
 
 if TYPE_CHECKING:
     from eyas.common.config import EngineConfig
@@ -138,8 +138,8 @@ def _serve(args: argparse.Namespace) -> int:
     from eyas.configuration import gateway_config, serve_config
 
     config = serve_config(args, gateway_config(args))  # flags fail before what runs them is imported
-    from eyas.worker.screen import run_on_screen
-    from eyas.worker.serve import LocalCluster
+    from eyas.cluster.screen import run_on_screen
+    from eyas.cluster.serve import LocalCluster
 
     async def until_stopped(cluster: LocalCluster) -> int:
         print("Ctrl-C stops it.", flush=True)
@@ -153,13 +153,13 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _worker(args: argparse.Namespace) -> int:
+    from eyas.common.machine.lifeline import die_with_parent
     from eyas.configuration import worker_config
-    from eyas.worker.lifeline import die_with_parent
 
     if args.supervised:
         die_with_parent()
     config = worker_config(args)
-    from eyas.worker.folder import check_engine, check_vocabulary
+    from eyas.cluster.folder import check_engine, check_vocabulary
 
     check_engine(config.engine)
     if config.engine.tokenizer is not None and not args.supervised:  # else its cluster has looked
@@ -177,9 +177,9 @@ def _check_room(engine: EngineConfig) -> None:
     """Raises ConfigError unless a worker alone has room here. (A cluster's launcher looks at its own.)"""
     import contextlib
 
-    from eyas.common import gpus
-    from eyas.common.memory import memory
-    from eyas.worker.room import check_room
+    from eyas.cluster.room import check_room
+    from eyas.common.machine import gpus
+    from eyas.common.machine.memory import memory
 
     known: tuple[int | None, ...] = ()
     if engine.device != "cpu":
@@ -189,16 +189,16 @@ def _check_room(engine: EngineConfig) -> None:
 
 
 def _gateway(args: argparse.Namespace) -> int:
+    from eyas.common.machine.lifeline import die_with_parent
     from eyas.configuration import gateway_alone
-    from eyas.worker.lifeline import die_with_parent
 
     if args.supervised:
         die_with_parent()
     config = gateway_alone(args)
-    from eyas.worker.folder import check_gateway
-    from eyas.worker.gateway_group import run_group
-    from eyas.worker.gateway_main import run_gateway
-    from gateway.sampling_defaults import chosen_defaults
+    from eyas.cluster.folder import check_gateway
+    from eyas.cluster.gateway_group import run_group
+    from gateway.main import run_gateway
+    from gateway.text.sampling_defaults import chosen_defaults
 
     check_gateway(config)
     chosen_defaults(config)
@@ -225,9 +225,9 @@ def _chat(args: argparse.Namespace) -> int:
 
 def _doctor(args: argparse.Namespace) -> int:
     from eyas.client.reach import ServerAddress
-    from eyas.common.tls_folder import chosen
+    from eyas.common.security.tls_folder import chosen
     from eyas.configuration import client_key
-    from eyas.worker.doctor import examine
+    from eyas.doctor.report import examine
 
     return examine(ServerAddress(args.url, client_key(args), args.ca), chosen(args.tls_dir))
 
@@ -247,8 +247,8 @@ def _certs(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
+    from eyas.cluster.demo import demo
     from eyas.configuration import own_config
-    from eyas.worker.demo import demo
 
     return demo(own_config(args))
 

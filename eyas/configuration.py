@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.common import api_keys, key_file, tls_folder
-from eyas.common.address import is_unspecified
+from eyas.cluster.hub import model_folder
+from eyas.common.cluster.address import is_unspecified
+from eyas.common.cluster.registry_name import is_redis, listed
 from eyas.common.config import (
     NANO,
     NANO_HEAD,
@@ -26,10 +27,9 @@ from eyas.common.config import (
     resolve_engine,
 )
 from eyas.common.errors import ConfigError
-from eyas.common.gpus import visible
+from eyas.common.machine.gpus import visible
 from eyas.common.model_name import model_name, on_hub
-from eyas.common.registry_name import is_redis, listed
-from eyas.worker.hub import model_folder
+from eyas.common.security import api_keys, key_file, tls_folder
 from kv_transfer.backends import table
 
 # The flags of a local cluster that not every layout has, and the layouts that have them.
@@ -45,7 +45,7 @@ TARGETS = ("ttft_target", "tpot_target")  # of the auto layout
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration from the engine's flags, its models brought here (`eyas.worker.hub`).
+    """The configuration from the engine's flags, its models brought here (`eyas.cluster.hub`).
 
     Raises ConfigError for flags that do not go together, and for models that cannot be had.
     """
@@ -414,7 +414,7 @@ def _check_gpus(args: argparse.Namespace, device: str) -> None:
 
 def own_config(args: argparse.Namespace) -> ServeConfig:
     """The configuration of a cluster for one command, on free ports."""
-    from eyas.worker.ports import free_ports
+    from eyas.common.machine.ports import free_ports
 
     ports = free_ports()
     gateway = GatewayConfig(

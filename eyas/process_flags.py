@@ -6,9 +6,9 @@ import argparse
 import re
 from collections.abc import Callable
 
-from eyas.common import api_keys, tls_folder
-from eyas.common.cluster_name import CLUSTER
+from eyas.common.cluster.cluster_name import CLUSTER
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
+from eyas.common.security import api_keys, tls_folder
 from eyas.flags import (
     REGISTRY,
     add_log,

@@ -1,0 +1,1 @@
+"""The gateway: callers' APIs over HTTP and gRPC, and the way of their requests through the workers."""

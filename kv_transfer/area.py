@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eyas.common.errors import ConfigError
-from eyas.common.pool import Geometry
+from eyas.common.wire.pool import Geometry
 from kv_transfer.gpu.driver import Allocation
 
 Pages: TypeAlias = NDArray[np.uint8]  # [pages, page_bytes], a view of a page-major pool

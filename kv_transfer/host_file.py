@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
-from eyas.common.pool import Export
+from eyas.common.wire.pool import Export
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

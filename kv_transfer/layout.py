@@ -11,8 +11,8 @@ import hashlib
 import msgspec
 
 from eyas.common.errors import ConfigError
-from eyas.common.pool import PoolInfo
 from eyas.common.types import KvKind
+from eyas.common.wire.pool import PoolInfo
 
 PROTOCOL = 4  # raised whenever pages, handles or the rules of a lease change their meaning
 

@@ -13,7 +13,7 @@ import secrets
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
-from eyas.common.pool import Export
+from eyas.common.wire.pool import Export
 from kv_transfer.area import create_file
 from kv_transfer.host_file import HostFile
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eyas.common.errors import EyasError, TransferFailed
-from eyas.common.pool import PoolInfo, RankPool
 from eyas.common.types import KvHandle, KvKind
+from eyas.common.wire.pool import PoolInfo, RankPool
 from kv_transfer.backends.base import Backend, PeerSource
 from kv_transfer.lease_board import LeaseBoardView
 

@@ -14,10 +14,10 @@ from typing import TypeAlias
 import grpc
 import msgspec
 
-from eyas.common import convert
-from eyas.common.buffer import StreamBuffer
-from eyas.common.message import WireFailure
-from eyas.common.request_log import told
+from eyas.common.wire import convert
+from eyas.common.wire.buffer import StreamBuffer
+from eyas.common.wire.message import WireFailure
+from eyas.common.wire.request_log import told
 from eyas.engine.ipc.client import EngineClient, engine_id
 from eyas.engine.ipc.messages import (
     Admitted,

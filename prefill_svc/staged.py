@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
-from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import DeadlineExceeded, TransferFailed, Unavailable
 from eyas.common.types import KvKind
+from eyas.common.wire.buffer import StreamBuffer
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Staged, StagePages, Stopped, Unstage
 from kv_transfer.area import Pages

@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from eyas.common import chunk, convert, convert_pool
-from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import (
     EyasError,
     InvalidRequest,
@@ -24,9 +22,11 @@ from eyas.common.errors import (
     TransferFailed,
     Unavailable,
 )
-from eyas.common.message import WireFailure
-from eyas.common.pool import PoolInfo
 from eyas.common.types import KvHandle, KvKind
+from eyas.common.wire import chunk, convert, convert_pool
+from eyas.common.wire.buffer import StreamBuffer
+from eyas.common.wire.message import WireFailure
+from eyas.common.wire.pool import PoolInfo
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Ready, Stopped
 from eyas.engine.ipc.transfer_messages import Release, Released, WatchClosed, WatchOpened, WatchUpdate

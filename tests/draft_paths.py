@@ -35,8 +35,8 @@ from eyas.engine.ipc.messages import (
     Ready,
     Shutdown,
 )
-from eyas.engine.speculation.channels import GRPC, SHM, DecodeChannels, DraftChannels
-from eyas.engine.speculation.posted import Awaited
+from eyas.engine.speculation.draft_worker.posted import Awaited
+from eyas.engine.speculation.drafters.channels import GRPC, SHM, DecodeChannels, DraftChannels
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker
 from kv_transfer.own_files import new_path

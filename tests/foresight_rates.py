@@ -20,11 +20,11 @@ from eyas.common.config import NANO, NANO_HEAD
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.spans import Span
 from eyas.engine.sampling.sampler import Row, sample
-from eyas.engine.speculation.ahead import Verified, fan_out
-from eyas.engine.speculation.draft_runner import Asked, DraftRequest, Extension
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, DraftRequest, Extension
+from eyas.engine.speculation.drafters.ahead import Verified, fan_out
 from eyas.engine.speculation.verify import walk
 from eyas.train.conversations import Speech, read_lines
-from gateway.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tests.unit import plain_ahead
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.plain_ahead import Ahead, Chain, ChainRunner, advance

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from eyas.common.config import NANO
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler, library
+from eyas.common.grammars.compiler import GrammarCompiler, library
+from eyas.common.grammars.notations import Grammar
 
 
 class Tally(NamedTuple):

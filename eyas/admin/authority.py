@@ -1,7 +1,7 @@
 """A certificate authority of one cluster, and the certificates that it signs.
 
-For development and for clusters without an authority of their own. It knows X.509 as `eyas.common.tls` reads
-it, and refuses to know who gets which file.
+For development and for clusters without an authority of their own. It knows X.509 as
+`eyas.common.security.tls` reads it, and refuses to know who gets which file.
 """
 
 from __future__ import annotations

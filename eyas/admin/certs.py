@@ -17,7 +17,7 @@ from pathlib import Path
 
 from eyas.admin.authority import Authority, Pair
 from eyas.common.errors import ConfigError
-from eyas.common.tls import AUTHORITY, CERTIFICATE, KEY, NAME
+from eyas.common.security.tls import AUTHORITY, CERTIFICATE, KEY, NAME
 
 AUTHORITY_KEY = "ca.key"
 SERVICES, DOOR = "services", "door"

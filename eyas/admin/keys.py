@@ -1,6 +1,6 @@
 """`eyas keys add`, `list`, `remove`: the file that `--api-key-file` names, changed while gateways read it.
 
-It knows the person at the terminal. `eyas.common.key_file` knows the file.
+It knows the person at the terminal. `eyas.common.security.key_file` knows the file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from eyas.commands import Parser
-from eyas.common import key_file
+from eyas.common.security import key_file
 
 
 def add_flags(parser: Parser) -> None:

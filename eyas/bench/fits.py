@@ -6,7 +6,7 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.memory import GIB, memory
+from eyas.common.machine.memory import GIB, memory
 from eyas.engine.checkpoint.sizes import weight_bytes
 from eyas.engine.models.table import read_model
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from eyas.common import logging as eyas_logging
-from eyas.common.children import importing_safely
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
-from eyas.worker.lifeline import signal_on_parent_death
+from eyas.common.machine.children import importing_safely
+from eyas.common.machine.lifeline import signal_on_parent_death
 from kv_transfer.own_files import sweep
 
 SILENCE_S = 600.0  # without a line of a part, then it is ended: a large model is loaded meanwhile

@@ -28,13 +28,13 @@ from eyas.bench.records import RequestRecord
 from eyas.bench.runner import OnRecord
 from eyas.bench.saved import from_figures
 from eyas.bench.summary import said_rate, summary, warn
+from eyas.cluster.screen import run_on_screen
+from eyas.cluster.serve import LocalCluster
 from eyas.commands import INTERRUPTED
 from eyas.common.errors import EyasError
 from eyas.configuration import client_key, own_config
 from eyas.flags import add_engine, add_server
 from eyas.layout_flags import add_layout
-from eyas.worker.screen import run_on_screen
-from eyas.worker.serve import LocalCluster
 
 
 @dataclass(frozen=True)

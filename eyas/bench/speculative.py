@@ -189,9 +189,9 @@ def _config(args: argparse.Namespace, setting: DraftSetting) -> EngineConfig:
 def prompts_of(args: argparse.Namespace) -> list[EnginePrompt]:
     """The questions of a file, or held-out ones of the embedded model: as many as are wanted, then again."""
     from eyas.bench.answering import EnginePrompt
+    from eyas.cluster.hub import model_folder
     from eyas.configuration import is_nano
     from eyas.train.conversations import Speech, as_chats, read_lines
-    from eyas.worker.hub import model_folder
 
     if args.prompts is not None:
         lines = read_lines(args.prompts, "prompts")

@@ -30,12 +30,12 @@ from eyas.bench.section import Plot, Row, Section, Table, write_section
 from eyas.bench.setups import MAKE_SHAPE, ON_CPU, ON_GPU, Setup, asked, cases_of, gpus, setups
 from eyas.bench.summary import warn
 from eyas.bench.surroundings import Surroundings, look_around
+from eyas.cluster.screen import run_on_screen
+from eyas.cluster.serve import LocalCluster
 from eyas.common.errors import EyasError
 from eyas.configuration import client_key
 from eyas.flags import add_engine, add_server
 from eyas.layout_flags import add_layout
-from eyas.worker.screen import run_on_screen
-from eyas.worker.serve import LocalCluster
 
 WARM_UP, WARM_UP_CHATS = "1x64x32x2", "chat1"  # chats are the same each time: the prefix cache knows them
 BY_CHANCE = (

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from eyas.common.memory import GIB, memory
+from eyas.common.machine.memory import GIB, memory
 
 TIMEOUT_S = 10.0
 VERSIONS = ("torch", "triton", "grpcio")

@@ -24,13 +24,13 @@ from eyas.bench.plots.style import check_plot, check_series
 from eyas.bench.plots.sweep import plot_sweep
 from eyas.bench.slo import Slo
 from eyas.bench.summary import warn
+from eyas.cluster.screen import run_on_screen
+from eyas.cluster.serve import LocalCluster
 from eyas.commands import INTERRUPTED
 from eyas.common.errors import ConfigError
 from eyas.configuration import client_key, own_config
 from eyas.flags import add_engine, http_url
 from eyas.layout_flags import add_layout
-from eyas.worker.screen import run_on_screen
-from eyas.worker.serve import LocalCluster
 
 BORNE = 0.9  # the share of requests within the SLO from which a rate counts as borne
 SECONDS = 30.0  # for how long each rate is sent

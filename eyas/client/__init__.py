@@ -38,7 +38,7 @@ from eyas.common.errors import (
     Unauthorized,
     Unavailable,
 )
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
 from eyas.common.types import TokenLogprob
 
 __all__ = [

@@ -30,9 +30,9 @@ from eyas.client.types import (
     ToolCallDelta,
     Usage,
 )
-from eyas.common import rpc
 from eyas.common.errors import Cancelled, EyasError, InvalidRequest, Overloaded, Unavailable
-from eyas.common.tls import TO_CALLERS, client_tls
+from eyas.common.security.tls import TO_CALLERS, client_tls
+from eyas.common.wire import rpc
 from protos import eyas_pb2, eyas_pb2_grpc
 
 DEFAULT_TARGET = "127.0.0.1:8001"

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from eyas.common.address import join
+from eyas.common.cluster.address import join
 from eyas.common.errors import EyasError, Unauthorized, Unavailable
-from eyas.common.tls import client_context
+from eyas.common.security.tls import client_context
 
 TIMEOUT_S = 10.0
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Required, TypeAlias, TypedDict
 
 import msgspec
 
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
 from eyas.common.types import TokenLogprob
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]

@@ -19,10 +19,10 @@ from eyas.client.types import (
     Usage,
     WorkerTimings,
 )
-from eyas.common import rpc
 from eyas.common.errors import EyasError, InvalidRequest
-from eyas.common.grammar import Grammar, GrammarKind
+from eyas.common.grammars.notations import Grammar, GrammarKind
 from eyas.common.types import TokenLogprob
+from eyas.common.wire import rpc
 from protos import eyas_pb2
 
 R = TypeVar("R", eyas_pb2.ChatRequest, eyas_pb2.GenerateRequest)

@@ -1,0 +1,1 @@
+"""What services share: configuration, errors, values, and the rooms below."""

@@ -1,8 +1,9 @@
 """Configuration: frozen dataclasses, one per kind of process, with every "auto" resolved before freezing.
 
-The command line takes its defaults from here. The environment is read for API keys (`eyas.common.api_keys`)
-and by OpenTelemetry's SDK (`gateway.tracing`). An unknown key is an error, because dataclasses refuse it. The
-defaults of `EngineConfig` are those of a CPU; `resolve_engine` knows those of a GPU.
+The command line takes its defaults from here. The environment is read for API keys
+(`eyas.common.security.api_keys`) and by OpenTelemetry's SDK (`gateway.observe.tracing`). An unknown key is an
+error, because dataclasses refuse it. The defaults of `EngineConfig` are those of a CPU; `resolve_engine`
+knows those of a GPU.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.common.address import is_address, join
-from eyas.common.cluster_name import CLUSTER
+from eyas.common.cluster.address import is_address, join
+from eyas.common.cluster.cluster_name import CLUSTER
 from eyas.common.errors import ConfigError
-from eyas.common.text_source import TextSource
+from eyas.common.tokenizers.text_source import TextSource
 from eyas.common.types import EXACT, FAST, Role
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -378,12 +379,14 @@ class GatewayConfig:
     api_key_file: str | None = None  # the hashes of the valid keys; then `api_keys` is empty
     door: DoorFiles | None = None  # what callers are shown; None: they are answered in plain
     tls_dir: str | None = None  # what workers are shown; None: they are asked in plain
-    key_limits: str | None = None  # a file of what each key may use (`gateway.quotas`); None: no limits
+    key_limits: str | None = (
+        None  # a file of what each key may use (`gateway.limits.quotas`); None: no limits
+    )
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call; "*": any
     allowed_hosts: tuple[str, ...] = ()  # more names that callers without keys may call it by; "*": any
     max_body_bytes: int | None = None  # None: as much as a prompt of the model's context can take
     max_connections: int = 4096  # of each front
-    request_timeout_s: float = 7 * 86_400.0  # a week: no limit while tokens come (`gateway.silence`)
+    request_timeout_s: float = 7 * 86_400.0  # a week: no limit while tokens come (`gateway.backends.silence`)
     tool_call_parser: str = "auto"  # the format of calls: "auto": the chat template's; "none": there are none
     reasoning_parser: str = "auto"  # the same of the reasoning
     chat_template: str | None = None  # itself, or its file; None: that beside the tokenizer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
 
 MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024

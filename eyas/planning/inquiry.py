@@ -15,8 +15,8 @@ from eyas.common.step_times import prompt_s
 from eyas.simulator.goodput import Draw, Effort
 from eyas.simulator.hardware import Hardware, example, read_hardware
 from eyas.simulator.workload import BLOCK_TOKENS, Traffic, means, poisson
-from gateway.capacity import Mix
-from gateway.placement import Rates, Targets
+from gateway.routing.capacity import Mix
+from gateway.routing.placement import Rates, Targets
 
 DRAWN = 400
 """Requests from which the means of a load are taken."""

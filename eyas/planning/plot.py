@@ -13,7 +13,7 @@ from eyas.bench.plots import style
 from eyas.planning.inquiry import Inquiry
 from eyas.planning.search import Option, layouts
 from eyas.simulator.cluster import ClusterLayout
-from gateway.placement import Targets
+from gateway.routing.placement import Targets
 
 FACTORS = (0.5, 0.7, 1.4)
 """Bounds that are tried beside the one that was asked for, as factors of it."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from eyas.planning.inquiry import Inquiry
 from eyas.simulator.cluster import ClusterLayout, ClusterShape
 from eyas.simulator.goodput import ATTAINMENT, Knee, best_knee, measure
-from gateway.capacity import capacity
+from gateway.routing.capacity import capacity
 
 STEP = 1 / 32
 """By this part of all workers, or by one, a split beside the estimated best has more or fewer for prompts."""

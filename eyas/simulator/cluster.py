@@ -1,7 +1,7 @@
 """The events of a simulated cluster: arrivals, ends of steps, pages that arrive, preferences that change.
 
-Requests are placed by the gateway's own policy (`gateway.placement`, `gateway.preference`), from a snapshot
-that is never late. It knows what happens next; how long a step takes is the worker's.
+Requests are placed by the gateway's own policy (`gateway.routing.placement`, `gateway.routing.preference`),
+from a snapshot that is never late. It knows what happens next; how long a step takes is the worker's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from eyas.common.step_times import StepPace, StepTimes
 from eyas.simulator.hardware import Hardware
 from eyas.simulator.worker import SimulatedJob, SimulatedStep, SimulatedWorker
 from eyas.simulator.workload import SimulatedRequest
-from gateway.capacity import Mix
-from gateway.demand import DemandMeter
-from gateway.paces import PaceMemory
-from gateway.placement import Preference, Rates, RequestPlacement, Targets, WorkerPlace, place
-from gateway.preference import preferring, rethink
+from gateway.routing.capacity import Mix
+from gateway.routing.demand import DemandMeter
+from gateway.routing.paces import PaceMemory
+from gateway.routing.placement import Preference, Rates, RequestPlacement, Targets, WorkerPlace, place
+from gateway.routing.preference import preferring, rethink
 
 ASK_EVERY_S = 1.0
 """How often the number of workers that prefer prompts is thought over."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from eyas.simulator.cluster import Played
 from eyas.simulator.worker import GAP_S, SimulatedJob
-from gateway.placement import Targets
+from gateway.routing.placement import Targets
 
 
 @dataclass(frozen=True)

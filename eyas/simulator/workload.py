@@ -87,7 +87,8 @@ def chats(load: Chats, rate: float, count: int, seed: int) -> list[SimulatedRequ
 
 
 def means(arrivals: Sequence[SimulatedRequest]) -> tuple[float, float, float]:
-    """Mean tokens of a prompt and of an answer, and the spread of prompts (see `gateway.capacity.Mix`)."""
+    """Mean tokens of a prompt and of an answer, and the spread of prompts (see
+    `gateway.routing.capacity.Mix`)."""
     count = max(len(arrivals), 1)
     prompt = sum(a.prompt for a in arrivals) / count
     square = sum(a.prompt**2 for a in arrivals) / count

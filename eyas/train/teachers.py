@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.common.gpus import number_of
+from eyas.common.machine.gpus import number_of
 from eyas.engine.checkpoint.weights import Placement
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model

@@ -1,1 +1,1 @@
-"""Puts processes together: a worker's front and engine, a gateway process, a local cluster."""
+"""A worker: its front (gRPC, streams, health) in one process, its engine in another."""

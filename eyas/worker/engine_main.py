@@ -13,10 +13,10 @@ from typing import NoReturn
 from eyas.common import logging as eyas_logging
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
+from eyas.common.machine.lifeline import signal_on_parent_death
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import Stopped, WireFailure
 from eyas.engine.loading.startup import Start
-from eyas.worker.lifeline import signal_on_parent_death
 from eyas.worker.link import ZmqEngine
 
 

@@ -13,9 +13,9 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from eyas.common import rpc
 from eyas.common.errors import Cancelled, TransferFailed
 from eyas.common.types import KvKind
+from eyas.common.wire import rpc
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import CopyPages, CopyStopped, WireFailure
 from kv_transfer.backends.stream import PageWriter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import Unavailable
-from eyas.common.message import WireFailure
+from eyas.common.wire.buffer import StreamBuffer
+from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import CacheFlushed, FlushCache, Stopped
 

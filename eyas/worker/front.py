@@ -17,15 +17,15 @@ from prometheus_client import CollectorRegistry, start_http_server
 from decode_svc import drafts
 from decode_svc import servicer as decode
 from draft_svc import servicer as draft
-from eyas.common import info, rpc
 from eyas.common.cached_pages import CachedPages, CacheNews
+from eyas.common.cluster.listening import listen
 from eyas.common.config import WorkerConfig
 from eyas.common.errors import ConfigError, Unavailable
-from eyas.common.listening import listen
 from eyas.common.metrics import ModelName, WorkerMetrics
 from eyas.common.page_names import PageShape
-from eyas.common.tls import service_tls
+from eyas.common.security.tls import service_tls
 from eyas.common.types import Role, WorkerInfo
+from eyas.common.wire import info, rpc
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Alive, Cached, Command, Drain, Load, Ready, Shutdown, StepReply, Stopped
 from eyas.worker.flush import flush

@@ -14,11 +14,11 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 
-from eyas.common import rpc
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
-from eyas.common.pool import PoolInfo
 from eyas.common.types import KvHandle
-from eyas.common.watch import TransferClient, WatchReady
+from eyas.common.wire import rpc
+from eyas.common.wire.pool import PoolInfo
+from eyas.common.wire.watch import TransferClient, WatchReady
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     ClosePull,

@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from eyas.common import rpc
-from eyas.common.clients import InfoClient
+from eyas.common.cluster.discovery import Presence, registry
+from eyas.common.cluster.registry_name import is_redis, listed
 from eyas.common.config import WorkerConfig
-from eyas.common.discovery import Presence, registry
 from eyas.common.errors import TransferFailed
-from eyas.common.registry_name import is_redis, listed
 from eyas.common.types import Role, WorkerInfo
+from eyas.common.wire import rpc
+from eyas.common.wire.clients import InfoClient
 
 NEWS_S = 3.0  # after this time, every member knows a new worker
 LOOK_S = 0.1

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from eyas.common import rpc
-from eyas.common.buffer import StreamBuffer
 from eyas.common.errors import ConfigError, TransferFailed, Unavailable
-from eyas.common.links import PageLink
-from eyas.common.pool import PoolInfo
 from eyas.common.types import KvKind
-from eyas.common.watch import TransferClient
+from eyas.common.wire import rpc
+from eyas.common.wire.buffer import StreamBuffer
+from eyas.common.wire.links import PageLink
+from eyas.common.wire.pool import PoolInfo
+from eyas.common.wire.watch import TransferClient
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     CopyPages,

@@ -11,7 +11,7 @@ import functools
 import time
 
 from eyas.common.errors import TransferFailed
-from eyas.common.watch import Staging
+from eyas.common.wire.watch import Staging
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import CopyRead, CopyStaged, CopyStopped, StageCopy
 from eyas.worker.fetches import failure_of

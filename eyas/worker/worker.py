@@ -19,16 +19,16 @@ from typing import Any
 import uvloop
 
 from eyas.common import logging as eyas_logging
-from eyas.common.children import importing_safely
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import DeadlineExceeded, Unavailable
+from eyas.common.machine.children import importing_safely
+from eyas.common.machine.descriptors import raise_limit
+from eyas.common.machine.leave import Leave
+from eyas.common.machine.pool_folder import living_in
 from eyas.worker import engine_main
-from eyas.worker.descriptors import raise_limit
 from eyas.worker.front import Front
 from eyas.worker.hanging import hung
-from eyas.worker.leave import Leave
 from eyas.worker.link import ZmqFront, new_endpoint
-from eyas.worker.pool_folder import living_in
 from kv_transfer.own_files import sweep
 
 START_S = 600.0  # from the spawn to a loaded, warmed-up engine

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.regex_syntax import Unheld
-from eyas.common.string_rules import StringPattern, Writing, rules_of
-from eyas.common.text_formats import text_of
+from eyas.common.grammars.regex_syntax import Unheld
+from eyas.common.grammars.string_rules import StringPattern, Writing, rules_of
+from eyas.common.grammars.text_formats import text_of
 from gateway.parsers.bare_values import ParameterFormat
 from gateway.parsers.kinds import BRANCHES, Kinds, ValueKind, kinds_of
 from gateway.parsers.parameters import (

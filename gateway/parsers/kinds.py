@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.schema_branches import resolve
+from eyas.common.grammars.schema_branches import resolve
 
 BRANCHES = ("anyOf", "oneOf", "allOf")
 ANY = "any"

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.schema_branches import disjoint
-from eyas.common.schemas.places import mapped
-from eyas.common.schemas.refusals import refuse
-from eyas.common.schemas.shapes import KEYWORDS
+from eyas.common.grammars.schema_branches import disjoint
+from eyas.common.grammars.schemas.places import mapped
+from eyas.common.grammars.schemas.refusals import refuse
+from eyas.common.grammars.schemas.shapes import KEYWORDS
 from gateway.parsers.kinds import BRANCHES, followed, objects_of
 
 OTHER_NAMES = "[A-Za-z_][A-Za-z0-9_]{0,40}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import PYTHON
+from eyas.common.grammars.notations import PYTHON
 from gateway.parsers.parameters import OTHER_NAMES, Parameters, parameters_of, standing, unfollowed, unheld
 from gateway.parsers.pythonic import TITLE
 from gateway.parsers.tags import Format, Mark, Schemas, either, optional, repeated, sequence, text

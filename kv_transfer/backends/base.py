@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from eyas.common.errors import EyasError, TransferFailed
-from eyas.common.pool import Export
 from eyas.common.types import Shard
+from eyas.common.wire.pool import Export
 from kv_transfer.area import Area, DeviceArea, Pages
 from kv_transfer.copy_thread import Done
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.pool import Export
+from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea
 from kv_transfer.backends.base import Copy, PeerSource, Site, check_pages, runs
 from kv_transfer.backends.blocking import BlockingBackend

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from eyas.common.errors import ConfigError, EyasError
-from eyas.common.pool import Export
+from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource, Site
 from kv_transfer.backends.nixl_agent import Agent, NixlMemory, Remote, load
 from kv_transfer.backends.nixl_link import NixlPeer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.pool import Export
+from eyas.common.wire.pool import Export
 from kv_transfer.area import Pages
 from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource, Site
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
-from eyas.engine.kernels.exact_parts import Parts
-from eyas.engine.kernels.exact_paths import attend_exactly
-from eyas.engine.kernels.exact_prefill import ChunkCut, attend_chunks_exactly
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.prefill import tile_rows
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.exact_attend import Cut, ExactLaunch
+from eyas.engine.kernels.attention.exact_parts import Parts
+from eyas.engine.kernels.attention.exact_paths import attend_exactly
+from eyas.engine.kernels.attention.exact_prefill import ChunkCut, attend_chunks_exactly
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.prefill import tile_rows
+from eyas.engine.kernels.attention.scores import Scores
 
 PAGE = 16
 Path = tuple[int, ...]

@@ -14,10 +14,11 @@ import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding, scales_of
-from eyas.engine.kernels import combine, exact_wide, route, skinny
-from eyas.engine.kernels.blocks import StoredWeight
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
+from eyas.engine.kernels.experts import combine, route
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.products import exact_wide, skinny
+from eyas.engine.kernels.products.blocks import StoredWeight
 from eyas.engine.models.fused_step import product_float32
 from tests.bits.compare import Composition
 from tests.bits.products import EPS, scale_of

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 import torch
 
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.exact_attend import ExactLaunch
-from eyas.engine.kernels.exact_latents import (
+from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.exact_attend import ExactLaunch
+from eyas.engine.kernels.attention.exact_parts import Parts
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.latent.exact_latents import (
     MOST_SHARED,
     attend_latent_chunks_exactly,
     attend_latents_exactly,
 )
-from eyas.engine.kernels.exact_parts import Parts
-from eyas.engine.kernels.latent_tiles import latent_tile_rows
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows
 from tests.bits.attention import PAGE, Bits, Path, Tree
 
 

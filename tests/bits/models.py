@@ -18,7 +18,7 @@ from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.checkpoint.weights import FolderWeights, Placement
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_step import LayerContext

@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
-from eyas.engine.kernels import exact_wide, skinny
-from eyas.engine.kernels.skinny_tiles import Tile
+from eyas.engine.kernels.products import exact_wide, skinny
+from eyas.engine.kernels.products.skinny_tiles import Tile
 from tests.bits.compare import Composition
 
 EPS = 1e-5

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry
 
-from gateway.auto import AutoLayout
-from gateway.metrics import PlacementMetrics
-from gateway.placement import Preference, Targets
-from gateway.router import Candidate
+from gateway.observe.metrics import PlacementMetrics
+from gateway.routing.auto import AutoLayout
+from gateway.routing.placement import Preference, Targets
+from gateway.routing.router import Candidate
 
 EASY = Targets(ttft_s=60.0, tpot_s=1.0)
 """Always kept, so that preferences alone say where a prompt goes."""

@@ -13,20 +13,20 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from eyas.client import AsyncClient
-from eyas.common import rpc
-from eyas.common.clients import InfoClient
+from eyas.cluster.serve import LocalCluster as Processes
+from eyas.common.cluster.discovery import registry
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
-from eyas.common.discovery import registry
 from eyas.common.errors import EyasError
-from eyas.common.replies import Admitted, PrefillDone, PrefillStarted
+from eyas.common.machine.ports import free_ports
 from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
-from eyas.worker.ports import free_ports
-from eyas.worker.serve import LocalCluster as Processes
-from gateway import router
-from gateway.cluster import Cluster
-from gateway.generate import ClusterGeneration
-from gateway.layouts import RequestLayout, StaticLayout
-from gateway.legs import DecodeLeg, LegEvent, PrefillLeg
+from eyas.common.wire import rpc
+from eyas.common.wire.clients import InfoClient
+from eyas.common.wire.replies import Admitted, PrefillDone, PrefillStarted
+from gateway.backends.generate import ClusterGeneration
+from gateway.backends.legs import DecodeLeg, LegEvent, PrefillLeg
+from gateway.routing import router
+from gateway.routing.cluster import Cluster
+from gateway.routing.layouts import RequestLayout, StaticLayout
 from tests.chaos.faults import Fault, Phase, each_worker, engines, schedule
 from tests.chaos.restless import Restless
 

@@ -28,11 +28,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from eyas.cluster.child import Child
+from eyas.cluster.plan import ClusterPlan, HostResources, gateway_argv, plan, worker_argv
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
+from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest, Role
-from eyas.worker.child import Child
-from eyas.worker.plan import ClusterPlan, HostResources, gateway_argv, plan, worker_argv
-from eyas.worker.ports import free_ports
 from tests.chaos.streams import make_requests
 
 GATEWAY = "gateway"

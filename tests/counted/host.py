@@ -24,7 +24,7 @@ from eyas.engine.device.buckets import Buckets
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import Layout, StepInput
 from eyas.engine.grammar.grammars import Grammars
-from eyas.engine.kernels.rounds import FACTS
+from eyas.engine.kernels.drafts.rounds import FACTS
 from eyas.engine.loop.commit import Committer
 from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.step_loop import StepLoop

@@ -23,8 +23,8 @@ from eyas.engine.device.executor import WORDS
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import padding_rows
 from eyas.engine.device.step import StepShape
-from eyas.engine.kernels.launching import Kernel
-from eyas.engine.kernels.special import COLUMNS
+from eyas.engine.kernels.launch.launching import Kernel
+from eyas.engine.kernels.sampling.special import COLUMNS
 from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Phases

@@ -21,15 +21,15 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from eyas.client import AsyncClient
+from eyas.common.cluster.discovery import REFRESH_S, WorkerKeys, registry
+from eyas.common.cluster.roster import POLL_S
 from eyas.common.config import GatewayConfig
-from eyas.common.discovery import REFRESH_S, WorkerKeys, registry
-from eyas.common.roster import POLL_S
 from eyas.common.types import Role
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
-from gateway.grpc_front import GrpcFront
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
+from gateway.backends.generate import ClusterBackend
+from gateway.grpc.front import GrpcFront
+from gateway.http.front import create_app
+from gateway.observe.metrics import GatewayMetrics
+from gateway.routing.cluster import Cluster
 from tests.rpc.fake_engine import worker
 from tests.rpc.redis_server import redis_server
 from tests.rpc.scripted_backend import INFO, ScriptedBackend, nano_tokenizer

@@ -34,9 +34,9 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.sampling.row import Row
 from eyas.engine.sampling.sampler import Sampled, sample
-from eyas.engine.speculation.draft_runner import DraftRequest
+from eyas.engine.speculation.draft_worker.draft_runner import DraftRequest
 from eyas.engine.speculation.verify import Verdict, walk
-from gateway.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tests.e2e.lossless_ways import InProcess, Task
 from tools.nano.heldout import held_out_prompts
 
@@ -96,7 +96,7 @@ def counted(rounds: Rounds, *, coupled: bool) -> Iterator[None]:
         for name in ("walk", "sample"):
             patches.enter_context(mock.patch(f"eyas.engine.loop.plain_runner.{name}", getattr(rounds, name)))
         if not coupled:
-            patches.enter_context(mock.patch("eyas.engine.speculation.draft_runner._row", blind))
+            patches.enter_context(mock.patch("eyas.engine.speculation.draft_worker.draft_runner._row", blind))
         yield
 
 

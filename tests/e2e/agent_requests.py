@@ -17,18 +17,18 @@ from typing import Any
 import jsonschema
 
 from eyas.common.config import NANO
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from gateway.chat import ChatTemplate
-from gateway.chat_request import ChatModel, chat_prompt, reading_of
-from gateway.dialect import dialect_of
-from gateway.fields import validated
-from gateway.grpc_chat import Chat
+from gateway.formats.chat_request import ChatModel, chat_prompt, reading_of
+from gateway.formats.fields import validated
+from gateway.grammars.tool_grammar import answer_grammar
+from gateway.grpc.chat import Chat
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, merged
 from gateway.parsers.message import MessageParser, MessageReading
-from gateway.tokenizer import Tokenizer
-from gateway.tool_grammar import answer_grammar
+from gateway.text.dialect import dialect_of
+from gateway.text.templates import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
 from tests.chat_templates import TEMPLATES
 from tests.unit.grammar_cases import ENDS, random_schema, some_params, text_of
 from tools.nano.heldout import held_out_prompts

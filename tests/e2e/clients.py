@@ -23,8 +23,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from eyas.common import api_keys
 from eyas.common.config import NANO, NANO_HEAD
+from eyas.common.security import api_keys
 from tests.chat_templates import TEMPLATES
 from tests.e2e.reasoner import reasoning
 from tests.e2e.served import Folders, serving

@@ -24,8 +24,8 @@ import httpx
 
 from eyas.client import AsyncClient
 from eyas.common.errors import EyasError
+from eyas.common.machine.ports import free_ports
 from eyas.common.types import Role
-from eyas.worker.ports import free_ports
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "rpc"))
 from scripted_worker import ScriptedWorker  # noqa: E402

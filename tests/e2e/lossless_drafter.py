@@ -13,7 +13,7 @@ from collections.abc import Sequence as SequenceOf
 from eyas.common.types import KvHandle
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import ROOT, DraftTree
-from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+from eyas.engine.speculation.drafters.base import Commit, Draft, Drafter
 
 MOST_NODES = 16  # more than any round verifies, so that the engine has to narrow
 FOLLOW = 0.9  # how often it agrees to follow a sequence when asked

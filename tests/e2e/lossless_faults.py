@@ -18,8 +18,8 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.sampling.noise import streams
 from eyas.engine.sampling.row import Row
-from eyas.engine.speculation.colocated import ColocatedDrafter
-from eyas.engine.speculation.drafter import Commit
+from eyas.engine.speculation.drafters.base import Commit
+from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
 from eyas.engine.speculation.verify import Verdict, walk
 
 Fault = Callable[[], contextlib.AbstractContextManager[None]]

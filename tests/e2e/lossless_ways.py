@@ -16,11 +16,11 @@ from unittest import mock
 import msgspec
 
 from eyas.client import AsyncClient, Completion
+from eyas.cluster.serve import LocalCluster
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
+from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest
-from eyas.engine.speculation.drafter import Drafter
-from eyas.worker.ports import free_ports
-from eyas.worker.serve import LocalCluster
+from eyas.engine.speculation.drafters.base import Drafter
 from tests.unit.loopback import Loopback, Result, wait_all
 
 ANSWER_S = 300.0  # one answer, with 31 others beside it, on a busy machine

@@ -25,7 +25,7 @@ import yaml
 
 from eyas import cli
 from eyas.common.config import SHARED_MEMORY
-from eyas.worker.ports import free_ports
+from eyas.common.machine.ports import free_ports
 from tests.e2e.served import wait_until
 from tests.rpc.redis_server import SERVER
 

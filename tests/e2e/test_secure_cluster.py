@@ -20,10 +20,11 @@ import pytest
 from served import Served, make_folders, serving, wait_until
 
 from eyas.client import AsyncClient
-from eyas.common import key_file, rpc
-from eyas.common.clients import InfoClient
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.tls import ServiceTls
+from eyas.common.security import key_file
+from eyas.common.security.tls import ServiceTls
+from eyas.common.wire import rpc
+from eyas.common.wire.clients import InfoClient
 from tests.rpc import certificates
 from tests.rpc.certificates import Certificates
 

@@ -12,8 +12,8 @@ import random
 import re
 from collections.abc import Iterator
 
-from eyas.common.regex_syntax import Unheld
-from eyas.common.string_rules import JSON, PLAIN, StringPattern, rules_of
+from eyas.common.grammars.regex_syntax import Unheld
+from eyas.common.grammars.string_rules import JSON, PLAIN, StringPattern, rules_of
 from tests.fuzz.walks import Walker, campaign
 
 _ATOMS = (

@@ -17,8 +17,8 @@ from typing import Any
 import jsonschema
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar_compiler import rules_of_schema
-from eyas.common.json_rules import Style
+from eyas.common.grammars.compiler import rules_of_schema
+from eyas.common.grammars.json_rules import Style
 from tests.fuzz.grammars import random_pattern
 from tests.fuzz.walks import Walker, campaign
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from eyas.common.grammar_compiler import library
+from eyas.common.grammars.compiler import library
 
 END = 0
 _PIECES = [

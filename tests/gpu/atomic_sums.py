@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels import exact_wide
-from eyas.engine.kernels.skinny import Launch
+from eyas.engine.kernels.products import exact_wide
+from eyas.engine.kernels.products.skinny import Launch
 
 STRETCHES = 16
 _ROWS, _COLUMNS, _K = 64, 64, 64

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.bench.kernels.attention import ancestors
-from eyas.engine.kernels.attend import Launch, Queries
-from eyas.engine.kernels.paged import PagedKv
+from eyas.engine.kernels.attention.attend import Launch, Queries
+from eyas.engine.kernels.attention.paged import PagedKv
 
 HEADS, KV_HEADS, DIM, PAGE, LAYERS = 32, 8, 128, 16, 16
 _MOST_PARTS = 16

@@ -1,4 +1,4 @@
-"""How a round of chains was launched before `eyas.engine.kernels.chains`, for comparison alone.
+"""How a round of chains was launched before `eyas.engine.kernels.drafts.chains`, for comparison alone.
 
 A draft took four kernels: peaks, the token of greedy rows, the noise of the others, then tables and rows; and
 torch added positions, copied taps and picked rows. It serves `time_chain`.
@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 
 from eyas.engine.batch.rows import DecodeRows
-from eyas.engine.kernels.gumbel import gumbel_at, gumbel_from
-from eyas.engine.kernels.launching import after_previous
-from eyas.engine.kernels.ranking import LOWEST_KEY, key_of, value_of
-from eyas.engine.kernels.rounds import PLAIN, Batch, RoundRows, physical_rows, store_rows
-from eyas.engine.kernels.sample import FEW_ROWS, UNFUSED, find_peaks, token_of
-from eyas.engine.kernels.survivors import score_of
+from eyas.engine.kernels.drafts.rounds import PLAIN, Batch, RoundRows, physical_rows, store_rows
+from eyas.engine.kernels.launch.launching import after_previous
+from eyas.engine.kernels.sampling.gumbel import gumbel_at, gumbel_from
+from eyas.engine.kernels.sampling.ranking import LOWEST_KEY, key_of, value_of
+from eyas.engine.kernels.sampling.sample import FEW_ROWS, UNFUSED, find_peaks, token_of
+from eyas.engine.kernels.sampling.survivors import score_of
 from eyas.engine.models.base import Drafted
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.speculation.device import DeviceProposer

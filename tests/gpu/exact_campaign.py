@@ -39,8 +39,8 @@ from eyas.common.types import GenerationRequest, RequestChoice
 from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import PagedAttention
 from eyas.engine.formats import dense
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.skinny_tiles import tile_for
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.skinny_tiles import tile_for
 from eyas.engine.loading import arithmetic
 from eyas.engine.loading.startup import Start
 from eyas.engine.models import fused

@@ -27,13 +27,13 @@ import triton
 
 from eyas.bench.kernels.timing import graph_us
 from eyas.engine.checkpoint.weights import Placement
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.attend import attend
-from eyas.engine.kernels.exact_attend import ExactLaunch
-from eyas.engine.kernels.exact_paths import attend_exactly
-from eyas.engine.kernels.exact_prefill import ChunkCut, attend_chunks_exactly
-from eyas.engine.kernels.prefill import attend_chunks, tile_rows
-from eyas.engine.kernels.skinny_tiles import Shape, stretches_of
+from eyas.engine.kernels.attention.attend import attend
+from eyas.engine.kernels.attention.exact_attend import ExactLaunch
+from eyas.engine.kernels.attention.exact_paths import attend_exactly
+from eyas.engine.kernels.attention.exact_prefill import ChunkCut, attend_chunks_exactly
+from eyas.engine.kernels.attention.prefill import attend_chunks, tile_rows
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.skinny_tiles import Shape, stretches_of
 from tests.bits.compare import Composition, differences
 from tests.bits.models import CHUNK, ROWS, Model, Step
 from tests.gpu.attend_bench import DIM, HEADS, KV_HEADS, LAYERS, Case, Pool, Prompt, queries_of

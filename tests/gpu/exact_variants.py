@@ -24,13 +24,13 @@ import torch
 import triton
 
 from eyas.bench.kernels.timing import graph_us
-from eyas.engine.kernels import exact_wide, rows, skinny, skinny_tiles
-from eyas.engine.kernels.attend import attend
-from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
-from eyas.engine.kernels.exact_paths import attend_exactly
-from eyas.engine.kernels.exact_prefill import ChunkCut, attend_chunks_exactly
-from eyas.engine.kernels.prefill import attend_chunks, tile_rows
-from eyas.engine.kernels.skinny_tiles import Tile
+from eyas.engine.kernels.attention.attend import attend
+from eyas.engine.kernels.attention.exact_attend import Cut, ExactLaunch
+from eyas.engine.kernels.attention.exact_paths import attend_exactly
+from eyas.engine.kernels.attention.exact_prefill import ChunkCut, attend_chunks_exactly
+from eyas.engine.kernels.attention.prefill import attend_chunks, tile_rows
+from eyas.engine.kernels.products import exact_wide, rows, skinny, skinny_tiles
+from eyas.engine.kernels.products.skinny_tiles import Tile
 from tests.gpu.attend_bench import Case, Pool, Prompt, queries_of
 from tests.gpu.skinny_bench import DIM, EPS, HEADS, HIDDEN, INNER, KV_HEADS, LAYER, Chain, weights
 

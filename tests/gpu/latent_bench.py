@@ -21,14 +21,14 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import LatentSpec
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.kernels import latent_products
-from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.attend_tiles import Tiling
-from eyas.engine.kernels.latent_attend import Scratch, attend_latents
-from eyas.engine.kernels.latent_tiles import latent_tile_rows
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.scores import Scores
-from eyas.engine.kernels.skinny import KvRows, Rotation
+from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.attend_tiles import Tiling
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.latent import latent_products
+from eyas.engine.kernels.latent.latent_attend import Scratch, attend_latents
+from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows
+from eyas.engine.kernels.products.skinny import KvRows, Rotation
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 

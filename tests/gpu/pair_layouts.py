@@ -18,7 +18,7 @@ from eyas.simulator.cluster import ClusterLayout, ClusterShape
 from eyas.simulator.goodput import Draw, Effort, Knee, best_knee, find_knee
 from eyas.simulator.hardware import example
 from eyas.simulator.workload import Traffic, poisson
-from gateway.placement import Targets
+from gateway.routing.placement import Targets
 from tests.gpu.pair_workloads import WORKLOADS
 
 LOADS: dict[str, Draw] = {name: workload.draw for name, workload in WORKLOADS.items()}

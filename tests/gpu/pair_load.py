@@ -17,7 +17,7 @@ from eyas.bench.asking import Target
 from eyas.bench.jobs import FIRST_PLAIN_ID, LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import ClientMeter
-from eyas.worker.descriptors import raise_limit
+from eyas.common.machine.descriptors import raise_limit
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ from eyas.bench.files import append_line
 from eyas.bench.http import Server
 from eyas.bench.measure import look
 from eyas.bench.shapes import SHAPES, write_model
+from eyas.cluster.serve import GATEWAY, LocalCluster
 from eyas.commands import Parser
 from eyas.common.errors import ConfigError
 from eyas.configuration import own_config
 from eyas.flags import add_engine
 from eyas.layout_flags import add_layout
-from eyas.worker.serve import GATEWAY, LocalCluster
-from gateway.placement import Targets
+from gateway.routing.placement import Targets
 
 LAYOUTS = {  # split21: prompts by two GPUs, tokens by one of them
     "unified": ("--layout", "unified", "--workers", "{workers}"),

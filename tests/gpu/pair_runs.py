@@ -16,7 +16,7 @@ import numpy as np
 from eyas.bench.saved import Floats
 from eyas.simulator.goodput import ATTAINMENT
 from eyas.simulator.workload import SimulatedRequest
-from gateway.placement import Targets
+from gateway.routing.placement import Targets
 from tests.gpu.pair_workloads import WORKLOADS, Workload, small
 
 

@@ -23,7 +23,7 @@ from eyas.simulator.goodput import ATTAINMENT, Draw
 from eyas.simulator.hardware import Hardware, example, read_hardware
 from eyas.simulator.outcome import LoadOutcome, outcome
 from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traffic, chats, poisson
-from gateway.placement import Targets
+from gateway.routing.placement import Targets
 from tests.gpu.pair_load import token_ids
 from tests.gpu.pair_rig import PAIR
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.bench.kernels.timing import graph_us
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels.products import skinny
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS = 4096, 14336, 32, 8, 128, 32
 EPS = 1e-5

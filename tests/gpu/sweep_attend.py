@@ -21,9 +21,9 @@ import torch
 import triton
 
 from eyas.bench.kernels.timing import graph_us
-from eyas.engine.kernels.attend import Launch, attend
-from eyas.engine.kernels.attend_tiles import Tiling, most_parts, tiling_of
-from eyas.engine.kernels.prefill import ChunkTiling, attend_chunks, chunk_tiling, tile_rows
+from eyas.engine.kernels.attention.attend import Launch, attend
+from eyas.engine.kernels.attention.attend_tiles import Tiling, most_parts, tiling_of
+from eyas.engine.kernels.attention.prefill import ChunkTiling, attend_chunks, chunk_tiling, tile_rows
 from tests.gpu.attend_bench import (
     BATCH,
     CHAINS,

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import triton
 
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, tile_for
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.skinny_tiles import MEASURED, Shape, Tile, tile_for
 from tests.gpu.skinny_bench import (
     DIM,
     EAGLE,

@@ -15,13 +15,13 @@ import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels import exact_wide, skinny
-from eyas.engine.kernels.exact_attend import Cut
-from eyas.engine.kernels.exact_parts import Parts
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.grouped_tiles import measured
-from eyas.engine.kernels.skinny_tiles import Tile, tile_for
+from eyas.engine.kernels.attention.exact_attend import Cut
+from eyas.engine.kernels.attention.exact_parts import Parts
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped_tiles import measured
+from eyas.engine.kernels.products import exact_wide, skinny
+from eyas.engine.kernels.products.skinny_tiles import Tile, tile_for
 from tests.bits.attention import Exact, Path, Tokens, Tree, branching
 from tests.bits.compare import Composition, Difference, differences
 from tests.bits.grouped import DenseRows, ExpertRows, Where

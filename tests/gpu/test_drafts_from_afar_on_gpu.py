@@ -17,14 +17,14 @@ import msgspec
 import pytest
 import torch
 
-from eyas.common import rpc
-from eyas.common.clients import DecodeSession
 from eyas.common.config import EngineConfig, SpeculationConfig, WorkerConfig, resolve_engine
+from eyas.common.machine.ports import free_ports
 from eyas.common.params import SamplingParams
-from eyas.common.replies import StepReply
 from eyas.common.types import GenerationRequest, Role
+from eyas.common.wire import rpc
+from eyas.common.wire.clients import DecodeSession
+from eyas.common.wire.replies import StepReply
 from eyas.worker import engine_main
-from eyas.worker.ports import free_ports
 from tests.foresight_rates import embedded_prompts
 from tests.gpu.time_remote import PAGE_S, Engine, commits, counted, ready, running
 

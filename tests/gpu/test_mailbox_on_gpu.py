@@ -20,10 +20,10 @@ from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.ipc.draft_channel import MailChannel, answer
 from eyas.engine.ipc.messages import DraftChannel, DraftOpen, Proposal
 from eyas.engine.ipc.row_memory import RowMemory
-from eyas.engine.kernels import mailbox
-from eyas.engine.kernels.mailbox import Reach
-from eyas.engine.kernels.rounds import FACTS, Batch
-from eyas.engine.speculation.posted import Awaited
+from eyas.engine.kernels.drafts.rounds import FACTS, Batch
+from eyas.engine.kernels.exchange import mailbox
+from eyas.engine.kernels.exchange.mailbox import Reach
+from eyas.engine.speculation.draft_worker.posted import Awaited
 from tests.gpu.channel_pair import PLACES, THEIRS, gpu, pair
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -20,9 +20,9 @@ from eyas.common.config import resolve_engine
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.checkpoint.weights import FolderWeights, Placement
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.prefill import tile_rows
-from eyas.engine.kernels.warm import Warmup
+from eyas.engine.kernels.attention.prefill import tile_rows
+from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_step import LayerContext

@@ -22,7 +22,7 @@ from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.ipc.draft_channel import MailChannel, answer
 from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_memory import RowMemory
-from eyas.engine.kernels import row_ring
+from eyas.engine.kernels.exchange import row_ring
 from tests.gpu.channel_pair import PLACES, THEIRS, gpu, pair
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

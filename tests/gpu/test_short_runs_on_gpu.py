@@ -19,9 +19,9 @@ from eyas.common.types import Role
 from eyas.engine.ipc.row_ring import tag
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.speculation.ahead import AheadRound, AheadRunner, Verified
-from eyas.engine.speculation.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_runner import Asked, Extension, KeptChain, RingRow
+from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension, KeptChain, RingRow
+from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, Verified
 from eyas.engine.speculation.sized_programs import SizedPrograms
 from tests.gpu.test_engine_on_gpu import on_gpu
 

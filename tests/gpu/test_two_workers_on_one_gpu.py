@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.common import clients, replies, rpc
+from eyas.cluster.plan import worker_argv
 from eyas.common.config import EngineConfig, WorkerConfig, resolve_engine
 from eyas.common.errors import EyasError
+from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest, KvHandle, Role
-from eyas.worker.plan import worker_argv
-from eyas.worker.ports import free_ports
+from eyas.common.wire import clients, replies, rpc
 from tests.gpu.test_engine_on_gpu import SLACK, Reference, chats
 from tests.unit.loopback import Loopback, Result, wait_all
 

@@ -12,7 +12,7 @@ import torch
 
 from eyas.bench.shapes import ModelShape, write_model
 from eyas.common.config import SpeculationConfig, resolve_engine
-from eyas.engine.kernels.warm import Warmup
+from eyas.engine.kernels.launch.warm import Warmup
 from eyas.engine.loading.startup import Start
 from tests.gpu import test_short_runs_on_gpu
 
@@ -23,7 +23,7 @@ pytestmark = [
 
 LAUNCHES = """
 import json, torch, triton
-from eyas.engine.kernels.warm import use_cache
+from eyas.engine.kernels.launch.warm import use_cache
 from tests.unit.warm_kernels import recipe, scale
 
 major, minor = torch.cuda.get_device_capability()
@@ -41,7 +41,7 @@ print(json.dumps([hits, new, float(x.sum())]))
 
 LISTEN = """
 import json, torch, triton
-from eyas.engine.kernels.warm import use_cache
+from eyas.engine.kernels.launch.warm import use_cache
 major, minor = torch.cuda.get_device_capability()
 use_cache(10 * major + minor)
 missed = []

@@ -12,13 +12,13 @@ import torch
 
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.formats.fp8 import Fp8Projection
-from eyas.engine.kernels import vendor
-from eyas.engine.kernels.blocks import Fp8Rows, StoredWeight, quantise
-from eyas.engine.kernels.group import Grouped, group
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, shape_of
-from eyas.engine.kernels.grouped_tiles import Tile, key_of
-from eyas.engine.kernels.skinny import Launch
+from eyas.engine.kernels.experts.group import Grouped, group
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import Tile, key_of
+from eyas.engine.kernels.products import vendor
+from eyas.engine.kernels.products.blocks import Fp8Rows, StoredWeight, quantise
+from eyas.engine.kernels.products.skinny import Launch
 
 pytestmark = pytest.mark.gpu
 

@@ -35,10 +35,10 @@ from eyas.engine.ipc.row_ring import tag
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
-from eyas.engine.speculation.ahead import AheadRound, AheadRunner, Verified, rows_ahead
-from eyas.engine.speculation.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_commits import NO_FEATURES
-from eyas.engine.speculation.draft_runner import Asked, Extension, Proposed, RingRow
+from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
+from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension, Proposed, RingRow
+from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, Verified, rows_ahead
 from kv_transfer.layout import pages_for
 from tests.unit import interpreted
 

@@ -27,13 +27,13 @@ import torch.nn.functional as F
 from eyas.bench.kernels.timing import graph_us
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding, widened
-from eyas.engine.kernels import combine, route
-from eyas.engine.kernels.blocks import Rows, StoredWeight, quantise
-from eyas.engine.kernels.group import Grouped
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.skinny import Launch
-from eyas.engine.kernels.warm import Warmup
+from eyas.engine.kernels.experts import combine, route
+from eyas.engine.kernels.experts.group import Grouped
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.products.blocks import Rows, StoredWeight, quantise
+from eyas.engine.kernels.products.skinny import Launch
 from eyas.engine.models.fused_step import product_float32
 from tests.gpu.answer_experts import engine
 from tests.gpu.report import Report

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from eyas.bench.kernels.timing import graph_us
-from eyas.engine.kernels import latent_products, latent_rows
-from eyas.engine.kernels.attend_tiles import Tiling
+from eyas.engine.kernels.attention.attend_tiles import Tiling
+from eyas.engine.kernels.latent import latent_products, latent_rows
 from tests.gpu.latent_bench import (
     COPY_BYTES_PER_US,
     HEADS,

@@ -29,21 +29,10 @@ from eyas.engine.attention.latent import PagedLatents
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.checkpoint.weights import DummyWeights, Placement
-from eyas.engine.kernels import (
-    blocks,
-    combine,
-    few,
-    grouped,
-    grouped_sweep,
-    grouped_wide,
-    latent_attend,
-    latent_products,
-    latent_rows,
-    route,
-    single,
-    skinny,
-)
-from eyas.engine.kernels import rows as row_kernels
+from eyas.engine.kernels.experts import combine, grouped, grouped_sweep, grouped_wide, route
+from eyas.engine.kernels.latent import latent_attend, latent_products, latent_rows
+from eyas.engine.kernels.products import blocks, few, single, skinny
+from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.fused_step import LayerContext

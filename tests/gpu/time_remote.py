@@ -39,15 +39,15 @@ from unittest import mock
 import grpc
 
 from eyas.bench.files import append_line
-from eyas.common import rpc
-from eyas.common.clients import DecodeSession, DecodeSessionClient
 from eyas.common.config import EngineConfig, SpeculationConfig, WorkerConfig, resolve_engine
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
-from eyas.common.replies import StepReply
 from eyas.common.types import GenerationRequest, Role
+from eyas.common.wire import rpc
+from eyas.common.wire.clients import DecodeSession, DecodeSessionClient
+from eyas.common.wire.replies import StepReply
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
+from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.synthetic import resolve
 from eyas.worker import engine_main
 from eyas.worker.worker import run_worker

@@ -21,10 +21,10 @@ import torch
 from eyas.bench.kernels.timing import graph_us
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.kernels.chains import propose
-from eyas.engine.kernels.paths import PathRows, compact, gather_path
-from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts, prepare, verdict
-from eyas.engine.kernels.trees import Frontier, grow, new_growth, select
+from eyas.engine.kernels.drafts.chains import propose
+from eyas.engine.kernels.drafts.paths import PathRows, compact, gather_path
+from eyas.engine.kernels.drafts.rounds import FACTS, Batch, RoundRows, Verdicts, prepare, verdict
+from eyas.engine.kernels.drafts.trees import Frontier, grow, new_growth, select
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 

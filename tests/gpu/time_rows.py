@@ -20,8 +20,9 @@ import torch.nn.functional as F
 
 from eyas.bench.kernels.timing import graph_us
 from eyas.common.params import SamplingParams
-from eyas.engine.kernels import rows, sample
-from eyas.engine.kernels.skinny import KvRows, Rotation
+from eyas.engine.kernels.products import rows
+from eyas.engine.kernels.products.skinny import KvRows, Rotation
+from eyas.engine.kernels.sampling import sample
 from eyas.engine.sampling import sampler
 
 HIDDEN, INNER, VOCAB, PAGE = 4096, 14336, 128_256, 16

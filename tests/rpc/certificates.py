@@ -9,7 +9,7 @@ from pathlib import Path
 from eyas.admin import certs
 from eyas.admin.authority import Authority, Pair
 from eyas.common.config import DoorFiles
-from eyas.common.tls import AUTHORITY, CERTIFICATE, KEY, NAME
+from eyas.common.security.tls import AUTHORITY, CERTIFICATE, KEY, NAME
 
 DAY = datetime.timedelta(days=1)
 

@@ -20,7 +20,6 @@ import msgspec
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
-from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import (
     EngineTimings,
     Entry,
@@ -33,6 +32,7 @@ from eyas.common.types import (
     Role,
     Shard,
 )
+from eyas.common.wire.pool import Geometry, PoolInfo, RankPool
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
     Admitted,

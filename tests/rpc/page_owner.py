@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eyas.common import rpc
-from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import KvHandle, KvKind, Shard
+from eyas.common.wire import rpc
+from eyas.common.wire.pool import Geometry, PoolInfo, RankPool
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, Ready, WatchOpened, WatchUpdate
 from kv_transfer.area import Pages

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from eyas.common.errors import ConfigError
-from eyas.common.pool import Export
+from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea, Pages
 from kv_transfer.backends.base import Copy, PeerSource, Site, copy_pages
 from kv_transfer.backends.blocking import BlockingBackend

@@ -14,15 +14,15 @@ from real_worker import RealWorker
 from scripted_backend import nano_tokenizer
 from test_generate_paths import until
 
+from eyas.common.cluster.discovery import registry
 from eyas.common.config import EngineConfig, GatewayConfig
-from eyas.common.discovery import registry
+from eyas.common.machine.ports import free_ports
 from eyas.common.types import Role
-from eyas.worker.ports import free_ports
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
-from gateway.grpc_front import GrpcFront
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
+from gateway.backends.generate import ClusterBackend
+from gateway.grpc.front import GrpcFront
+from gateway.http.front import create_app
+from gateway.observe.metrics import GatewayMetrics
+from gateway.routing.cluster import Cluster
 
 
 @dataclass

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from eyas.common import clients, replies, rpc
 from eyas.common.config import EngineConfig, WorkerConfig
-from eyas.common.tls import service_tls
+from eyas.common.security.tls import service_tls
 from eyas.common.types import GenerationRequest, KvHandle, Role
+from eyas.common.wire import clients, replies, rpc
 from eyas.engine.ipc.messages import Load
 from eyas.engine.loading.build import build_engine
 from eyas.worker.front import Front

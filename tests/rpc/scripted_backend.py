@@ -22,9 +22,9 @@ from eyas.common.types import (
     TokenLogprob,
     WorkerInfo,
 )
-from gateway.backend import BackendHealth, Lanes
-from gateway.router import Candidate
-from gateway.tokenizer import Tokenizer
+from gateway.backends.base import BackendHealth, Lanes
+from gateway.routing.router import Candidate
+from gateway.text.tokenizer import Tokenizer
 
 EOS = 2
 INFO = WorkerInfo(

@@ -11,10 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from eyas.common import convert, rpc
-from eyas.common.convert_step import step_to_pb
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.links import PageLink, link_to_pb
 from eyas.common.types import (
     EngineTimings,
     Entry,
@@ -27,6 +24,9 @@ from eyas.common.types import (
     Role,
     WorkerInfo,
 )
+from eyas.common.wire import convert, rpc
+from eyas.common.wire.convert_step import step_to_pb
+from eyas.common.wire.links import PageLink, link_to_pb
 from protos import (
     decode_pb2,
     decode_pb2_grpc,

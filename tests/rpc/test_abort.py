@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
-from gateway.siblings import Siblings
+from gateway.http.front import create_app
+from gateway.http.siblings import Siblings
+from gateway.observe.metrics import GatewayMetrics
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ async def test_it_ends_requests_of_the_gateway_s_other_processes(
     backend: ScriptedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two fronts as of two processes: a socket each in one folder."""
-    monkeypatch.setattr("gateway.running.ABORT_S", 60.0)
+    monkeypatch.setattr("gateway.backends.running.ABORT_S", 60.0)
     config, key = GatewayConfig(api_keys=("k", "other")), {"authorization": "Bearer k"}
     async with contextlib.AsyncExitStack() as owned:
         clients = []

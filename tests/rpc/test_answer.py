@@ -13,10 +13,10 @@ from test_generate_paths import DECODE, PREFILL, gateway, nothing_in_flight, unt
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded
 from eyas.common.types import GenerationRequest
-from gateway.admission import served_model
-from gateway.answer import admitted
-from gateway.openai_request import ApiCall, text_call
-from gateway.schema import TextBody
+from gateway.backends.admission import served_model
+from gateway.backends.answer import admitted
+from gateway.formats.openai_request import ApiCall, text_call
+from gateway.formats.schema import TextBody
 
 CONFIG = GatewayConfig()
 

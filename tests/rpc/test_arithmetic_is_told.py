@@ -11,12 +11,12 @@ from test_generate_paths import DECODE, PREFILL
 from test_http_api import CHAT, client_of
 from test_synthetic import started
 
-from eyas.common import rpc
-from eyas.common.clients import InfoClient
-from eyas.common.discovery import registry
+from eyas.common.cluster.discovery import registry
 from eyas.common.types import Role
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
+from eyas.common.wire import rpc
+from eyas.common.wire.clients import InfoClient
+from gateway.backends.generate import ClusterBackend
+from gateway.routing.cluster import Cluster
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ import pytest
 from test_front import next_of
 from test_worker import gone
 
-from eyas.common import clients, replies, rpc
 from eyas.common.config import NANO
 from eyas.common.errors import Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from eyas.common.wire import clients, replies, rpc
 from tests.unit import tiny_deepseek
 from tests.unit.tiny_deepseek import write_tiny_deepseek
 

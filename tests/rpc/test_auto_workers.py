@@ -17,20 +17,20 @@ from real_worker import RealWorker, decoding, real_worker, tiny_config
 from scripted_backend import each
 from test_generate_paths import until
 
-from eyas.common.clients import InfoClient
+from eyas.common.cluster.discovery import registry
 from eyas.common.config import EngineConfig
-from eyas.common.discovery import registry
+from eyas.common.machine.ports import free_ports
 from eyas.common.params import SamplingParams
-from eyas.common.replies import StepReply
-from eyas.common.rpc import channel
 from eyas.common.types import GenerationRequest, Role
-from eyas.worker.ports import free_ports
-from gateway.auto import AutoLayout
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
-from gateway.metrics import PlacementMetrics
-from gateway.placement import Preference, Targets
-from gateway.router import Candidate, RequestRoute
+from eyas.common.wire.clients import InfoClient
+from eyas.common.wire.replies import StepReply
+from eyas.common.wire.rpc import channel
+from gateway.backends.generate import ClusterBackend
+from gateway.observe.metrics import PlacementMetrics
+from gateway.routing.auto import AutoLayout
+from gateway.routing.cluster import Cluster
+from gateway.routing.placement import Preference, Targets
+from gateway.routing.router import Candidate, RequestRoute
 
 REQUESTS = 6
 LONG = 32  # tokens

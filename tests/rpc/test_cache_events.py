@@ -13,16 +13,16 @@ from real_cluster import RealCluster, real_cluster
 from real_worker import tiny_config
 from test_generate_paths import until
 
-from eyas.common import rpc
 from eyas.common.cached_pages import CachedPages, CacheNews
-from eyas.common.clients import InfoClient
-from eyas.common.discovery import registry
+from eyas.common.cluster.discovery import registry
 from eyas.common.errors import Unavailable
 from eyas.common.page_names import PageShape
 from eyas.common.types import Role
-from gateway.cache_watch import CacheWatch
-from gateway.cluster import Cluster
-from gateway.holdings import Holdings, Prefix
+from eyas.common.wire import rpc
+from eyas.common.wire.clients import InfoClient
+from gateway.routing.cache_watch import CacheWatch
+from gateway.routing.cluster import Cluster
+from gateway.routing.holdings import Holdings, Prefix
 
 BOTH = (Role.PREFILL, Role.DECODE)
 TURN = {"model": "eyas-nano", "max_tokens": 4, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
@@ -95,7 +95,7 @@ async def test_what_a_worker_holds_is_forgotten_with_its_stream(monkeypatch: pyt
         raise Unavailable("gone")
 
     monkeypatch.setattr(InfoClient, "cached", cached_there)
-    monkeypatch.setattr("gateway.cache_watch.AGAIN_S", 0.2)
+    monkeypatch.setattr("gateway.routing.cache_watch.AGAIN_S", 0.2)
     holdings, channels = Holdings(), rpc.Channels()
     watch = CacheWatch(channels, holdings)
     watch.follow(["127.0.0.1:1"])

@@ -17,9 +17,9 @@ from test_generate_paths import DECODE, DRAFT, PREFILL, UNIFIED, collect, gatewa
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import GenerationRequest, Role
-from gateway.backend import GenerationBackend, GenerationStream
-from gateway.canary import PARAMS, PROMPT, Canary, CanarySchedule
-from gateway.metrics import GatewayMetrics
+from gateway.backends.base import GenerationBackend, GenerationStream
+from gateway.observe.canary import PARAMS, PROMPT, Canary, CanarySchedule
+from gateway.observe.metrics import GatewayMetrics
 
 PACE = CanarySchedule(every_s=0.3, again_s=0.1, timeout_s=0.4, busy_timeout_s=30.0)
 

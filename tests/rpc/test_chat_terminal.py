@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
-from eyas.worker.gateway_main import fronts
-from eyas.worker.ports import free_ports
-from gateway.metrics import GatewayMetrics
+from eyas.common.machine.ports import free_ports
+from gateway.main import fronts
+from gateway.observe.metrics import GatewayMetrics
 
 ANSWER = "# Fruit\n\nHere are **three**: apples, pears and plums."
 WAIT_S = 30.0

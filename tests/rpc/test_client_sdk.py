@@ -26,12 +26,12 @@ from eyas.client import (
     Unauthorized,
     Unavailable,
 )
-from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import PayloadTooLarge
 from eyas.common.types import GenerationRequest, RequestDraftLimits
-from gateway.grpc_front import GrpcFront
-from gateway.metrics import GatewayMetrics
+from eyas.common.wire import rpc
+from gateway.grpc.front import GrpcFront
+from gateway.observe.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(grpc_port=0, max_body_bytes=4096)
 CHAT = [{"role": "user", "content": "Hi"}]

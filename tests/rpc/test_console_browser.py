@@ -19,11 +19,11 @@ from test_http_tools import SAYS
 from tool_models import WIDE, speaker, tokenizer_of
 
 from eyas.common.config import GatewayConfig
+from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest, Role
-from eyas.worker.gateway_main import fronts
-from eyas.worker.ports import free_ports
-from gateway.metrics import GatewayMetrics
-from gateway.router import Candidate
+from gateway.main import fronts
+from gateway.observe.metrics import GatewayMetrics
+from gateway.routing.router import Candidate
 from tests.chromium import Browser, Page, chromium, installed
 
 pytestmark = [

@@ -20,13 +20,13 @@ from test_request_ids import tiny_config
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError
+from eyas.common.machine.ports import free_ports
 from eyas.evals import determinism
-from eyas.worker.http_protocol import HttpLimits
-from eyas.worker.http_server import HttpServer
-from eyas.worker.ports import free_ports
-from gateway.generate import ClusterBackend
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
+from gateway.backends.generate import ClusterBackend
+from gateway.http.front import create_app
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
+from gateway.observe.metrics import GatewayMetrics
 
 ASKED = 4
 

@@ -23,16 +23,16 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from eyas.bench.http import Server
 from eyas.client import AsyncClient
 from eyas.client.reach import ServerAddress, grpc_target
-from eyas.common import key_file, tls_door
 from eyas.common.config import DoorFiles, GatewayConfig
 from eyas.common.errors import ConfigError, EyasError, Unauthorized, Unavailable
-from eyas.common.tls import door_context
-from eyas.worker.gateway_main import fronts
-from eyas.worker.http_protocol import HttpLimits
-from eyas.worker.http_server import HttpServer
-from eyas.worker.ports import free_ports
-from gateway import keys
-from gateway.metrics import GatewayMetrics
+from eyas.common.machine.ports import free_ports
+from eyas.common.security import key_file, tls_door
+from eyas.common.security.tls import door_context
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
+from gateway.limits import keys
+from gateway.main import fronts
+from gateway.observe.metrics import GatewayMetrics
 
 ALICE, BOB = "a-key-that-alice-brings", "a-key-that-bob-brings-too"
 ASKED = {"model": "eyas-nano", "prompt": "x", "max_tokens": 100}

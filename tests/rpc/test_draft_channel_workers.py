@@ -20,7 +20,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.engine.loop.patience import Patience
-from eyas.engine.speculation.channels import GRPC, SHM
+from eyas.engine.speculation.drafters.channels import GRPC, SHM
 
 ROOT = Path(__file__).parents[2]
 ASKED = GenerationRequest("r", tuple(range(3, 40)), SamplingParams(max_tokens=60, seed=5, ignore_eos=True))

@@ -19,11 +19,11 @@ from test_front import next_of, tokens_of
 from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request, until
 from test_worker import fallen, process
 
-from eyas.common import clients, replies, rpc
 from eyas.common.errors import Unavailable
+from eyas.common.machine.leave import SAME_WORD_S
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
-from eyas.worker.leave import SAME_WORD_S
+from eyas.common.wire import clients, replies, rpc
 
 LONG = 60  # tokens: a third of a second and more of a fake engine
 ENDLESS = 10_000

@@ -22,10 +22,10 @@ from test_generate_paths import gateway as cluster_backend
 from eyas.client import AsyncClient
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
-from eyas.worker.gateway_main import fronts
-from eyas.worker.ports import free_ports
-from gateway.exit import DrainableBackend
-from gateway.metrics import GatewayMetrics
+from eyas.common.machine.ports import free_ports
+from gateway.backends.exit import DrainableBackend
+from gateway.main import fronts
+from gateway.observe.metrics import GatewayMetrics
 
 BODY = {"model": "eyas-nano", "prompt": "x", "max_tokens": 100}
 

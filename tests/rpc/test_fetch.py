@@ -13,13 +13,13 @@ import msgspec
 import pytest
 from real_worker import alone, decoding, prefill, real_worker, tiny_config
 
-from eyas.common import convert, replies, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
-from eyas.common.message import WireFailure
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvHandle, KvKind, Role, Shard
-from eyas.common.watch import TransferClient, WatchReady
+from eyas.common.wire import convert, replies, rpc
+from eyas.common.wire.message import WireFailure
+from eyas.common.wire.watch import TransferClient, WatchReady
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.transfer_messages import WatchUpdate
 from kv_transfer.backends import stream

@@ -15,11 +15,11 @@ from test_cache_events import BOTH, SPLIT, TURN, another_gateway, cached
 from test_fetch import request
 from test_generate_paths import until
 
-from eyas.common import replies, rpc
-from eyas.common.clients import InfoClient
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.errors import Busy, InvalidRequest
 from eyas.common.types import Role
+from eyas.common.wire import replies, rpc
+from eyas.common.wire.clients import InfoClient
 from prefill_svc import transfer
 
 PATIENCE_S = 30.0
@@ -49,7 +49,7 @@ async def test_a_prompt_that_comes_again_is_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And every gateway hears of it: also what it sent lately is not taken for cached."""
-    monkeypatch.setattr("gateway.cluster.SENT_S", 1e6)
+    monkeypatch.setattr("gateway.routing.cluster.SENT_S", 1e6)
     prompt = [5 + i % 40 for i in range(100)]
     async with real_cluster(config, tmp_path, roles) as cluster, another_gateway(cluster) as other:
 

@@ -14,7 +14,6 @@ from fake_engine import DIE, REFUSE, SLOW, STALL, WEDGE, FakeEngine, Traits, req
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from decode_svc import servicer
-from eyas.common import clients, convert, replies, rpc
 from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import (
     ConfigError,
@@ -25,6 +24,7 @@ from eyas.common.errors import (
     Unavailable,
 )
 from eyas.common.types import EngineTimings, Entry, Finish, FirstToken, Role, WorkerInfo
+from eyas.common.wire import clients, convert, replies, rpc
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
 from eyas.engine.ipc.pulse import Pulse

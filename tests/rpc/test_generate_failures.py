@@ -17,12 +17,13 @@ from test_generate_paths import (
     until,
 )
 
-from eyas.common import roster
+from eyas.common.cluster import roster
 from eyas.common.errors import EyasError, Overloaded, Unavailable
-from eyas.common.replies import Lost
 from eyas.common.types import Entry, Finish
-from gateway import generate, retries, search, sessions
-from gateway.generate import ClusterGeneration
+from eyas.common.wire.replies import Lost
+from gateway.backends import generate, retries, sessions
+from gateway.backends.generate import ClusterGeneration
+from gateway.routing import search
 
 
 async def test_lost_pages_before_token_0_take_another_prefill() -> None:

@@ -10,13 +10,13 @@ import pytest
 from scripted_backend import each
 from scripted_worker import ScriptedWorker, expected, token, workers
 
-from eyas.common.discovery import registry
+from eyas.common.cluster.discovery import registry
 from eyas.common.errors import ConfigError, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.types import Finish, GenerationRequest, RequestChoice, Role
-from gateway.cluster import Cluster
-from gateway.delivery import MAX_BUFFERED_STEPS
-from gateway.generate import ClusterBackend, ClusterGeneration
+from gateway.backends.delivery import MAX_BUFFERED_STEPS
+from gateway.backends.generate import ClusterBackend, ClusterGeneration
+from gateway.routing.cluster import Cluster
 
 PREFILL, DECODE, DRAFT = (Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)
 UNIFIED = (Role.PREFILL, Role.DECODE, Role.DRAFT)

@@ -19,9 +19,10 @@ from test_generate_paths import (
     until,
 )
 
-from eyas.common import roster
+from eyas.common.cluster import roster
 from eyas.common.errors import DeadlineExceeded, Unavailable
-from gateway import search, sessions
+from gateway.backends import sessions
+from gateway.routing import search
 
 
 @pytest.fixture

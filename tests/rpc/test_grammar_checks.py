@@ -14,9 +14,9 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import NANO
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded, Unavailable
-from eyas.common.grammar import Grammar
-from gateway import grammar_checks
-from gateway.grammar_checks import GrammarBackend, GrammarChecks
+from eyas.common.grammars.notations import Grammar
+from gateway.grammars import checks as grammar_checks
+from gateway.grammars.checks import GrammarBackend, GrammarChecks
 
 BOMB = Grammar.json_schema(
     {"anyOf": [{"properties": {f"{i}_{j}": {"type": "string"} for j in range(30)}} for i in range(60)]}

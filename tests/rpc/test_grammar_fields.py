@@ -11,7 +11,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from test_client_sdk import served
 
 from eyas.client import AsyncClient, Grammar, InvalidRequest
-from eyas.common.grammar import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH, GrammarKind
+from eyas.common.grammars.notations import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH, GrammarKind
 from eyas.common.params import SamplingParams
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}

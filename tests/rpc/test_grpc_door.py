@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.client import AsyncClient
-from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import (
     ContextLengthExceeded,
@@ -27,9 +26,10 @@ from eyas.common.errors import (
     Unauthorized,
     Unavailable,
 )
-from gateway.grpc_front import GrpcFront
-from gateway.keys import Keys
-from gateway.metrics import GatewayMetrics
+from eyas.common.wire import rpc
+from gateway.grpc.front import GrpcFront
+from gateway.limits.keys import Keys
+from gateway.observe.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(grpc_port=0, max_body_bytes=4096, api_keys=("sesame", "open"))
 KEY = (("authorization", "Bearer open"),)
@@ -84,7 +84,7 @@ async def test_a_call_is_made_in_the_name_of_its_key() -> None:
 
 
 async def test_a_message_is_bounded_in_size_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.common.rpc.MESSAGE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("eyas.common.wire.rpc.MESSAGE_TIMEOUT_S", 0.3)
     async with served() as (channel, backend):
         generate = channel.unary_stream(GENERATE)
         assert type(await fate(generate(bytes(5000), metadata=KEY, timeout=SOON_S))) is PayloadTooLarge
@@ -106,8 +106,8 @@ async def test_ids_are_counted_before_they_are_looked_at() -> None:
 
 
 async def test_calls_are_bounded_and_health_is_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.grpc_door.MAX_CALLS", 2)
-    monkeypatch.setattr("gateway.grpc_door.MAX_PUBLIC_CALLS", 1)
+    monkeypatch.setattr("gateway.grpc.door.MAX_CALLS", 2)
+    monkeypatch.setattr("gateway.grpc.door.MAX_PUBLIC_CALLS", 1)
     async with served(replace(CONFIG, api_keys=())) as (channel, backend):
         backend.pause_s = 0.5  # a second pair of tokens comes late
         held = [silent(channel, KEY) for _ in range(2)]
@@ -134,7 +134,7 @@ async def test_calls_are_bounded_and_health_is_not_among_them(monkeypatch: pytes
 
 async def test_one_key_has_half_of_the_calls_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their messages need not even have come: a key is told in the header."""
-    monkeypatch.setattr("gateway.grpc_door.MAX_CALLS", 5)
+    monkeypatch.setattr("gateway.grpc.door.MAX_CALLS", 5)
     async with served() as (channel, backend):
         backend.pause_s = 0.5  # a second pair of tokens comes late
         held = [silent(channel, KEY) for _ in range(2)]

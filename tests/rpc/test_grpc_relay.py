@@ -17,14 +17,14 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.client import AsyncClient
+from eyas.common.cluster.listening import listen
 from eyas.common.config import GatewayConfig
-from eyas.common.listening import listen
-from gateway import grpc_relay
-from gateway.grpc_door import AdmissionInterceptor
-from gateway.grpc_front import GrpcFront
-from gateway.grpc_relay import Relay
-from gateway.http2_opening import MAX_BYTES
-from gateway.metrics import GatewayMetrics
+from gateway.grpc import relay as grpc_relay
+from gateway.grpc.door import AdmissionInterceptor
+from gateway.grpc.front import GrpcFront
+from gateway.grpc.http2_opening import MAX_BYTES
+from gateway.grpc.relay import Relay
+from gateway.observe.metrics import GatewayMetrics
 from tests.e2e.attacks.attack import Target
 from tests.e2e.attacks.calls import CONTINUATION, HEADERS, PREFACE, SETTINGS, frame, headers, literal
 

@@ -14,10 +14,10 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from test_grpc_door import SOON_S, served
 
 from eyas.client import AsyncClient, Tool, ToolCall
-from eyas.common import rpc
-from eyas.common.bad_text import MOST_FIELDS, bad_text
 from eyas.common.errors import EyasError, InvalidRequest
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
+from eyas.common.wire import rpc
+from eyas.common.wire.bad_text import MOST_FIELDS, bad_text
 from protos import eyas_pb2
 
 HALF = "ab\ud800"

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
+from gateway.http.front import create_app
+from gateway.observe.metrics import GatewayMetrics
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"model": "eyas-nano", "messages": MESSAGES}

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from eyas.worker.http_protocol import HttpLimits
-from eyas.worker.http_server import HttpServer
-from eyas.worker.ports import free_ports
+from eyas.common.machine.ports import free_ports
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 
 LIMITS = HttpLimits(header_s=0.5, idle_s=0.5, rest_s=0.5, stalled_s=0.5)
 PATIENT = HttpLimits()

@@ -10,8 +10,15 @@ import pytest
 from http_client import CHAT, GENERATE, ROUTES, TEXT, client_of, events, refused
 from scripted_backend import EOS, ScriptedBackend, nano_tokenizer
 
-from gateway.schema import ChatBody, ChatMessage, DetokenizeBody, StreamOptions, TextBody, TokenizeBody
-from gateway.sglang_request import GenerateBody, SamplingBody
+from gateway.formats.schema import (
+    ChatBody,
+    ChatMessage,
+    DetokenizeBody,
+    StreamOptions,
+    TextBody,
+    TokenizeBody,
+)
+from gateway.formats.sglang_request import GenerateBody, SamplingBody
 
 BODIES = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody, "/generate": GenerateBody}
 MESSAGE = CHAT["messages"][0]

@@ -14,9 +14,9 @@ import pytest
 from certificates import Certificates
 from starlette.types import Receive, Scope, Send
 
-from eyas.common.tls import door_context
-from eyas.worker.http_protocol import HttpLimits
-from eyas.worker.http_server import HttpServer
+from eyas.common.security.tls import door_context
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 
 SOON_S = 30.0
 INNER = b"GET /inner HTTP/1.1\r\nhost: y\r\n\r\n"  # a body that looks like a request

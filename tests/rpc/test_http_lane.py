@@ -21,12 +21,12 @@ from scripted_worker import ScriptedWorker, workers
 from test_generate_paths import DECODE, PREFILL, UNIFIED, gateway, until
 
 from eyas.common.config import GatewayConfig
-from eyas.worker.http_protocol import HttpLimits
-from eyas.worker.http_server import HttpServer
-from gateway import lane
-from gateway.delivery import MAX_BUFFERED_STEPS
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
+from gateway.backends import lane
+from gateway.backends.delivery import MAX_BUFFERED_STEPS
+from gateway.http.front import create_app
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
+from gateway.observe.metrics import GatewayMetrics
 
 TEXT = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 40, "stream": True, "seed": 1}
 CHAT = {k: v for k, v in TEXT.items() if k != "prompt"} | {"messages": [{"role": "user", "content": "Hi"}]}

@@ -17,12 +17,12 @@ from tokenizers import decoders, models, normalizers
 from eyas.client import AsyncClient
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError
-from gateway.chat import ChatTemplate
-from gateway.grpc_front import GrpcFront
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
-from gateway.sampling_defaults import sampling_defaults
-from gateway.tokenizer import Tokenizer
+from gateway.grpc.front import GrpcFront
+from gateway.http.front import create_app
+from gateway.observe.metrics import GatewayMetrics
+from gateway.text.sampling_defaults import sampling_defaults
+from gateway.text.templates import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
 
 CONFIG = GatewayConfig(grpc_port=0)
 CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Hi"}]}

@@ -18,9 +18,9 @@ from test_client_sdk import served
 from test_generate_paths import UNIFIED, gateway, make_request, nothing_in_flight
 
 from eyas.client import AsyncClient, InvalidRequest
-from eyas.common import convert
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
+from eyas.common.wire import convert
 from protos import common_pb2
 
 NASTY = [

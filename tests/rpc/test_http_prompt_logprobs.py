@@ -19,19 +19,19 @@ from scripted_backend import nano_tokenizer
 from test_generate_paths import until
 from test_http_api import CONFIG, events
 
+from eyas.common.cluster.discovery import registry
 from eyas.common.config import EngineConfig
-from eyas.common.discovery import registry
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.params import SamplingParams
 from eyas.common.types import Role
-from gateway import openai_reply, openai_request
-from gateway.admission import MAX_PROMPT_LOGPROBS, GenerationOptions, ServedModel, admit
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
-from gateway.sglang_reply import SglangFormat
-from gateway.tokenizer import Tokenizer
+from gateway.backends.admission import MAX_PROMPT_LOGPROBS, GenerationOptions, ServedModel, admit
+from gateway.backends.generate import ClusterBackend
+from gateway.formats import openai_reply, openai_request
+from gateway.formats.sglang_reply import SglangFormat
+from gateway.http.front import create_app
+from gateway.observe.metrics import GatewayMetrics
+from gateway.routing.cluster import Cluster
+from gateway.text.tokenizer import Tokenizer
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 PROMPT = "The capital of France is Paris, and that of Italy is"

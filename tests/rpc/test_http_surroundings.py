@@ -17,18 +17,18 @@ from test_generate_paths import DECODE, PREFILL, gateway, until
 from eyas.client.reach import ServerAddress
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
-from eyas.common.links import PageLink
 from eyas.common.logging import JsonFormatter
-from eyas.worker import doctor
-from eyas.worker.doctor import examine
-from eyas.worker.doctor_links import pairs
-from eyas.worker.http_protocol import HttpLimits
-from eyas.worker.http_server import HttpServer
-from eyas.worker.ports import free_ports
-from gateway.backend import GenerationBackend
-from gateway.canary import Canary
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
+from eyas.common.machine.ports import free_ports
+from eyas.common.wire.links import PageLink
+from eyas.doctor import report as doctor
+from eyas.doctor.links import pairs
+from eyas.doctor.report import examine
+from gateway.backends.base import GenerationBackend
+from gateway.http.front import create_app
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
+from gateway.observe.canary import Canary
+from gateway.observe.metrics import GatewayMetrics
 
 CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Hi"}]}
 

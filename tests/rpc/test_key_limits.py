@@ -13,17 +13,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, ScriptedStream, each, nano_tokenizer
 
-from eyas.common import rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import DeadlineExceeded, Overloaded, RateLimited
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from gateway.fair import FairBackend
-from gateway.grpc_front import GrpcFront
-from gateway.http import create_app
-from gateway.keys import Keys
-from gateway.metrics import GatewayMetrics
-from gateway.quotas import CallerLimits, KeyLimits, Quotas
+from eyas.common.wire import rpc
+from gateway.grpc.front import GrpcFront
+from gateway.http.front import create_app
+from gateway.limits.fair import FairBackend
+from gateway.limits.keys import Keys
+from gateway.limits.quotas import CallerLimits, KeyLimits, Quotas
+from gateway.observe.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(grpc_port=0, api_keys=("rich", "poor"))
 POOR = Keys(CONFIG).caller({"authorization": "Bearer poor"}).name

@@ -16,14 +16,15 @@ from scripted_backend import ScriptedBackend, each, first, nano_tokenizer
 from scripted_worker import expected, workers
 from test_generate_paths import DECODE, PREFILL, UNIFIED, collect, gateway, make_request, until
 
-from eyas.common import convert
 from eyas.common.config import GatewayConfig
 from eyas.common.types import GenerationRequest, Role
-from gateway import pace, sessions
-from gateway.grpc_front import GrpcFront
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
-from gateway.quotas import Quotas
+from eyas.common.wire import convert
+from gateway.backends import sessions
+from gateway.grpc.front import GrpcFront
+from gateway.http.front import create_app
+from gateway.limits import pace
+from gateway.limits.quotas import Quotas
+from gateway.observe.metrics import GatewayMetrics
 from protos import eyas_pb2
 from tools.bench.gateway_prompts import measure
 

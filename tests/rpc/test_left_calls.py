@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from eyas.common import rpc
 from eyas.common.logging import request_id
+from eyas.common.wire import rpc
 
 METHOD = "/eyas.test.Long/Speak"
 PART = bytes(256 << 10)  # a caller that reads nothing has room for few of them

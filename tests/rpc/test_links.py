@@ -13,12 +13,12 @@ import staged_rig
 from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
 from test_fetch import PAGE_BYTES, Poison, request
 
-from eyas.common import replies, rpc
-from eyas.common.clients import InfoClient
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.links import PageLink
 from eyas.common.types import Role
+from eyas.common.wire import replies, rpc
+from eyas.common.wire.clients import InfoClient
+from eyas.common.wire.links import PageLink
 from eyas.engine.kv import probe
 from eyas.engine.kv.pages import PagePool
 from kv_transfer.backends import table

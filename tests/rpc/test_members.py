@@ -16,12 +16,12 @@ from page_owner import EPOCH, handle, ready
 from test_front import next_of, tokens_of
 from test_watch import decoder_of, prefilled
 
-from eyas.common import clients, replies, rpc
+from eyas.common.machine.ports import free_ports
 from eyas.common.types import KvHandle, Role
+from eyas.common.wire import clients, replies, rpc
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Attach, Command, OpenPull, PullFailed, PullMet, Submit, WatchOpened
 from eyas.worker.kv_puller import KvPuller
-from eyas.worker.ports import free_ports
 from prefill_svc.transfer import TransferServicer
 
 

@@ -21,10 +21,10 @@ from test_generate_paths import until
 
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.types import Role
-from gateway.canary import CanarySchedule
-from gateway.generate import ClusterBackend
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
+from gateway.backends.generate import ClusterBackend
+from gateway.http.front import create_app
+from gateway.observe.canary import CanarySchedule
+from gateway.observe.metrics import GatewayMetrics
 
 SAID = "the model gave NaN or infinity as logits of this request"
 PATIENCE_S = 30.0

@@ -14,17 +14,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 from real_worker import RealWorker, real_worker, tiny_config
 
+from eyas.common.cluster.discovery import registry
 from eyas.common.config import NANO, EngineConfig, GatewayConfig
-from eyas.common.discovery import registry
+from eyas.common.machine.ports import free_ports
 from eyas.common.types import Role
-from eyas.worker.http_protocol import HttpLimits
-from eyas.worker.http_server import HttpServer
-from eyas.worker.ports import free_ports
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
-from gateway.tokenizer import Tokenizer
+from gateway.backends.generate import ClusterBackend
+from gateway.http.front import create_app
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
+from gateway.observe.metrics import GatewayMetrics
+from gateway.routing.cluster import Cluster
+from gateway.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from scripted_backend import first
 from scripted_worker import workers
 from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request, until
 
-from eyas.common import roster
+from eyas.common.cluster import roster
 from eyas.common.errors import Overloaded, Unavailable
-from gateway import retries, search
+from gateway.backends import retries
+from gateway.routing import search
 
 
 async def test_pages_that_decode_was_not_told_of_go_back() -> None:

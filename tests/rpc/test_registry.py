@@ -16,16 +16,16 @@ from redis_server import RedisServer, redis_server
 from scripted_backend import each
 from scripted_worker import workers
 
-from eyas.common import discovery, roster
+from eyas.common.cluster import discovery, roster
+from eyas.common.cluster.discovery import Presence, WorkerKeys, registry
 from eyas.common.config import GatewayConfig
-from eyas.common.discovery import Presence, WorkerKeys, registry
 from eyas.common.errors import Unavailable
 from eyas.common.types import GenerationRequest, Role, WorkerInfo
 from eyas.engine.ipc.messages import DraftDown
-from gateway import search
-from gateway.admission import served_model
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
+from gateway.backends.admission import served_model
+from gateway.backends.generate import ClusterBackend
+from gateway.routing import search
+from gateway.routing.cluster import Cluster
 
 UNIFIED = (Role.PREFILL, Role.DECODE)
 GHOST = WorkerInfo("127.0.0.1:1", (Role.DRAFT,), 1, "m", "f", "g", 128, 1000, 8)  # no worker is at port 1

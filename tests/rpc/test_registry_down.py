@@ -17,14 +17,14 @@ from scripted_worker import workers
 from test_generate_paths import DECODE, PREFILL, UNIFIED, collect, gateway, make_request
 from test_worker import process
 
-from eyas.common import roster
-from eyas.common.discovery import registry
+from eyas.common.cluster import roster
+from eyas.common.cluster.discovery import registry
 from eyas.common.errors import EyasError, Unavailable
-from gateway import cluster as gateway_cluster
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
-from gateway.retries import MAX_RETRIES
-from gateway.router import route
+from gateway.backends.generate import ClusterBackend
+from gateway.backends.retries import MAX_RETRIES
+from gateway.routing import cluster as gateway_cluster
+from gateway.routing.cluster import Cluster
+from gateway.routing.router import route
 
 CLEAR_S = 10.0
 

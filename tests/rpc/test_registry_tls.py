@@ -12,7 +12,7 @@ import certificates
 import pytest
 from redis_server import RedisServer, redis_server
 
-from eyas.common.discovery import WorkerKeys
+from eyas.common.cluster.discovery import WorkerKeys
 from eyas.common.errors import Unavailable
 from eyas.common.types import Role, WorkerInfo
 

@@ -14,7 +14,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from tool_models import speaker
 
 from eyas.common.errors import Unavailable
-from eyas.common.grammar import GrammarKind
+from eyas.common.grammars.notations import GrammarKind
 from tests.chat_templates import TOOLS, WEATHER, called, result
 
 PATH = "/v1/responses"

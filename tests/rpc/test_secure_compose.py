@@ -14,10 +14,11 @@ import yaml
 from certificates import Certificates
 
 from eyas import cli, configuration
-from eyas.common import key_file, rpc, tls_folder
-from eyas.common.tls import ServiceTls, door_context, service_tls
-from eyas.worker.http_protocol import HttpLimits
-from eyas.worker.http_server import HttpServer
+from eyas.common.security import key_file, tls_folder
+from eyas.common.security.tls import ServiceTls, door_context, service_tls
+from eyas.common.wire import rpc
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 REGISTRY = ("--registry", "redis://redis:6379/0")

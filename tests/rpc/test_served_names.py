@@ -8,7 +8,7 @@ from test_http_api import CHAT, TEXT, client_of, events
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ModelNotFound
-from gateway.admission import ServedModel, called
+from gateway.backends.admission import ServedModel, called
 
 CONFIG = GatewayConfig(served_model="one", other_names=("org/two", "three"))
 ITEMS = {"model": "one", "input": "Hi"}

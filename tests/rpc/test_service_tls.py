@@ -16,12 +16,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from real_worker import alone, decoding, prefill, real_worker, tiny_config
 
 from eyas.cli import main
-from eyas.common import rpc
 from eyas.common.errors import ConfigError, Unavailable
+from eyas.common.machine.ports import free_ports
 from eyas.common.params import SamplingParams
-from eyas.common.tls import NAME, ChannelTls, ServiceTls, explained
+from eyas.common.security.tls import NAME, ChannelTls, ServiceTls, explained
 from eyas.common.types import GenerationRequest, Role
-from eyas.worker.ports import free_ports
+from eyas.common.wire import rpc
 
 WAITS_S = 5.0
 

@@ -10,10 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from eyas.common import errors, rpc
-from eyas.common.buffer import StreamBuffer
+from eyas.common import errors
 from eyas.common.errors import DeadlineExceeded, EyasError, InvalidRequest, Overloaded, Unavailable
-from eyas.common.info import InfoServicer
+from eyas.common.wire import rpc
+from eyas.common.wire.buffer import StreamBuffer
+from eyas.common.wire.info import InfoServicer
 from protos import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 

@@ -9,7 +9,7 @@ from scripted_worker import workers
 from test_generate_paths import DECODE, PREFILL, collect, gateway, make_request
 
 from eyas.common.errors import Unavailable
-from gateway import breakers
+from gateway.routing import breakers
 
 
 async def test_a_sick_worker_is_passed_over_until_it_is_well(monkeypatch: pytest.MonkeyPatch) -> None:

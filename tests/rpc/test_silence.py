@@ -12,9 +12,9 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from eyas.common.config import GatewayConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
-from gateway.admission import GenerationOptions, ServedModel, admit
-from gateway.silence import SilenceLimit
-from gateway.wire import LEAST_BODY_BYTES, body_limit
+from gateway.backends.admission import GenerationOptions, ServedModel, admit
+from gateway.backends.silence import SilenceLimit
+from gateway.http.wire import LEAST_BODY_BYTES, body_limit
 
 
 def admitted(options: GenerationOptions) -> GenerationRequest:
@@ -29,7 +29,7 @@ def test_an_answer_may_fill_the_context() -> None:
 
 
 async def test_tokens_that_come_extend_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.silence.SILENCE_S", 0.05)
+    monkeypatch.setattr("gateway.backends.silence.SILENCE_S", 0.05)
     tokens, looks = 0, 0
 
     def count() -> int:

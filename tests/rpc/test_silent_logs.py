@@ -19,9 +19,9 @@ from eyas.client import AsyncClient
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError, InvalidRequest
 from eyas.common.logging import JsonFormatter, TextFormatter
-from eyas.worker.gateway_main import fronts
-from eyas.worker.ports import free_ports
-from gateway.metrics import GatewayMetrics
+from eyas.common.machine.ports import free_ports
+from gateway.main import fronts
+from gateway.observe.metrics import GatewayMetrics
 
 MARK = "Xylograph"
 CHAT: dict[str, Any] = {"model": "eyas-nano", "messages": [{"role": "user", "content": MARK}]}

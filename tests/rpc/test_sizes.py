@@ -11,12 +11,12 @@ import pytest
 from fake_engine import request, worker
 from scripted_backend import INFO
 
-from eyas.common import clients, convert, replies, rpc
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.types import GenerationRequest, Role
+from eyas.common.wire import clients, convert, replies, rpc
 from eyas.engine.ipc.messages import Prefill, Submit
-from gateway.admission import GenerationOptions, admit, served_model
+from gateway.backends.admission import GenerationOptions, admit, served_model
 from protos import prefill_pb2, prefill_pb2_grpc
 
 LONG = (2**31 - 1,) * 129  # one more than the context, and no token at all: a look at one is told

@@ -13,13 +13,13 @@ import pytest_asyncio
 from http_client import client_of
 from real_worker import real_worker
 
+from eyas.common.cluster.discovery import registry
 from eyas.common.config import NANO, EngineConfig
-from eyas.common.discovery import registry
 from eyas.common.types import Role
 from eyas.engine.grammar import paced
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
-from gateway.tokenizer import Tokenizer
+from gateway.backends.generate import ClusterBackend
+from gateway.routing.cluster import Cluster
+from gateway.text.tokenizer import Tokenizer
 
 CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Tell me about Rome."}], "seed": 7}
 TRAP = 'root ::= [a-z ]{40} (([a-z ]*)* [a-z ]*)* "x"'

@@ -15,10 +15,10 @@ import pytest
 from real_worker import RealWorker, alone, decoding, prefill, real_worker, tiny_config
 from staged_rig import PROMPT, SLOTS, pair, pretend, request, same_pages, slots_free, slots_left
 
-from eyas.common import clients, replies, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.errors import RequestTimeout
 from eyas.common.types import Role
+from eyas.common.wire import clients, replies, rpc
 from eyas.engine.kv.staged_copier import StagedCopier
 from eyas.engine.kv.staging import Staging
 from eyas.engine.loop import engine as loop_engine

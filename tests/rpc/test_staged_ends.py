@@ -18,11 +18,11 @@ import pytest
 from real_worker import RealWorker, decoding, prefill, real_worker, tiny_config
 from staged_rig import PROMPT, SLOTS, pair, pretend, request, slots_free, slots_left, until
 
-from eyas.common import replies, rpc
 from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
 from eyas.common.types import KvHandle, Role
-from eyas.common.watch import TransferClient, WatchReady
+from eyas.common.wire import replies, rpc
+from eyas.common.wire.watch import TransferClient, WatchReady
 from eyas.engine.kv.staging import Staging
 
 HERE = Path(__file__).parent

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from real_worker import RealWorker, decoding, real_worker, tiny_config
 
-from eyas.common import clients
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
+from eyas.common.wire import clients
 
 TOKENS = 60
 

@@ -17,13 +17,13 @@ from real_worker import real_worker
 from test_client_sdk import served
 
 from eyas.client import AsyncClient, Grammar, InvalidRequest
+from eyas.common.cluster.discovery import registry
 from eyas.common.config import NANO, EngineConfig
-from eyas.common.discovery import registry
 from eyas.common.types import Role
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
-from gateway.grammar_checks import GrammarBackend, GrammarChecks
-from gateway.tokenizer import Tokenizer
+from gateway.backends.generate import ClusterBackend
+from gateway.grammars.checks import GrammarBackend, GrammarChecks
+from gateway.routing.cluster import Cluster
+from gateway.text.tokenizer import Tokenizer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "structured-output.md"
 EXAMPLES = [json.loads(block) for block in re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), re.M | re.S)]

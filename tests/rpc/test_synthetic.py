@@ -22,12 +22,12 @@ from test_generate_paths import DECODE, PREFILL, UNIFIED, gateway, until
 from test_http_api import CHAT, TEXT, client_of, events
 
 from eyas.client import AsyncClient, InvalidRequest
-from eyas.common import rpc
-from eyas.common.clients import InfoClient
-from eyas.common.discovery import registry
+from eyas.common.cluster.discovery import registry
 from eyas.common.types import Role
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
+from eyas.common.wire import rpc
+from eyas.common.wire.clients import InfoClient
+from gateway.backends.generate import ClusterBackend
+from gateway.routing.cluster import Cluster
 from protos import eyas_pb2, eyas_pb2_grpc
 
 MARK = "fp_0123456789ab_synthetic"

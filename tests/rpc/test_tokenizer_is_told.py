@@ -9,10 +9,10 @@ from test_generate_paths import DECODE, PREFILL
 from test_http_api import client_of
 from test_synthetic import started
 
+from eyas.common.cluster.discovery import registry
 from eyas.common.config import GatewayConfig
-from eyas.common.discovery import registry
-from gateway.cluster import Cluster
-from gateway.generate import ClusterBackend
+from gateway.backends.generate import ClusterBackend
+from gateway.routing.cluster import Cluster
 
 
 @pytest.mark.parametrize(("own", "served"), [("a", [0, 2, 3]), ("b", [1, 2]), ("", [0, 1, 2, 3])])

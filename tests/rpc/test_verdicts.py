@@ -9,8 +9,8 @@ import pytest
 from real_worker import decoding, prefill, tiny_config
 from staged_rig import pair, request
 
-from eyas.common import replies
 from eyas.common.config import EngineConfig
+from eyas.common.wire import replies
 from kv_transfer.lease_board import LeaseBoardView
 from prefill_svc.transfer import TransferServicer
 

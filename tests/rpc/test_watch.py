@@ -11,10 +11,10 @@ import pytest
 from fake_engine import FEATURE, FakeWorker, Traits, request, token, worker
 from test_front import next_of, tokens_of
 
-from eyas.common import clients, replies, rpc
 from eyas.common.errors import TransferFailed
 from eyas.common.types import KvHandle, Role
-from eyas.common.watch import TransferClient, WatchDone, WatchReady
+from eyas.common.wire import clients, replies, rpc
+from eyas.common.wire.watch import TransferClient, WatchDone, WatchReady
 from eyas.engine.ipc.messages import (
     PullDone,
     PullFailed,

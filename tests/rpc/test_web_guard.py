@@ -15,11 +15,11 @@ from starlette.datastructures import Headers
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden
-from eyas.worker.gateway_main import fronts
-from eyas.worker.ports import free_ports
-from gateway.http import create_app
-from gateway.metrics import GatewayMetrics
-from gateway.web_guard import WebGuard, guarded
+from eyas.common.machine.ports import free_ports
+from gateway.http.front import create_app
+from gateway.http.web_guard import WebGuard, guarded
+from gateway.main import fronts
+from gateway.observe.metrics import GatewayMetrics
 
 FORM, TEXT, JSON = "application/x-www-form-urlencoded", "text/plain", "application/json"
 EVIL = "https://evil.example"

@@ -20,10 +20,10 @@ from fake_engine import DIE, SLOW, STALL, FakeWorker, request
 from test_draft_svc import until_up
 from test_front import next_of, tokens_of
 
-from eyas.common import clients, replies, rpc
 from eyas.common.errors import Unavailable
 from eyas.common.types import KvHandle, KvKind, Role
-from eyas.common.watch import TransferClient
+from eyas.common.wire import clients, replies, rpc
+from eyas.common.wire.watch import TransferClient
 from eyas.engine.ipc.messages import DraftDown
 
 HERE = Path(__file__).parent

@@ -270,7 +270,7 @@ class World:
                 raise AssertionError(event)
 
     def _again(self, asked: Asked) -> None:
-        """Decode kept the request's place without its pages: as `gateway.generate` answers."""
+        """Decode kept the request's place without its pages: as `gateway.backends.generate` answers."""
         asked.attempt += 1
         if asked.over:
             return

@@ -11,12 +11,12 @@ from unittest import mock
 import numpy
 import xgrammar
 
-from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler
+from eyas.common.grammars.compiler import GrammarCompiler
+from eyas.common.grammars.notations import Grammar
+from gateway.formats.tool_fields import ToolFields
+from gateway.grammars.tool_grammar import answer_grammar
 from gateway.parsers.message import MessageReading
 from gateway.parsers.table import TOOL_FORMATS
-from gateway.tool_fields import ToolFields
-from gateway.tool_grammar import answer_grammar
 from tests.unit.grammar_cases import random_schema
 
 _TEMPTING = [
@@ -33,7 +33,7 @@ class Writer:
     """Writes texts that grammars allow: tokens of one byte and of several, some more often than others."""
 
     def __init__(self) -> None:
-        with mock.patch("eyas.common.grammar_compiler.pieces", lambda folder: [*_PIECES, b""]):
+        with mock.patch("eyas.common.grammars.compiler.pieces", lambda folder: [*_PIECES, b""]):
             self._compiler = GrammarCompiler(Path(), eos_ids=[_END])
         self._mask = xgrammar.allocate_token_bitmask(1, _END + 1)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.common.params import SamplingParams
-from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle, KvKind, RequestChoice, Shard
+from eyas.common.wire.pool import Geometry, PoolInfo, RankPool
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import (
     Event,

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.common.pool import Geometry
+from eyas.common.wire.pool import Geometry
 from kv_transfer.area import Area, DeviceArea
 from kv_transfer.backends.base import Site
 from kv_transfer.backends.cuda_ipc import CudaIpcBackend

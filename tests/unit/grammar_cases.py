@@ -13,11 +13,11 @@ from typing import Any
 import jsonschema
 
 from eyas.common.config import NANO
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
 from eyas.common.params import SamplingParams
+from eyas.common.tokenizers.vocabulary import pieces
 from eyas.common.types import GenerationRequest, RequestChoice
-from eyas.common.vocabulary import pieces
-from gateway.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 EOS = 2
 ENDS = (0, EOS)  # of the embedded model

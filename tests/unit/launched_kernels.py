@@ -22,8 +22,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from eyas.engine.kernels import launching
-from eyas.engine.kernels.compile_ahead import NoDevice
+from eyas.engine.kernels.launch import launching
+from eyas.engine.kernels.launch.compile_ahead import NoDevice
 
 
 class Compiled:

@@ -7,7 +7,7 @@ import random
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence
-from eyas.engine.speculation.drafter import Draft, Drafter
+from eyas.engine.speculation.drafters.base import Draft, Drafter
 
 
 class ScriptedHead(Drafter):

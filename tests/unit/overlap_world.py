@@ -31,7 +31,7 @@ from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import score
 from eyas.engine.scheduling.limits import Limits
-from eyas.engine.speculation.pacing import Pacing
+from eyas.engine.speculation.depths.pacing import Pacing
 
 EOS = (23,)
 TILE = 3

@@ -21,7 +21,7 @@ from eyas.common.params import MAX_BAD_WORDS, MAX_TOP_LOGPROBS, SamplingParams
 from eyas.engine.batch.prompt_scores import Asked
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.step import CatchUp, JoinBatch, StepInput
-from eyas.engine.kernels.special import COLUMNS, REPORT_WORDS
+from eyas.engine.kernels.sampling.special import COLUMNS, REPORT_WORDS
 from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.sampling.scores import Scores, score
 from eyas.engine.speculation.feature_ring import KEPT_ROWS

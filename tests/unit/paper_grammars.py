@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from paper_device import VOCAB
 
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.grammars import Grammars

@@ -1,7 +1,7 @@
 """The specification of drafting ahead: the outcomes of a round and their chains, pass by pass.
 
-A device does the same in one run (`eyas.engine.speculation.outcome_runs`). No server drafts ahead this way:
-on a CPU it takes the cores that a verifier needs.
+A device does the same in one run (`eyas.engine.speculation.draft_worker.outcome_runs`). No server drafts
+ahead this way: on a CPU it takes the cores that a verifier needs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.models.base import Drafted
 from eyas.engine.sampling.row import Row
-from eyas.engine.speculation.ahead import Verified, accepted_of, fan_out, rows_ahead
-from eyas.engine.speculation.draft_runner import Asked, DraftRequest, DraftRunner, Proposed, chain_of
+from eyas.engine.speculation.draft_worker.draft_runner import (
+    Asked,
+    DraftRequest,
+    DraftRunner,
+    Proposed,
+    chain_of,
+)
+from eyas.engine.speculation.drafters.ahead import Verified, accepted_of, fan_out, rows_ahead
 
 OUTCOMES = 8
 

@@ -9,8 +9,8 @@ import torch
 
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.kernels.paths import PathRows
-from eyas.engine.kernels.rounds import FACTS, Batch, RoundRows, Verdicts
+from eyas.engine.kernels.drafts.paths import PathRows
+from eyas.engine.kernels.drafts.rounds import FACTS, Batch, RoundRows, Verdicts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = 4

@@ -21,10 +21,10 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.models.base import Drafted
 from eyas.engine.sampling.sampler import Row, perturbed
-from eyas.engine.speculation import ahead_drafter
-from eyas.engine.speculation.ahead import Verified, fan_out, rows_ahead
-from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_runner import Asked, DraftRequest, Extension
+from eyas.engine.speculation.draft_worker import ahead_drafter
+from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, DraftRequest, Extension
+from eyas.engine.speculation.drafters.ahead import Verified, fan_out, rows_ahead
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.plain_ahead import OUTCOMES, Ahead, Chain, ChainRunner, PlainAhead, advance
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama

@@ -13,13 +13,13 @@ from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.ipc.messages import DraftCommit, DraftOpen
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.speculation.ahead import AheadRound, AheadRunner, Verified, fan_out
-from eyas.engine.speculation.ahead_drafter import AheadDrafter
-from eyas.engine.speculation.draft_runner import Asked, Extension, KeptChain
-from eyas.engine.speculation.draft_sequences import DraftedSequence
-from eyas.engine.speculation.kept_chains import KeptChains
-from eyas.engine.speculation.outcome_runs import Ran, Running
-from eyas.engine.speculation.seats import Seating
+from eyas.engine.speculation.draft_worker.ahead_drafter import AheadDrafter
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension, KeptChain
+from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence
+from eyas.engine.speculation.draft_worker.kept_chains import KeptChains
+from eyas.engine.speculation.draft_worker.outcome_runs import Ran, Running
+from eyas.engine.speculation.draft_worker.seats import Seating
+from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, Verified, fan_out
 
 STEPS, OUTCOMES, SLOTS = 3, 4, 3
 CHAIN = [7, 8, 9]

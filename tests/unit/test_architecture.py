@@ -26,9 +26,9 @@ STUB_USERS = (
     "prefill_svc/",
     "decode_svc/",
     "draft_svc/",
-    "gateway/grpc_chat.py",
-    "gateway/grpc_front.py",
-    "gateway/grpc_messages.py",
+    "gateway/grpc/chat.py",
+    "gateway/grpc/front.py",
+    "gateway/grpc/messages.py",
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -118,15 +118,15 @@ def test_no_mixins() -> None:
 
 
 SPEAKERS = (
-    "eyas/common/clients.py",
-    "eyas/common/message.py",
-    "eyas/common/replies.py",
-    "eyas/common/rpc.py",
-    "eyas/common/watch.py",
+    "eyas/common/wire/clients.py",
+    "eyas/common/wire/message.py",
+    "eyas/common/wire/replies.py",
+    "eyas/common/wire/rpc.py",
+    "eyas/common/wire/watch.py",
     "eyas/engine/ipc/messages.py",
     "eyas/engine/ipc/transfer_messages.py",
-    "gateway/backend.py",
-    "gateway/legs.py",
+    "gateway/backends/base.py",
+    "gateway/backends/legs.py",
     "kv_transfer/puller.py",
 )
 
@@ -142,14 +142,14 @@ def test_what_processes_say_has_one_definition_per_name() -> None:
 
 
 MAY_READ_THE_ENVIRONMENT = (
-    "eyas/common/api_keys.py",
-    "eyas/common/cache.py",
-    "eyas/common/tls_folder.py",
+    "eyas/common/security/api_keys.py",
+    "eyas/common/machine/cache.py",
+    "eyas/common/security/tls_folder.py",
     "eyas/cli.py",  # gRPC is told in no other way to be silent
-    "eyas/common/gpus.py",  # CUDA is told in no other way which GPUs a process may see
-    "gateway/tracing.py",  # where OpenTelemetry is told by its own variables
-    "eyas/common/children.py",  # processes of multiprocessing are told in no other way how to import
-    "eyas/engine/kernels/warm.py",  # Triton is told in no other way where to keep its kernels
+    "eyas/common/machine/gpus.py",  # CUDA is told in no other way which GPUs a process may see
+    "gateway/observe/tracing.py",  # where OpenTelemetry is told by its own variables
+    "eyas/common/machine/children.py",  # processes of multiprocessing are told in no other way how to import
+    "eyas/engine/kernels/launch/warm.py",  # Triton is told in no other way where to keep its kernels
     "eyas/engine/loading/arithmetic.py",  # nor cuBLAS that it must not split k
     "eyas/engine/attention/flashinfer_backend.py",  # nor flashinfer how to call its compilers
 )
@@ -198,8 +198,8 @@ TORCH_FREE = (
     "eyas.engine.loading.startup",
     "eyas.planning",
     "eyas.simulator",
-    "eyas.worker.serve",
-    "eyas.worker.gateway_main",
+    "eyas.cluster.serve",
+    "gateway.main",
     "eyas.worker.worker",
     "eyas.cli",
 )

@@ -14,14 +14,14 @@ from eyas.common.config import EngineConfig, GatewayConfig, resolve_engine
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind, Role, WorkerInfo
 from eyas.engine.checkpoint.config import ExpertsSpec
-from eyas.engine.kernels import exact_wide, skinny
+from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.loading import fold_check
 from eyas.engine.loading.arithmetic import inexact
 from eyas.engine.loading.fold_check import Weight, unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.tile_check import products_of
 from eyas.engine.models.table import read_model
-from gateway.admission import served_model
+from gateway.backends.admission import served_model
 from tests.unit import tensor_core
 from tests.unit.families import write_family
 from tests.unit.fp8_formats import FORMATS, write_format

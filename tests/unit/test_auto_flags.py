@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from eyas import cli, configuration
+from eyas.cluster.plan import HostResources, gateway_argv, plan
 from eyas.common.config import ServeConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import Role
-from eyas.worker.plan import HostResources, gateway_argv, plan
 
 
 def served(*flags: str) -> ServeConfig:

@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from eyas.common.step_times import StepPace, StepRates
 from eyas.common.types import Backlog, Role, WorkerInfo
 from eyas.simulator.hardware import example
-from gateway.auto import AutoLayout, place_of
-from gateway.delivery import TokenTimes
-from gateway.demand import ENOUGH
-from gateway.ledger import Ledger, Stake, UnderWay
-from gateway.metrics import PlacementMetrics
-from gateway.placement import Preference, Targets, WorkerPlace
-from gateway.router import Candidate, RequestRoute
+from gateway.backends.delivery import TokenTimes
+from gateway.observe.metrics import PlacementMetrics
+from gateway.routing.auto import AutoLayout, place_of
+from gateway.routing.demand import ENOUGH
+from gateway.routing.ledger import Ledger, Stake, UnderWay
+from gateway.routing.placement import Preference, Targets, WorkerPlace
+from gateway.routing.router import Candidate, RequestRoute
 
 RATES = StepRates(example().times, example().budget)
 IDLE = Backlog(prefill_room=256, decode_room=512)

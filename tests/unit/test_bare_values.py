@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from answers import calls, check_cuts, fed, reading, told
 
-from gateway.chat import ChatTemplate
 from gateway.parsers.events import CallArguments, CallBegun, Event
 from gateway.parsers.message import MessageReading
 from gateway.parsers.table import TOOL_FORMATS
+from gateway.text.templates import ChatTemplate
 from tests.chat_templates import TEMPLATES
 
 RNG = random.Random(15)

@@ -6,7 +6,7 @@ import pytest
 
 from eyas.bench.http import Server
 from eyas.common.errors import DeadlineExceeded, EyasError
-from eyas.worker.ports import free_ports
+from eyas.common.machine.ports import free_ports
 from tools.bench import child_server as module
 from tools.bench.child_server import child_server
 

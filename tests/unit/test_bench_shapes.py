@@ -10,6 +10,7 @@ import torch
 
 from eyas import cli, configuration
 from eyas.bench import shapes
+from eyas.cluster.folder import check_draft, check_model
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import Rope
@@ -20,8 +21,7 @@ from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
-from eyas.worker.folder import check_draft, check_model
-from gateway.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 TEXT = "Naïve café: 12 × 3 = 36, fo bafebo 日本語\n\t\x00 <|eot|>"
 

@@ -9,9 +9,17 @@ import pytest
 from test_router import PREFILL, worker
 
 from eyas.common.errors import Overloaded, Unavailable
-from gateway.breakers import FAILURES, LONGEST_PAUSE_S, TRIAL_S, Breaker, Breakers
-from gateway.retries import LEAST_PER_S, MAX_IN_ALL, MAX_RETRIES, MOST_SAVED, SHARE, Retries, RetryBudget
-from gateway.router import Candidate, choose_prefill
+from gateway.backends.retries import (
+    LEAST_PER_S,
+    MAX_IN_ALL,
+    MAX_RETRIES,
+    MOST_SAVED,
+    SHARE,
+    Retries,
+    RetryBudget,
+)
+from gateway.routing.breakers import FAILURES, LONGEST_PAUSE_S, TRIAL_S, Breaker, Breakers
+from gateway.routing.router import Candidate, choose_prefill
 
 RATE, WORK_S, SICK = 20.0, 0.1, "w0"
 

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from eyas.cli import main
-from eyas.common.tls import AUTHORITY, CERTIFICATE
+from eyas.common.security.tls import AUTHORITY, CERTIFICATE
 
 NOW = datetime.datetime.now(datetime.UTC)
 ORGANISATION = x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Firma")

@@ -17,8 +17,8 @@ from test_engine import _assert_nothing_held, _plain, _requests, _run
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import Role
 from eyas.engine.ipc.messages import DraftDown, DraftUp, Event
-from eyas.engine.speculation.channels import GRPC, SHM, DraftChannels
-from eyas.engine.speculation.posted import PostedCommits
+from eyas.engine.speculation.draft_worker.posted import PostedCommits
+from eyas.engine.speculation.drafters.channels import GRPC, SHM, DraftChannels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 __all__ = ["base"]  # a fixture

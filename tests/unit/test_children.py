@@ -13,12 +13,12 @@ import pytest
 from planted import plant
 
 import eyas
-from eyas.common.children import importing_safely, python_module
 from eyas.common.config import NANO
-from eyas.common.grammar import Grammar
-from gateway.chat import ChatTemplate
-from gateway.grammar_checks import GrammarChecks
-from gateway.rendering import QUICK_STEPS, Renderer
+from eyas.common.grammars.notations import Grammar
+from eyas.common.machine.children import importing_safely, python_module
+from gateway.grammars.checks import GrammarChecks
+from gateway.text.rendering import QUICK_STEPS, Renderer
+from gateway.text.templates import ChatTemplate
 
 ROOT = Path(eyas.__file__).parents[1]
 PACKAGES = ("eyas", "gateway", "prefill_svc", "decode_svc", "draft_svc", "kv_transfer")
@@ -33,7 +33,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_planted_modules_would_be_imported(mark: Path) -> None:
-    subprocess.run([sys.executable, "-m", "gateway.grammar_child"], capture_output=True, timeout=100)
+    subprocess.run([sys.executable, "-m", "gateway.grammars.child"], capture_output=True, timeout=100)
     assert mark.exists()
 
 
@@ -88,7 +88,7 @@ def test_all_processes_are_started_so() -> None:
         for path in (ROOT / package).rglob("*.py")
     }
     named = {path for path, code in sources.items() if "sys.executable" in code}
-    assert named == {"eyas/common/children.py", "eyas/evals/sandbox.py"}
+    assert named == {"eyas/common/machine/children.py", "eyas/evals/sandbox.py"}
     assert '"-I"' in sources["eyas/evals/sandbox.py"]
     spawning = [code for code in sources.values() if 'get_context("spawn")' in code]
     assert len(spawning) >= 3

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eyas import cli, configuration
-from eyas.common import api_keys
+from eyas.cluster.plan import gateway_argv, worker_argv
 from eyas.common.config import (
     GPU_DEFAULTS,
     DoorFiles,
@@ -20,9 +20,9 @@ from eyas.common.config import (
     WorkerConfig,
 )
 from eyas.common.errors import ConfigError
+from eyas.common.security import api_keys
 from eyas.common.types import Role
 from eyas.engine.speculation.expansion import TreeExpansion
-from eyas.worker.plan import gateway_argv, worker_argv
 
 
 @pytest.fixture(autouse=True)

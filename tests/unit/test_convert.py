@@ -12,11 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.common import convert, errors
-from eyas.common.convert_rates import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
-from eyas.common.convert_step import step_from_pb, step_to_pb
+from eyas.common import errors
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
-from eyas.common.grammar import Grammar, GrammarKind
+from eyas.common.grammars.notations import Grammar, GrammarKind
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import Curve, StepBudget, StepPace, StepRates, StepTimes
 from eyas.common.types import (
@@ -36,6 +34,9 @@ from eyas.common.types import (
     TokenLogprob,
     WorkerInfo,
 )
+from eyas.common.wire import convert
+from eyas.common.wire.convert_rates import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
+from eyas.common.wire.convert_step import step_from_pb, step_to_pb
 from protos import common_pb2, decode_pb2, worker_pb2
 
 token = st.integers(0, 2**31 - 1)

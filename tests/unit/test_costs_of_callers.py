@@ -13,9 +13,9 @@ import torch
 from eyas.common.params import MAX_BIASED_TOKENS, SamplingParams
 from eyas.engine.sampling.processors import adjusted
 from eyas.engine.sampling.row import Row
-from eyas.engine.speculation.lookup import Text, look_up
-from gateway.field_types import MAX_STOP_LENGTH, MAX_STOPS
-from gateway.stop import StopMatcher
+from eyas.engine.speculation.drafters.lookup import Text, look_up
+from gateway.formats.field_types import MAX_STOP_LENGTH, MAX_STOPS
+from gateway.text.stop import StopMatcher
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -25,8 +25,8 @@ import pytest
 from msgspec.structs import replace as replace_geometry
 
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.pool import Export
 from eyas.common.types import Shard
+from eyas.common.wire.pool import Export
 from kv_transfer.backends.base import Copy, CopyResult
 from kv_transfer.backends.cuda_ipc import PeerRank
 from kv_transfer.gpu import handover

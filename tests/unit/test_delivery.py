@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from eyas.common.errors import Cancelled, EyasError, Unavailable
 from eyas.common.types import EngineTimings, Entry, Finish, PromptTokenLogprobs, RequestChoice, TokenLogprob
-from gateway.backend import Lane
-from gateway.delivery import MAX_TAKEN, Delivery
+from gateway.backends.base import Lane
+from gateway.backends.delivery import MAX_TAKEN, Delivery
 
 
 def entry(index: int, *tokens: int, choice: int = 0, finish: Finish | None = None) -> Entry:

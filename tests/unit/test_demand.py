@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.demand import COUNTS, ENOUGH, DemandMeter, Evenness, FadingMean
+from gateway.routing.demand import COUNTS, ENOUGH, DemandMeter, Evenness, FadingMean
 
 
 def arrivals(rng: random.Random, rate: float, seconds: float, together: int = 1) -> list[float]:

@@ -17,10 +17,10 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, RequestDraftLimits
 from eyas.engine.models.base import Drafted
-from eyas.engine.speculation import colocated
-from eyas.engine.speculation.colocated import ColocatedDrafter
-from eyas.engine.speculation.draft_runner import Extension
-from eyas.engine.speculation.drafter import Commit, Draft
+from eyas.engine.speculation.draft_worker.draft_runner import Extension
+from eyas.engine.speculation.drafters import colocated
+from eyas.engine.speculation.drafters.base import Commit, Draft
+from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from eyas.common.config import DoorFiles, GatewayConfig
-from eyas.worker.gateway_main import fitting
+from gateway.main import fitting
 
-ASK = "from eyas.worker.descriptors import raise_limit; import resource; "
+ASK = "from eyas.common.machine.descriptors import raise_limit; import resource; "
 ASK += "print(raise_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
 
 

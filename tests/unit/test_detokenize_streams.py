@@ -17,10 +17,10 @@ from tokenizers.decoders import DecodeStream
 
 from eyas.common.config import NANO
 from eyas.common.params import SamplingParams
-from eyas.common.tokenizer_source import read_tokenizer
+from eyas.common.tokenizers.source import read_tokenizer
 from eyas.common.types import Entry, Finish, GenerationRequest
-from gateway.text import ChoiceText, TextRules
-from gateway.tokenizer import Tokenizer
+from gateway.text.entries import ChoiceText, TextRules
+from gateway.text.tokenizer import Tokenizer
 
 TEXTS = [
     *LINES[:5],

@@ -21,12 +21,12 @@ from eyas.engine.loading import draft_build
 from eyas.engine.loading.draft_build import draft_worker
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.patience import Patience
-from eyas.engine.speculation.ahead import AheadRound, AheadRunner, Verified
-from eyas.engine.speculation.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_commits import NO_FEATURES
-from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension
-from eyas.engine.speculation.draft_sequences import DraftedSequence
+from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
+from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES
+from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, DraftRunner, Extension
+from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence
+from eyas.engine.speculation.drafters.ahead import AheadRound, AheadRunner, Verified
 from tests.unit import plain_ahead
 from tests.unit.loopback import Loopback
 from tests.unit.plain_ahead import ChainRunner, PlainAhead

@@ -31,8 +31,8 @@ from eyas.engine.loading.step_shapes import (
     largest,
     rehearsed,
 )
+from eyas.engine.speculation.depths.pacing import Pacing
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
-from eyas.engine.speculation.pacing import Pacing
 
 CHAIN = SpeculationConfig(7, 1, 8, adaptive=True)
 TREE = SpeculationConfig(5, 8, 32, adaptive=True)

@@ -19,11 +19,11 @@ from eyas.common.types import Role
 from eyas.engine.ipc.row_ring import RowRing, tag
 from eyas.engine.loading.draft_build import draft_worker, warm_up
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.speculation.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_commits import NO_FEATURES
-from eyas.engine.speculation.draft_runner import Asked, Extension, RingRow
-from eyas.engine.speculation.draft_sequences import BatchRunner
-from eyas.engine.speculation.seats import Seats
+from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
+from eyas.engine.speculation.draft_worker.draft_commits import NO_FEATURES
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension, RingRow
+from eyas.engine.speculation.draft_worker.draft_sequences import BatchRunner
+from eyas.engine.speculation.draft_worker.seats import Seats
 from tests.unit.test_device_engine import SIZES, write_head
 from tests.unit.tiny import write_tiny_llama
 from tests.unit.tiny_mtp import write_tiny_mimo

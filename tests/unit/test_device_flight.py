@@ -15,7 +15,7 @@ from eyas.engine.device.accepted_features import AcceptedFeatures, DeviceResiden
 from eyas.engine.device.flight import Features, LaunchedStep, RankPart, Results
 from eyas.engine.device.special import SpecialReport, SpecialRows
 from eyas.engine.device.step import Placed, StepShape
-from eyas.engine.kernels.special import REPORT_WORDS
+from eyas.engine.kernels.sampling.special import REPORT_WORDS
 
 SHAPE = StepShape(batch=3, width=2, chunk=8, tiles=3, ends=2)
 RESULT = [2, 1, 2, 10, 11] + [1, 1, 1, 20, -1] + [1, 0, 0, 99, -1] + [30, 98]  # 98 and 99 are of padding

@@ -12,14 +12,14 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from eyas.common.config import EngineConfig, SpeculationConfig
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
 from eyas.common.params import SamplingParams
 from eyas.common.types import Finish, GenerationRequest, RequestChoice
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
 from eyas.engine.device.masks import Nodes
 from eyas.engine.device.special import SpecialRows, SpecialSampler
-from eyas.engine.kernels.special import COLUMNS
+from eyas.engine.kernels.sampling.special import COLUMNS
 from eyas.engine.sampling.sampler import Row, sample
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.test_device_engine import SIZES, on_device, tokens, write_head

@@ -15,8 +15,8 @@ from test_device_roles import by_choice, patient, roles, together
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice
-from eyas.engine.speculation.device_lookup import DeviceLookup
-from eyas.engine.speculation.lookup_drafter import LookupDrafter
+from eyas.engine.speculation.drafters.device_lookup import DeviceLookup
+from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
 
 __all__ = ["config", "patient"]
 

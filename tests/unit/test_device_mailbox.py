@@ -28,18 +28,18 @@ from eyas.engine.ipc.mailbox import Mailbox, MailLayout
 from eyas.engine.ipc.messages import DraftDown, Event, Proposal
 from eyas.engine.ipc.row_memory import Gpu
 from eyas.engine.ipc.row_ring import tag
-from eyas.engine.kernels import mailbox, row_ring
-from eyas.engine.kernels.mailbox import Reach
-from eyas.engine.kernels.rounds import Batch
+from eyas.engine.kernels.drafts.rounds import Batch
+from eyas.engine.kernels.exchange import mailbox, row_ring
+from eyas.engine.kernels.exchange.mailbox import Reach
 from eyas.engine.loading import build, device_build, draft_build, draft_channels
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loop.patience import Patience
-from eyas.engine.speculation import remote
-from eyas.engine.speculation.channels import GRPC, MAILBOX, SHM
-from eyas.engine.speculation.draft_engine import DraftEngine
-from eyas.engine.speculation.draft_sequences import DraftedSequence, Key
-from eyas.engine.speculation.mailing import mails
-from eyas.engine.speculation.posted import PostedCommits
+from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine
+from eyas.engine.speculation.draft_worker.draft_sequences import DraftedSequence, Key
+from eyas.engine.speculation.draft_worker.posted import PostedCommits
+from eyas.engine.speculation.drafters import remote
+from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, SHM
+from eyas.engine.speculation.drafters.mailing import mails
 from tests.unit.fake_gpu import FakeDriver
 from tests.unit.loopback import Loopback, Result, Worker, wait_all
 from tests.unit.test_device_engine import DRAFTS, PATIENCE_S, answers, config, requests, tokens
@@ -248,7 +248,7 @@ def test_words_go_round_in_their_ring(
     config: EngineConfig, gpus: list[FakeDriver], patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three laps of eight rows."""
-    monkeypatch.setattr("eyas.engine.speculation.mailing.kept_rows", lambda rows: 8)
+    monkeypatch.setattr("eyas.engine.speculation.drafters.mailing.kept_rows", lambda rows: 8)
     expected, _ = answers(replace(config, draft=None), asked(24))
     found, sent, cluster = served(by_gpu(replace(config, speculation=CHAIN)), asked(24))
     assert tokens(found) == tokens(expected)
@@ -303,8 +303,8 @@ def test_rounds_that_are_lost_open_their_sequence_anew(
     """The draft worker sees that another lap has begun."""
     patient = Patient(wait_s=2.0)
     monkeypatch.setattr(mailbox, "fetch", patient)
-    monkeypatch.setattr("eyas.engine.speculation.mailing.kept_rows", lambda rows: 8)
-    monkeypatch.setattr("eyas.engine.speculation.remote.BACKOFF_S", 0.0)
+    monkeypatch.setattr("eyas.engine.speculation.drafters.mailing.kept_rows", lambda rows: 8)
+    monkeypatch.setattr("eyas.engine.speculation.drafters.remote.BACKOFF_S", 0.0)
     post, calls = mailbox.post, itertools.count(1)
 
     def lossy(tables: Tables, slots: torch.Tensor, *rest: object) -> None:
@@ -380,7 +380,8 @@ def test_what_a_grammar_holds_goes_by_the_front_beside_it(
 ) -> None:
     """And so does an engine whose depth is adaptive, or that looks drafts up."""
     monkeypatch.setattr(
-        "eyas.engine.speculation.remote.mails", lambda seq, spec: len(seq.prompt) == 3 and mails(seq, spec)
+        "eyas.engine.speculation.drafters.remote.mails",
+        lambda seq, spec: len(seq.prompt) == 3 and mails(seq, spec),
     )
     one = asked(6)[0]
     two = [one, GenerationRequest("two", (1, 2), one.params)]

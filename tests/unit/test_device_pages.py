@@ -29,7 +29,8 @@ from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.messages import Cancel, StepReply
-from eyas.engine.kernels import chains, sample
+from eyas.engine.kernels.drafts import chains
+from eyas.engine.kernels.sampling import sample
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.loading.device_build import rounds_ahead

@@ -22,13 +22,13 @@ from eyas.engine.device.executor import Executor
 from eyas.engine.device.program import StepProgram
 from eyas.engine.device.step import FeatureRequest
 from eyas.engine.ipc.row_memory import Gpu
-from eyas.engine.kernels import mailbox
+from eyas.engine.kernels.exchange import mailbox
 from eyas.engine.loading import build, device_build, draft_channels
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.speculation import remote
-from eyas.engine.speculation.channels import MAILBOX
-from eyas.engine.speculation.device_runner import DeviceDraftRunner
-from eyas.engine.speculation.draft_runner import Asked, Proposed
+from eyas.engine.speculation.draft_worker.device_runner import DeviceDraftRunner
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, Proposed
+from eyas.engine.speculation.drafters import remote
+from eyas.engine.speculation.drafters.channels import MAILBOX
 from eyas.engine.speculation.feature_windows import DeviceWindows
 from tests.unit.fake_gpu import FakeDriver
 from tests.unit.loopback import Loopback, wait_all

@@ -8,7 +8,7 @@ import pytest
 import test_draft_engine as far
 from redis.exceptions import ConnectionError as RedisAway
 
-from eyas.common.discovery import RedisRegistry, StaticRegistry, WorkerKeys, registry
+from eyas.common.cluster.discovery import RedisRegistry, StaticRegistry, WorkerKeys, registry
 from eyas.common.errors import ConfigError, Unavailable
 from eyas.engine.ipc.messages import DraftClosed, DraftDown
 

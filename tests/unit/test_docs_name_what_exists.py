@@ -266,9 +266,9 @@ def test_what_a_page_names_exists(page: str) -> None:
         "see `generator.py`",
         "see `eyas/engine/looop/`",
         "see `eyas.engine.looop`",
-        "see `gateway.generate.ClusterFrontend`",
-        "see `gateway/generate.py::ClusterFrontend`",
-        "see `gateway/generate.py::ClusterBackend.begin`",
+        "see `gateway.backends.generate.ClusterFrontend`",
+        "see `gateway/backends/generate.py::ClusterFrontend`",
+        "see `gateway/backends/generate.py::ClusterBackend.begin`",
         "see `generate.ClusterFrontend`",
         "see `ClusterBackend.begin`",
         "see `DecodeService.Sessions`",
@@ -292,7 +292,8 @@ def test_a_wrong_name_is_found(planted: str) -> None:
 @pytest.mark.parametrize(
     "right",
     [
-        "`gateway/generate.py::ClusterBackend.start`, `gateway.generate.ClusterBackend`, `Delivery.take`",
+        "`gateway/backends/generate.py::ClusterBackend.start`, `Delivery.take`",
+        "`gateway.backends.generate.ClusterBackend`",
         "`eyas/engine/`, `router.route`, `DecodeService.Session`, `eyas.v1.Eyas`, `model.layers.0`",
         "`make test`, `eyas serve --num-pages 7`, `--tp 2`, `python -m tests.chaos --seconds 600`",
         "`config.json`, `torch.mm`, `/v1/completions`, `pip install 'eyas[gpu]'`, `*.safetensors`",

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from eyas import configuration
+from eyas.cluster.plan import HostResources, plan, worker_argv
 from eyas.common.config import EngineConfig, SpeculationConfig, resolve_engine
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind, Role
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loading.spec import EngineSpec
-from eyas.worker.plan import HostResources, plan, worker_argv
 from tests.unit.families import write_family
 from tests.unit.test_cli_configs import parse
 from tests.unit.tiny import write_tiny_llama

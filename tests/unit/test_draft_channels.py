@@ -17,9 +17,9 @@ from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.mailbox import HALF, NEWEST
 from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, Proposal
 from eyas.engine.ipc.row_ring import tag
-from eyas.engine.speculation.channels import GRPC, SHM, DecodeChannels, DraftChannels
-from eyas.engine.speculation.drafter import Commit
-from eyas.engine.speculation.remote import RemoteDrafter
+from eyas.engine.speculation.drafters.base import Commit
+from eyas.engine.speculation.drafters.channels import GRPC, SHM, DecodeChannels, DraftChannels
+from eyas.engine.speculation.drafters.remote import RemoteDrafter
 
 WORKER, PEER = "w", 4
 PLACES, KEPT = 2, 16

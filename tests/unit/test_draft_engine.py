@@ -38,11 +38,11 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import PagePool
-from eyas.engine.speculation.channels import DecodeChannels
-from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_runner import Proposed, chain_of
-from eyas.engine.speculation.drafter import Commit
-from eyas.engine.speculation.remote import LATE_ROUNDS, RemoteDrafter
+from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
+from eyas.engine.speculation.draft_worker.draft_runner import Proposed, chain_of
+from eyas.engine.speculation.drafters.base import Commit
+from eyas.engine.speculation.drafters.channels import DecodeChannels
+from eyas.engine.speculation.drafters.remote import LATE_ROUNDS, RemoteDrafter
 
 WIDTH = 2
 PEER = 4

@@ -15,7 +15,7 @@ from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.sampling.noise import gumbel_at, streams
-from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner, Extension
+from eyas.engine.speculation.draft_worker.draft_runner import DraftRequest, DraftRunner, Extension
 from tests.unit.head_equations import Eagle, Eagle3
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import write_tiny_eagle, write_tiny_eagle3, write_tiny_llama

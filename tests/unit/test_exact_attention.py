@@ -14,12 +14,12 @@ from functools import partial
 import pytest
 import torch
 
-from eyas.engine.kernels import exact_blocks
-from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
-from eyas.engine.kernels.exact_parts import Parts
-from eyas.engine.kernels.exact_paths import attend_exactly
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.attention import exact_blocks
+from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.exact_attend import Cut, ExactLaunch
+from eyas.engine.kernels.attention.exact_parts import Parts
+from eyas.engine.kernels.attention.exact_paths import attend_exactly
+from eyas.engine.kernels.attention.scores import Scores
 from tests.bits.attention import Bits, Exact, Path, Tokens, Tree, branching, ruled
 from tests.bits.compare import Composition, differences
 from tests.unit import tensor_core

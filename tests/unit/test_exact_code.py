@@ -12,21 +12,22 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels import combine, exact_wide, skinny
-from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.blocks import StoredWeight
-from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
-from eyas.engine.kernels.exact_latents import attend_latent_chunks_exactly, attend_latents_exactly
-from eyas.engine.kernels.exact_paths import attend_exactly
-from eyas.engine.kernels.exact_prefill import attend_chunks_exactly
-from eyas.engine.kernels.exact_ranks import add_in_order
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.latent_products import absorb, values
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.scores import Scores
-from eyas.engine.kernels.skinny_tiles import Tile
-from eyas.engine.kernels.warm import Warmup
+from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.exact_attend import Cut, ExactLaunch
+from eyas.engine.kernels.attention.exact_paths import attend_exactly
+from eyas.engine.kernels.attention.exact_prefill import attend_chunks_exactly
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.exchange.exact_ranks import add_in_order
+from eyas.engine.kernels.experts import combine
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.latent.exact_latents import attend_latent_chunks_exactly, attend_latents_exactly
+from eyas.engine.kernels.latent.latent_products import absorb, values
+from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.products import exact_wide, skinny
+from eyas.engine.kernels.products.blocks import StoredWeight
+from eyas.engine.kernels.products.skinny_tiles import Tile
 from eyas.engine.parallel.one_shot import OneShot
 from tests.bits.products import Product, cut_by
 

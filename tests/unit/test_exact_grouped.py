@@ -16,11 +16,19 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels import combine, grouped, skinny
-from eyas.engine.kernels.blocks import StoredWeight
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.grouped_tiles import Shape, Tile, exact_tile_for, key_of, stretches_of, tile_for
+from eyas.engine.kernels.experts import combine, grouped
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped_tiles import (
+    Shape,
+    Tile,
+    exact_tile_for,
+    key_of,
+    stretches_of,
+    tile_for,
+)
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.blocks import StoredWeight
 from eyas.engine.loading import tile_check
 from eyas.engine.loading.tile_check import Asked, check_tiles
 from tests.bits.compare import Composition, differences

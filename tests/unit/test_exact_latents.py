@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 import torch
 
-from eyas.engine.kernels import exact_latents, latent_products
-from eyas.engine.kernels.exact_parts import Parts
-from eyas.engine.kernels.skinny import Rotation
+from eyas.engine.kernels.attention.exact_parts import Parts
+from eyas.engine.kernels.latent import exact_latents, latent_products
+from eyas.engine.kernels.products.skinny import Rotation
 from tests.bits.attention import Bits, Path, branching
 from tests.bits.compare import Composition, differences
 from tests.bits.latents import Latents

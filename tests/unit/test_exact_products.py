@@ -15,9 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, exact_tile_for, stretches_of, tile_for
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.skinny_tiles import (
+    MEASURED,
+    Shape,
+    Tile,
+    exact_tile_for,
+    stretches_of,
+    tile_for,
+)
 from tests.bits.compare import Composition, Difference, differences
 from tests.bits.products import Product, ProductRows, WideRows, compositions, cut_by, halved
 from tests.unit import tensor_core

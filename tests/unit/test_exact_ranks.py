@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.weights import Placement
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.exact_ranks import add_in_order
+from eyas.engine.kernels.exchange.exact_ranks import add_in_order
+from eyas.engine.kernels.products import skinny
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.one_shot import CAPACITY, OneShot
 from eyas.engine.parallel.ranks import Channel, Followers, RankCall, RankInfo, follow

@@ -14,14 +14,15 @@ from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.quantized import RowScales
 from eyas.engine.formats.fp8 import Fp8Projection
-from eyas.engine.kernels import combine, route, single
-from eyas.engine.kernels.blocks import StoredWeight, quantise
-from eyas.engine.kernels.group import group
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.rows import Norm, normed
-from eyas.engine.kernels.skinny import Launch
-from eyas.engine.kernels.warm import Warmup
+from eyas.engine.kernels.experts import combine, route
+from eyas.engine.kernels.experts.group import group
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.products import single
+from eyas.engine.kernels.products.blocks import StoredWeight, quantise
+from eyas.engine.kernels.products.rows import Norm, normed
+from eyas.engine.kernels.products.skinny import Launch
 from eyas.engine.parallel.one_shot import OneShot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.turns import Claim, FairQueue
+from gateway.limits.turns import Claim, FairQueue
 
 Served = list[tuple[float, str, int]]  # when, caller, number
 

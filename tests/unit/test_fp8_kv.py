@@ -13,10 +13,10 @@ from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, KvKind
-from eyas.engine.kernels.latent_attend import attend_latent_chunks
-from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.skinny import KvRows, Rotation
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.latent.latent_attend import attend_latent_chunks
+from eyas.engine.kernels.latent.latent_rows import InnerNorms, write_latents
+from eyas.engine.kernels.products.skinny import KvRows, Rotation
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape, rows_at
 from eyas.engine.loading.spec import EngineSpec

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.weights import FolderWeights
-from eyas.engine.kernels.join import join
+from eyas.engine.kernels.drafts.join import join
 from eyas.engine.models import fused_mtp
 from eyas.engine.models.fused import FusedDecoder
 from eyas.engine.models.mtp_names import MIMO, NEXTN, Dialect

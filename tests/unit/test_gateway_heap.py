@@ -8,7 +8,7 @@ import sys
 SERVE = """
 import asyncio, gc, os, time
 from eyas.common.config import GatewayConfig
-from eyas.worker.gateway_main import _run
+from gateway.main import _run
 
 async def serve():
     config = GatewayConfig(registry="static:127.0.0.1:1", port=0, grpc_port=0)

@@ -12,11 +12,11 @@ from tokenizer_families import write_folder
 from transformers import AutoTokenizer
 
 from eyas import cli
+from eyas.cluster.folder import check_model
 from eyas.common.errors import ConfigError, InvalidRequest
-from eyas.worker.folder import check_model
-from gateway.chat import MAX_LENGTH, MAX_STEPS, ChatTemplate, TooManySteps
-from gateway.tokenizer import Tokenizer
-from gateway.tokenizer_files import load_chat_template
+from gateway.text.templates import MAX_LENGTH, MAX_STEPS, ChatTemplate, TooManySteps
+from gateway.text.tokenizer import Tokenizer
+from gateway.text.tokenizer_files import load_chat_template
 from tests.chat_templates import ASKED, TEMPLATES, TOOLS, called, result
 
 CHAT = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eyas.common import gpus
 from eyas.common.errors import ConfigError
+from eyas.common.machine import gpus
 
 SIX = """#!/bin/sh
 case "$1" in *compute_cap) set -- 10.3 9.0;; *) set -- 81559 143771;; esac

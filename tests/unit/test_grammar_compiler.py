@@ -15,9 +15,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from eyas.common.config import NANO
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler, library
-from eyas.common.vocabulary import pieces
+from eyas.common.grammars.compiler import GrammarCompiler, library
+from eyas.common.grammars.notations import Grammar
+from eyas.common.tokenizers.vocabulary import pieces
 
 END = 2
 CALLS = {
@@ -204,8 +204,8 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_compiling_loads_neither_torch_nor_transformers() -> None:
     program = (
-        "import sys; from pathlib import Path; from eyas.common.grammar import Grammar;"
-        "from eyas.common.grammar_compiler import GrammarCompiler;"
+        "import sys; from pathlib import Path; from eyas.common.grammars.notations import Grammar;"
+        "from eyas.common.grammars.compiler import GrammarCompiler;"
         f"GrammarCompiler(Path({str(NANO)!r})).compile(Grammar.json_object());"
         "assert 'xgrammar' in sys.modules; assert not {'torch', 'transformers'} & set(sys.modules);"
         "import torch; assert torch.zeros(1).sum() == 0"

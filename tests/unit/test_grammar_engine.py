@@ -13,7 +13,7 @@ from grammar_cases import CASES, ENDS, EOS, PROMPTS, by_schema, random_schema, r
 from loopback import Loopback, Result, split_configs, wait_all
 
 from eyas.common.config import EngineConfig, SpeculationConfig
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
 from eyas.common.types import Finish, GenerationRequest, RequestChoice
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState

@@ -16,7 +16,7 @@ from loopback import Loopback, wait_all
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.errors import GrammarTooSlow
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar import paced
 from eyas.engine.grammar.paced import ALLOWED_S, PER_TOKEN_S, QUICK_LOOKS, SLOW_S, PacedState

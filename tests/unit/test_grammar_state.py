@@ -13,8 +13,8 @@ from grammar_cases import CASES, EOS, table
 
 from eyas.common.config import NANO
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler, library
+from eyas.common.grammars.compiler import GrammarCompiler, library
+from eyas.common.grammars.notations import Grammar
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState

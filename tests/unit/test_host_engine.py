@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from loopback import Loopback, Result, wait_all
 
+from eyas.cluster.plan import HostResources, plan
 from eyas.common.config import EngineConfig, ServeConfig
 from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
@@ -18,7 +19,6 @@ from eyas.common.types import GenerationRequest, Role
 from eyas.engine.ipc.messages import Cancel
 from eyas.engine.loop.engine import Engine
 from eyas.engine.scheduling import host_loads
-from eyas.worker.plan import HostResources, plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from eyas import cli, configuration
+from eyas.cluster.folder import check_model
+from eyas.cluster.hub import chosen, model_folder
 from eyas.common.config import NANO
 from eyas.common.errors import ConfigError
 from eyas.common.model_name import HubName, model_name, on_hub
-from eyas.worker.folder import check_model
-from eyas.worker.hub import chosen, model_folder
 from tests.local_hub import COMMIT, LocalHub, local_hub
 
 NAME = "org/Small-1.5B"

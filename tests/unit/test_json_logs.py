@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+from eyas.cluster.screen import Screen
 from eyas.common.config import NANO
 from eyas.common.logging import as_record, message_in
-from eyas.worker.ports import free_ports
-from eyas.worker.screen import Screen
+from eyas.common.machine.ports import free_ports
 from tests.e2e.served import make_folders, serving
 
 GONE = "127.0.0.1:1"

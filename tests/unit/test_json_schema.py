@@ -11,10 +11,10 @@ import pytest
 
 from eyas.common.config import NANO
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler, library
-from eyas.common.json_schema import rules_of
-from eyas.common.schemas.document import MAX_DEPTH, MAX_ENUM_VALUES, MAX_PROPERTIES
+from eyas.common.grammars.compiler import GrammarCompiler, library
+from eyas.common.grammars.json_schema import rules_of
+from eyas.common.grammars.notations import Grammar
+from eyas.common.grammars.schemas.document import MAX_DEPTH, MAX_ENUM_VALUES, MAX_PROPERTIES
 
 OBJECT = {"type": "object"}
 A = {"type": "object", "properties": {"a": {"type": "integer"}}}

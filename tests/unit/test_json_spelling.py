@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from eyas.common.config import NANO
-from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler, library
+from eyas.common.grammars.compiler import GrammarCompiler, library
+from eyas.common.grammars.notations import Grammar
 
 VALUE: dict[str, Any] = {"a": [1, {"b": "x", "c": []}], "d": {"e": None}, "f": {}, "g": [True, [2, [3]]]}
 SCHEMA: dict[str, Any] = {

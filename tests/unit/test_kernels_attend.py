@@ -9,11 +9,11 @@ import torch
 
 from eyas.engine.attention.rows import larger
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.attend import Launch, Queries, attend
-from eyas.engine.kernels.attend_tiles import Tiling, tiling_of
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.prefill import ChunkTiling, attend_chunks, tile_rows
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.attention.attend import Launch, Queries, attend
+from eyas.engine.kernels.attention.attend_tiles import Tiling, tiling_of
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.prefill import ChunkTiling, attend_chunks, tile_rows
+from eyas.engine.kernels.attention.scores import Scores
 from tests.unit.crossed import crossed
 
 PAGE = 16

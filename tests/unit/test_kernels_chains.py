@@ -8,7 +8,7 @@ from test_kernels_rounds import snapshot
 from test_kernels_sample import MIXED, normal
 
 from eyas.common.params import SamplingParams
-from eyas.engine.kernels.chains import propose
+from eyas.engine.kernels.drafts.chains import propose
 from eyas.engine.sampling.sampler import Row, perturbed
 from tests.unit.rounds_rig import DEVICE, Case, new_rows, random_case
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.engine.kernels import combine
+from eyas.engine.kernels.experts import combine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, PER_ROW, HIDDEN = 5, 3, 560

@@ -7,10 +7,10 @@ import torch
 
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.formats.fp8 import Fp8Projection
-from eyas.engine.kernels import few
-from eyas.engine.kernels.blocks import StoredWeight, quantise
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.skinny import Launch
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.products import few
+from eyas.engine.kernels.products.blocks import StoredWeight, quantise
+from eyas.engine.kernels.products.skinny import Launch
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import CLOSE_IN_FP8, DEVICE, PDL, in_kind, random
 

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 import triton
 
 from eyas.engine.checkpoint.fp8 import Rounding, widened
-from eyas.engine.kernels import grouped
-from eyas.engine.kernels.blocks import StoredWeight, quantise
-from eyas.engine.kernels.group import group
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, shape_of
-from eyas.engine.kernels.grouped_tiles import Tile, key_of, tile_for
-from eyas.engine.kernels.skinny import Launch
+from eyas.engine.kernels.experts import grouped
+from eyas.engine.kernels.experts.group import group
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import Tile, key_of, tile_for
+from eyas.engine.kernels.products.blocks import StoredWeight, quantise
+from eyas.engine.kernels.products.skinny import Launch
 from tests.unit.crossed import crossed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.engine.kernels import grouped_sweep
-from eyas.engine.kernels.grouped_task import Task
-from eyas.engine.kernels.grouped_tiles import Tile
+from eyas.engine.kernels.experts import grouped_sweep
+from eyas.engine.kernels.experts.grouped_task import Task
+from eyas.engine.kernels.experts.grouped_tiles import Tile
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import DEVICE, close, meant, random, rounded
 from tests.unit.test_kernels_grouped_wide import KINDS, experts_of, layers, run, with_tile

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels import grouped, grouped_wide
-from eyas.engine.kernels.blocks import Fp8Rows, StoredWeight, quantise
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, shape_of
-from eyas.engine.kernels.grouped_tiles import Tile, key_of, tile_for
-from eyas.engine.kernels.skinny import Launch
+from eyas.engine.kernels.experts import grouped, grouped_wide
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import Tile, key_of, tile_for
+from eyas.engine.kernels.products.blocks import Fp8Rows, StoredWeight, quantise
+from eyas.engine.kernels.products.skinny import Launch
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import DEVICE, PDL, close, computed, in_kind, products, random
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.kernels import latent_products, latent_rows
-from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.attend_tiles import Tiling
-from eyas.engine.kernels.latent_attend import Parted, Scratch, attend_latent_chunks, attend_latents
-from eyas.engine.kernels.latent_tiles import latent_tile_rows, latent_tiling_of
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.scores import Scores
-from eyas.engine.kernels.skinny import KvRows, Rotation
+from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.attend_tiles import Tiling
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.latent import latent_products, latent_rows
+from eyas.engine.kernels.latent.latent_attend import Parted, Scratch, attend_latent_chunks, attend_latents
+from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows, latent_tiling_of
+from eyas.engine.kernels.products.skinny import KvRows, Rotation
 
 PAGE, LAYER, EPS = 16, 1, 1e-6
 LATENT, ROTATED = 32, 16

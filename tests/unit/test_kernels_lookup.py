@@ -15,10 +15,10 @@ from eyas.common.params import SamplingParams
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.kernels import lookup as kernels
-from eyas.engine.speculation.device_lookup import DeviceLookup, words_predicted
-from eyas.engine.speculation.drafter import Draft
-from eyas.engine.speculation.lookup_drafter import LookupDrafter
+from eyas.engine.kernels.drafts import lookup as kernels
+from eyas.engine.speculation.drafters.base import Draft
+from eyas.engine.speculation.drafters.device_lookup import DeviceLookup, words_predicted
+from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
 from tests.unit.crossed import crossed
 from tests.unit.lookup_rig import ScriptedHead, sequence
 from tests.unit.lookup_rig import sequences as some

@@ -21,9 +21,9 @@ from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.mailbox import LATE_ROUNDS, NEWEST, Mailbox, MailLayout, tags
 from eyas.engine.ipc.messages import Proposal
 from eyas.engine.ipc.row_ring import tag
-from eyas.engine.kernels import mailbox
-from eyas.engine.kernels.mailbox import MOST_POLLS, POLL_S, Reach, polls_in
-from eyas.engine.kernels.rounds import FACTS, Batch
+from eyas.engine.kernels.drafts.rounds import FACTS, Batch
+from eyas.engine.kernels.exchange import mailbox
+from eyas.engine.kernels.exchange.mailbox import MOST_POLLS, POLL_S, Reach, polls_in
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

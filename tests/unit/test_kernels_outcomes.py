@@ -9,10 +9,10 @@ from test_kernels_rounds import snapshot
 from test_kernels_sample import normal
 
 from eyas.engine.batch.tables import mask_words
-from eyas.engine.kernels.couple import couple
-from eyas.engine.kernels.outcomes import Outcomes, extend, find
+from eyas.engine.kernels.drafts.outcomes import Outcomes, extend, find
+from eyas.engine.kernels.sampling.couple import couple
 from eyas.engine.sampling.sampler import Row, perturbed
-from eyas.engine.speculation.ahead import fan_out
+from eyas.engine.speculation.drafters.ahead import fan_out
 from tests.unit.rounds_rig import DEVICE, Case, new_rows, random_case, words_of
 
 STEPS = 3

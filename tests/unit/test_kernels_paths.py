@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from eyas.engine.kernels.paths import compact, gather_path
-from eyas.engine.kernels.rounds import FACTS, Verdicts
+from eyas.engine.kernels.drafts.paths import compact, gather_path
+from eyas.engine.kernels.drafts.rounds import FACTS, Verdicts
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
 from tests.unit.rounds_rig import DEVICE, PAGE, Case, new_extension, random_case

@@ -10,7 +10,7 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.tables import Tables, mask_words
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.kernels.rounds import FACTS, prepare, verdict
+from eyas.engine.kernels.drafts.rounds import FACTS, prepare, verdict
 from eyas.engine.sampling.noise import _philox, streams
 from eyas.engine.speculation.synthetic import resolve
 from eyas.engine.speculation.verify import walk

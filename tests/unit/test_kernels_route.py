@@ -7,8 +7,8 @@ import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.engine.checkpoint.weights import CPU, Part, Shape, Weights
-from eyas.engine.kernels import route
-from eyas.engine.kernels.group import Grouped, group
+from eyas.engine.kernels.experts import route
+from eyas.engine.kernels.experts.group import Grouped, group
 from eyas.engine.layers.experts import Router
 from tests.unit.crossed import crossed
 

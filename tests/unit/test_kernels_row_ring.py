@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.ipc import row_ring as layout
 from eyas.engine.ipc.row_ring import RowRing, kept_rows, tag
-from eyas.engine.kernels import row_ring
+from eyas.engine.kernels.exchange import row_ring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.kernels import rows
-from eyas.engine.kernels.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation
+from eyas.engine.kernels.products import rows
+from eyas.engine.kernels.products.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation
 from eyas.engine.layers.rotary import Rotary, tables
 
 pytestmark = pytest.mark.slow

@@ -16,10 +16,10 @@ from sampling_twins import choose as plain_choice
 from test_noise import ulps
 
 from eyas.common.params import SamplingParams
-from eyas.engine.kernels import sample as kernels
-from eyas.engine.kernels.gumbel import gumbel_at, gumbel_from, words_of
-from eyas.engine.kernels.ranking import id_of, key_of, value_of
-from eyas.engine.kernels.survivors import SHORTLIST, cut_of
+from eyas.engine.kernels.sampling import sample as kernels
+from eyas.engine.kernels.sampling.gumbel import gumbel_at, gumbel_from, words_of
+from eyas.engine.kernels.sampling.ranking import id_of, key_of, value_of
+from eyas.engine.kernels.sampling.survivors import SHORTLIST, cut_of
 from eyas.engine.sampling.filters import survivors, tempered
 from eyas.engine.sampling.noise import gumbel_rows, streams
 from eyas.engine.sampling.sampler import Row, sample

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eyas.engine.kernels import single
-from eyas.engine.kernels.blocks import Rows, StoredWeight
-from eyas.engine.kernels.route import Chosen
+from eyas.engine.kernels.experts.route import Chosen
+from eyas.engine.kernels.products import single
+from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import DEVICE, PDL, act, in_kind, meant, random, rounded
 

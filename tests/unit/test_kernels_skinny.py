@@ -11,9 +11,9 @@ import torch.nn.functional as F
 import triton
 
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.skinny_tiles import MEASURED, Shape, Tile, tile_for
-from eyas.engine.kernels.warm import Warmup
+from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.skinny_tiles import MEASURED, Shape, Tile, tile_for
 from eyas.engine.layers.rotary import Rotary
 
 pytestmark = pytest.mark.slow

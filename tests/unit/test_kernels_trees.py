@@ -13,9 +13,9 @@ from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import Tables
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.kernels.couple import couple
-from eyas.engine.kernels.rounds import verdict
-from eyas.engine.kernels.trees import Frontier, Growth, grow, new_growth, select
+from eyas.engine.kernels.drafts.rounds import verdict
+from eyas.engine.kernels.drafts.trees import Frontier, Growth, grow, new_growth, select
+from eyas.engine.kernels.sampling.couple import couple
 from eyas.engine.sampling.sampler import Row, draft_probabilities
 from eyas.engine.speculation.expansion import TreeExpansion
 from eyas.engine.speculation.verify import walk

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from eyas import cli, configuration
-from eyas.common import api_keys, key_file
+from eyas.cluster.plan import gateway_argv
 from eyas.common.errors import ConfigError
-from eyas.worker.plan import gateway_argv
+from eyas.common.security import api_keys, key_file
 
 
 def parse(*args: str) -> argparse.Namespace:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from eyas.cli import main
-from eyas.common import key_file
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, Unauthorized
-from eyas.worker.gateway_main import warn_if_open
-from gateway import keys as gateway_keys
-from gateway.keys import Keys
+from eyas.common.security import key_file
+from gateway.limits import keys as gateway_keys
+from gateway.limits.keys import Keys
+from gateway.main import warn_if_open
 
 PLAIN = GatewayConfig(api_keys=("first-key", "second-key"))
 

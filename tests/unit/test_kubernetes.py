@@ -20,9 +20,9 @@ import yaml
 from kustomized import FOLDER, Resource, files, named, render
 from manifests import POD_IP, Stack, stack_of
 
-from eyas.common import api_keys
+from eyas.cluster.serve import GATEWAY_GRACE_S, WORKER_GRACE_S
 from eyas.common.config import NANO, NANO_HEAD, EngineConfig
-from eyas.worker.serve import GATEWAY_GRACE_S, WORKER_GRACE_S
+from eyas.common.security import api_keys
 from eyas.worker.worker import START_S
 
 DOCKER = FOLDER.parent

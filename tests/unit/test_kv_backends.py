@@ -19,8 +19,8 @@ import pytest
 from fake_nixl import FakeNixl
 
 from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
-from eyas.common.pool import Geometry
 from eyas.common.types import Shard
+from eyas.common.wire.pool import Geometry
 from kv_transfer.area import Area, DeviceArea, create_file
 from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource, Site
 from kv_transfer.backends.nixl import NixlBackend

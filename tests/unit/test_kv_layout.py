@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from eyas.common import convert_pool
 from eyas.common.errors import ConfigError
-from eyas.common.pool import Geometry, PoolInfo, RankPool
 from eyas.common.types import KvKind
+from eyas.common.wire import convert_pool
+from eyas.common.wire.pool import Geometry, PoolInfo, RankPool
 from kv_transfer.layout import PageMeaning, check_compatible, pages_for
 from protos import transfer_pb2
 

@@ -10,8 +10,8 @@ import pytest
 from engine_rig import GEOMETRY, POOL, handle
 
 from eyas.common.errors import TransferFailed
-from eyas.common.pool import PoolInfo, RankPool
 from eyas.common.types import KvKind
+from eyas.common.wire.pool import PoolInfo, RankPool
 from kv_transfer import peers
 from kv_transfer.backends.base import Backend, PeerSource
 from kv_transfer.lease_board import LeaseBoard

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.pool import Export
 from eyas.common.types import Shard
+from eyas.common.wire.pool import Export
 from kv_transfer.area import Area, Pages
 from kv_transfer.backends.base import Copy, CopyResult, Site
 from kv_transfer.backends.shm import Mapping, ShmBackend

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from eyas.common import chunk
 from eyas.common.errors import TransferFailed
+from eyas.common.wire import chunk
 from kv_transfer.area import Pages
 from kv_transfer.backends.stream import CHUNK_BYTES, PageWriter, chunks
 from protos import transfer_pb2

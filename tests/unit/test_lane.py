@@ -27,13 +27,13 @@ from eyas.common.types import (
     Role,
     TokenLogprob,
 )
-from gateway.backend import GenerationStream, Lanes
-from gateway.delivery import Delivery
-from gateway.lane import EntryLane, TextEvent, lane_of
-from gateway.metrics import GatewayMetrics, Meter
-from gateway.parts import BodyParts
-from gateway.text import TextDelta, TextRules, TextStream
-from gateway.tokenizer import Tokenizer
+from gateway.backends.base import GenerationStream, Lanes
+from gateway.backends.delivery import Delivery
+from gateway.backends.lane import EntryLane, TextEvent, lane_of
+from gateway.http.parts import BodyParts
+from gateway.observe.metrics import GatewayMetrics, Meter
+from gateway.text.entries import TextDelta, TextRules, TextStream
+from gateway.text.tokenizer import Tokenizer
 
 COUNTED = ("eyas_inter_token_latency_seconds_count", "eyas_time_to_first_token_seconds_count")
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels import latent_products, latent_rows
-from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.latent_attend import Scratch, attend_latent_chunks, attend_latents
-from eyas.engine.kernels.latent_prefill import Expanded, attend_expanded
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.scores import Scores
-from eyas.engine.kernels.skinny import KvRows, Rotation
-from eyas.engine.kernels.warm import Warmup
+from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.latent import latent_products, latent_rows
+from eyas.engine.kernels.latent.latent_attend import Scratch, attend_latent_chunks, attend_latents
+from eyas.engine.kernels.latent.latent_prefill import Expanded, attend_expanded
+from eyas.engine.kernels.launch.warm import Warmup
+from eyas.engine.kernels.products.skinny import KvRows, Rotation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

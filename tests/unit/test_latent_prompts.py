@@ -17,8 +17,8 @@ from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import LatentSpec
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.kernels.latent_tiles import latent_tile_rows
-from eyas.engine.kernels.skinny import Rotation
+from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows
+from eyas.engine.kernels.products.skinny import Rotation
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 

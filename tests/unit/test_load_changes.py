@@ -11,7 +11,7 @@ from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import outcome
 from eyas.simulator.workload import SimulatedRequest
-from gateway import demand
+from gateway.routing import demand
 from tests.gpu.pair_workloads import TARGETS, WORKLOADS
 
 DAY = ("chats", "bursts", "8192/256", "256/512", "1024/1024", "2000/1000", "8192/256", "bursts", "chats")

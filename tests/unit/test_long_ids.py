@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.params import INT32_MAX
-from gateway import fields, long_ids
-from gateway.fields import Body, ignored, parse
-from gateway.long_ids import LONG_BYTES, all_below, split
-from gateway.schema import TextBody
-from gateway.sglang_request import GenerateBody
+from gateway.formats import fields
+from gateway.formats.fields import Body, ignored, parse
+from gateway.formats.schema import TextBody
+from gateway.formats.sglang_request import GenerateBody
+from gateway.http import long_ids
+from gateway.http.long_ids import LONG_BYTES, all_below, split
 
 MANY = list(range(1000, 3000))
 LAST = json.dumps(MANY)[:-1]

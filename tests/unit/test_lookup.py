@@ -10,8 +10,8 @@ from lookup_rig import ScriptedHead, sequence
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.batch.tree import DraftTree
-from eyas.engine.speculation.drafter import Draft, Drafter
-from eyas.engine.speculation.lookup import (
+from eyas.engine.speculation.drafters.base import Draft, Drafter
+from eyas.engine.speculation.drafters.lookup import (
     AT_FIRST,
     CERTAIN,
     LONGEST,
@@ -21,7 +21,7 @@ from eyas.engine.speculation.lookup import (
     look_up,
     prefers,
 )
-from eyas.engine.speculation.lookup_drafter import LookupDrafter
+from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
 
 # --- the rule -------------------------------------------------------------------------------------------
 

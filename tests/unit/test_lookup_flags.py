@@ -9,9 +9,9 @@ import itertools
 import pytest
 
 from eyas import cli, configuration
+from eyas.cluster.plan import HostResources, plan, worker_argv
 from eyas.common.config import EngineConfig, GatewayConfig, SpeculationConfig, WorkerConfig
 from eyas.common.errors import ConfigError
-from eyas.worker.plan import HostResources, plan, worker_argv
 
 
 def parse(*words: str) -> argparse.Namespace:

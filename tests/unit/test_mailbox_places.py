@@ -29,10 +29,10 @@ from eyas.engine.ipc.mailbox import PAGE
 from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, Proposal
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.loop.patience import Patience
-from eyas.engine.speculation.channels import GRPC, MAILBOX, DecodeChannels, DraftChannels
-from eyas.engine.speculation.drafter import Commit
-from eyas.engine.speculation.mailing import mails
-from eyas.engine.speculation.remote import RemoteDrafter
+from eyas.engine.speculation.drafters.base import Commit
+from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, DecodeChannels, DraftChannels
+from eyas.engine.speculation.drafters.mailing import mails
+from eyas.engine.speculation.drafters.remote import RemoteDrafter
 from kv_transfer.gpu.driver import DriverError
 
 SHAPE = DraftChannel({}, WIDTH, SPEC.draft_tokens, PLACES, KEPT, gpu=b"gpu-a", dtype="float32")

@@ -9,13 +9,13 @@ import psutil
 import pytest
 
 from eyas.bench import fits
+from eyas.cluster import serve
+from eyas.cluster.plan import HostResources, plan
+from eyas.cluster.serve import LocalCluster
 from eyas.common.config import EngineConfig, ServeConfig
 from eyas.common.errors import ConfigError
-from eyas.common.memory import GIB, MemoryBudget, memory
+from eyas.common.machine.memory import GIB, MemoryBudget, memory
 from eyas.engine.loading import host_cache
-from eyas.worker import serve
-from eyas.worker.plan import HostResources, plan
-from eyas.worker.serve import LocalCluster
 
 MIB = 2**20
 

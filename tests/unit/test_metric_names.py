@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from eyas.common.metrics import ModelName, WorkerMetrics
 from eyas.common.types import EngineTimings, Entry, Finish, Role, WorkerInfo
-from gateway.metric_names import PEERS, VLLM, GatewayPage
-from gateway.metrics import GatewayMetrics
-from gateway.text import RequestTrace, TextDelta, UsageCounts
+from gateway.observe.metric_names import PEERS, VLLM, GatewayPage
+from gateway.observe.metrics import GatewayMetrics
+from gateway.text.entries import RequestTrace, TextDelta, UsageCounts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 WORKER = WorkerInfo(

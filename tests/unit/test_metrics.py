@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from eyas.common.metrics import PlainHistogram, WorkerMetrics
 from eyas.common.types import EngineTimings, Entry, Finish, Role
-from gateway.metrics import GatewayMetrics
-from gateway.text import RequestTrace, TextDelta, UsageCounts
+from gateway.observe.metrics import GatewayMetrics
+from gateway.text.entries import RequestTrace, TextDelta, UsageCounts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 

@@ -20,7 +20,7 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import AttentionSpec, FeedForwardSpec, LayerSpec, ModelConfig, Norms
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import FolderWeights
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.eagle3 import spelling
 from eyas.engine.models.fused import FusedDecoder

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from eyas.cluster.folder import check_model
 from eyas.common.config import ASSETS
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.folder import weight_files
 from eyas.engine.layers.rotary import tables
 from eyas.engine.models.table import read_model
-from eyas.worker.folder import check_model
 
 DEMO_MODEL = ASSETS / "nano"
 FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json")

@@ -16,7 +16,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, Role
 from eyas.engine.batch.step_result import NOT_FINITE
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels import sample as kernels
+from eyas.engine.kernels.sampling import sample as kernels
 from eyas.engine.models.eagle3 import Eagle3Draft
 from eyas.engine.sampling.sampler import Row, sample
 from tests.unit.loopback import Loopback, Result

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
-from gateway import pace as pace_module
-from gateway.metrics import GatewayMetrics
-from gateway.pace import LARGE_BYTES, ReadQueue
+from gateway.limits import pace as pace_module
+from gateway.limits.pace import LARGE_BYTES, ReadQueue
+from gateway.observe.metrics import GatewayMetrics
 
 WORK_S = 0.02
 

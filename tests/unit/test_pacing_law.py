@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 from pacing_world import BATCHES, HOST_MS, SPEC, STARTS, TABLES, Engine, best_fixed, round_ms, started
 
-from eyas.engine.speculation import depth as depth_module
-from eyas.engine.speculation import round_times
-from eyas.engine.speculation.acceptance import Acceptance
-from eyas.engine.speculation.depth import AdaptiveDepth
+from eyas.engine.speculation.depths import depth as depth_module
+from eyas.engine.speculation.depths import round_times
+from eyas.engine.speculation.depths.acceptance import Acceptance
+from eyas.engine.speculation.depths.depth import AdaptiveDepth
 
 LAW = 0.98
 MANY, PLAIN = 64, 0.97  # of batches so large, where plain rounds are best

@@ -19,7 +19,7 @@ from eyas.simulator.cluster import ClusterLayout
 from eyas.simulator.goodput import Effort, find_knee
 from eyas.simulator.hardware import example
 from eyas.simulator.workload import BLOCK_TOKENS, Chats, Traffic, chats, poisson
-from gateway.placement import Targets
+from gateway.routing.placement import Targets
 from tests.gpu.pair_gaps import ratio, read_gaps
 from tests.gpu.pair_landing import Asked, landed
 from tests.gpu.pair_layouts import Question, best_split, row

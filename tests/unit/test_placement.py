@@ -6,10 +6,19 @@ import itertools
 from collections.abc import Iterator
 
 from eyas.simulator.hardware import example
-from gateway.capacity import Mix, capacity, steady
-from gateway.paces import PaceMemory
-from gateway.placement import FEW, FINE, Preference, Rates, RequestPlacement, Targets, WorkerPlace, place
-from gateway.preference import best_split, prefer
+from gateway.routing.capacity import Mix, capacity, steady
+from gateway.routing.paces import PaceMemory
+from gateway.routing.placement import (
+    FEW,
+    FINE,
+    Preference,
+    Rates,
+    RequestPlacement,
+    Targets,
+    WorkerPlace,
+    place,
+)
+from gateway.routing.preference import best_split, prefer
 
 HARDWARE = example()
 LOOSE, TIGHT = Targets(2.0, 0.020), Targets(1.0, 0.008)

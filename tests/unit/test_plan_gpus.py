@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from eyas import cli, configuration
+from eyas.cluster.placement import WorkerGpus, places
+from eyas.cluster.plan import ClusterPlan, HostResources, plan, worker_argv
+from eyas.cluster.serve import LocalCluster
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig, resolve_engine
 from eyas.common.errors import ConfigError
 from eyas.common.types import Role
 from eyas.engine.loading.build import build_engine
-from eyas.worker.placement import WorkerGpus, places
-from eyas.worker.plan import ClusterPlan, HostResources, plan, worker_argv
-from eyas.worker.serve import LocalCluster
 from tests.unit.loopback import QueueLink
 
 H200 = 143771 << 20

@@ -18,7 +18,7 @@ from eyas.simulator.cluster import ClusterLayout
 from eyas.simulator.goodput import Effort, Knee
 from eyas.simulator.hardware import EXAMPLE, example, parse_hardware
 from eyas.simulator.workload import Traffic
-from gateway.placement import Targets
+from gateway.routing.placement import Targets
 
 QUICK = ("--seconds", "5")
 

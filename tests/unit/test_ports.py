@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from eyas.common.cluster.listening import listen
 from eyas.common.errors import ConfigError
-from eyas.common.listening import listen
-from eyas.worker import ports
-from eyas.worker.ports import BLOCK, free_ports
+from eyas.common.machine import ports
+from eyas.common.machine.ports import BLOCK, free_ports
 
 TAKE_200 = """
 import itertools, random, sys
-from eyas.worker.ports import free_ports
+from eyas.common.machine.ports import free_ports
 random.SystemRandom.shuffle = lambda *_: None
 print("up", flush=True)
 sys.stdin.readline()

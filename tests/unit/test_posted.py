@@ -13,8 +13,8 @@ from eyas.engine.ipc.mailbox import NEWEST, Mailbox, MailLayout, tags
 from eyas.engine.ipc.messages import DraftChannel, DraftClose, DraftClosed, Proposal
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.ipc.row_ring import tag
-from eyas.engine.speculation import posted
-from eyas.engine.speculation.draft_runner import KeptChain, Proposed
+from eyas.engine.speculation.draft_worker import posted
+from eyas.engine.speculation.draft_worker.draft_runner import KeptChain, Proposed
 
 PLACES, KEPT = 3, 8
 OFFER = DraftChannel({}, WIDTH, 6, PLACES, KEPT, gpu=b"gpu-a", dtype="float32")

@@ -18,7 +18,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.spans import Span
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.attention.scores import Scores
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import PoolShape
 from tests.unit.families import write_family

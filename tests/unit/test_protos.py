@@ -16,7 +16,8 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 
-from eyas.common import errors, rpc
+from eyas.common import errors
+from eyas.common.wire import rpc
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = "protos/eyas.proto"

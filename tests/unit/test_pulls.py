@@ -13,8 +13,8 @@ import pytest
 from engine_rig import GEOMETRY, PAGE, POOL, Rig, handle, request
 
 from eyas.common.errors import EyasError
-from eyas.common.pool import PoolInfo, RankPool
 from eyas.common.types import FirstToken, KvKind
+from eyas.common.wire.pool import PoolInfo, RankPool
 from eyas.engine.ipc.messages import (
     Attach,
     Cancel,

@@ -17,8 +17,8 @@ import pytest
 from pydantic import AnyUrl, BaseModel, Field, HttpUrl, SecretStr, TypeAdapter
 
 from eyas.common.config import NANO
-from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler, library
+from eyas.common.grammars.compiler import GrammarCompiler, library
+from eyas.common.grammars.notations import Grammar
 
 SIZE, END = 4096, 2
 MOST = 160  # tokens of a walk; what is longer is no whole text, and not judged

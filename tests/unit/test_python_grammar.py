@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar
+from eyas.common.grammars.notations import Grammar
 from gateway.parsers.events import CallArguments
 
 WRITER = Writer()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eyas.common.errors import ConfigError, RateLimited
-from gateway.quotas import Bucket, CallerLimits, KeyLimits, Quotas, read_limits
+from gateway.limits.quotas import Bucket, CallerLimits, KeyLimits, Quotas, read_limits
 
 RATE = 60
 

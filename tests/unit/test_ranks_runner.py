@@ -18,7 +18,7 @@ from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import FEW_SINGLES, Buckets
 from eyas.engine.device.runner import DeviceRunner
 from eyas.engine.device.step import JoinBatch, Layout, StepInput, StepShape
-from eyas.engine.kernels.special import COLUMNS
+from eyas.engine.kernels.sampling.special import COLUMNS
 from eyas.engine.sampling.scores import Scores
 from tests.unit.paper_grammars import GRAMMAR, PaperGrammars
 

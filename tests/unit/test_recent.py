@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from eyas.common.logging import request_id
 from eyas.common.types import EngineTimings, Entry, Finish, Role
-from gateway.metrics import GatewayMetrics
-from gateway.recent import KEPT, MAX_PROMPTS, Recent
-from gateway.text import RequestTrace, UsageCounts
+from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.recent import KEPT, MAX_PROMPTS, Recent
+from gateway.text.entries import RequestTrace, UsageCounts
 
 PREFILL = EngineTimings(queue_ms=10.0, prefill_ms=200.0, worker="p:1", role=Role.PREFILL, sent=100.0)
 DECODE = EngineTimings(

@@ -28,7 +28,7 @@ from functools import partial
 from triton.runtime import driver
 from eyas.common.config import SpeculationConfig, resolve_engine
 from eyas.engine.loading.recipe import launches
-from eyas.engine.kernels.compile_ahead import NoDevice, compile_all, record
+from eyas.engine.kernels.launch.compile_ahead import NoDevice, compile_all, record
 
 model, head, compiled, asked = json.loads(sys.argv[1])
 driver.set_active(NoDevice(90))
@@ -46,7 +46,7 @@ import torch
 from triton.runtime import driver
 from eyas.common.config import resolve_engine
 from eyas.engine.loading.recipe import launches
-from eyas.engine.kernels.compile_ahead import NoDevice, compile_all, record
+from eyas.engine.kernels.launch.compile_ahead import NoDevice, compile_all, record
 from eyas.engine.parallel.one_shot import SUMS_ROWS, OneShot
 
 model, dtype = json.loads(sys.argv[1])
@@ -81,7 +81,7 @@ from functools import partial
 from triton.runtime import driver
 from eyas.common.config import resolve_engine
 from eyas.engine.loading import recipe
-from eyas.engine.kernels.compile_ahead import NoDevice, compile_all, record
+from eyas.engine.kernels.launch.compile_ahead import NoDevice, compile_all, record
 
 model, compiled = json.loads(sys.argv[1])
 driver.set_active(NoDevice(90))
@@ -102,7 +102,7 @@ import json, sys
 from functools import partial
 from triton.runtime import driver
 from eyas.common.config import resolve_engine
-from eyas.engine.kernels.compile_ahead import NoDevice, compile_all, record
+from eyas.engine.kernels.launch.compile_ahead import NoDevice, compile_all, record
 from eyas.engine.loading.recipe import launches
 
 driver.set_active(NoDevice(90))

@@ -9,7 +9,7 @@ from test_draft_engine import PEER, WIDTH, Drive, _commit, _open
 from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_memory import Gpu, RowMemory
 from eyas.engine.ipc.row_ring import tag
-from eyas.engine.speculation.draft_runner import Proposed
+from eyas.engine.speculation.draft_worker.draft_runner import Proposed
 
 OFFER = DraftChannel({}, WIDTH, 6, 3, 8, gpu=b"gpu-a", dtype="float32")
 

@@ -7,15 +7,15 @@ import torch
 
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.kernels import grouped
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Fp8Rows, Normed, StoredWeight, quantise
-from eyas.engine.kernels.group import group
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, shape_of
-from eyas.engine.kernels.grouped_tiles import Tile, key_of
-from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
-from eyas.engine.kernels.skinny import KvRows, Launch, Rotation
+from eyas.engine.kernels.experts import grouped
+from eyas.engine.kernels.experts.group import group
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import Tile, key_of
+from eyas.engine.kernels.latent.latent_rows import InnerNorms, write_latents
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products.blocks import Fp8Rows, Normed, StoredWeight, quantise
+from eyas.engine.kernels.products.skinny import KvRows, Launch, Rotation
 from eyas.engine.layers.rotary import tables
 from tests.unit.crossed import crossed
 

@@ -14,7 +14,7 @@ from eyas.engine.loop.drafting import Drafting
 from eyas.engine.loop.plain_runner import ComputedStep, verified
 from eyas.engine.loop.step_loop import StepLoop
 from eyas.engine.sampling.sampler import Sampled
-from eyas.engine.speculation.drafter import Commit, Draft, Drafter
+from eyas.engine.speculation.drafters.base import Commit, Draft, Drafter
 
 WIDTH = 2
 

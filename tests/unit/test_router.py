@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from eyas.common.types import Backlog, Role, WorkerInfo
-from gateway.ledger import UnderWay
-from gateway.router import (
+from gateway.routing.ledger import UnderWay
+from gateway.routing.router import (
     Candidate,
     RequestRoute,
     affinity,

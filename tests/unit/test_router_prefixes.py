@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from test_router import DECODE, PREFILL, worker
 
 from eyas.common.page_names import packed
-from gateway.prefixes import COARSE, FINE, FINE_BLOCKS, Holder, PrefixIndex, block_names, tokens_of
-from gateway.router import CROWD, Candidate, RequestRoute, choose_decode, choose_prefill, route
+from gateway.routing.prefixes import COARSE, FINE, FINE_BLOCKS, Holder, PrefixIndex, block_names, tokens_of
+from gateway.routing.router import CROWD, Candidate, RequestRoute, choose_decode, choose_prefill, route
 
 A, B = ("a:1", 7), ("b:1", 7)
 

@@ -18,8 +18,8 @@ from eyas.simulator.cluster import ClusterLayout, ClusterShape, Policy, play
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import outcome
 from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, chats
-from gateway.placement import RequestPlacement, Targets, WorkerPlace
-from gateway.router import Candidate, route
+from gateway.routing.placement import RequestPlacement, Targets, WorkerPlace
+from gateway.routing.router import Candidate, route
 
 PREFILLS, WORKERS = 4, 8
 TARGETS = Targets(1.0, 0.05)

@@ -13,8 +13,8 @@ import numpy as np
 
 from eyas.common.config import NANO
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler, library
+from eyas.common.grammars.compiler import GrammarCompiler, library
+from eyas.common.grammars.notations import Grammar
 
 SIZE, END = 4096, 2
 MOST = 80  # tokens of a walk

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from eyas.common import api_keys
+from eyas.cluster import keeper
+from eyas.cluster.child import Child
+from eyas.cluster.plan import HostResources, plan
+from eyas.cluster.serve import LocalCluster
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
 from eyas.common.errors import ConfigError, DeadlineExceeded
+from eyas.common.machine.pool_folder import PREFIX, living_in, new_pool_folder
+from eyas.common.machine.ports import free_ports
+from eyas.common.security import api_keys
 from eyas.common.types import Role
-from eyas.worker import keeper
-from eyas.worker.child import Child
-from eyas.worker.plan import HostResources, plan
-from eyas.worker.pool_folder import PREFIX, living_in, new_pool_folder
-from eyas.worker.ports import free_ports
-from eyas.worker.serve import LocalCluster
 
 # --- plan ----------------------------------------------------------------------------------------------
 
@@ -128,8 +128,8 @@ async def test_only_the_gateway_is_handed_the_keys(monkeypatch: pytest.MonkeyPat
             told[self.name] = self._env.get(api_keys.VARIABLE)
 
     monkeypatch.setenv(api_keys.VARIABLE, "of a client")
-    monkeypatch.setattr("eyas.worker.serve.Child", NotStarted)
-    monkeypatch.setattr("eyas.worker.serve.START_S", 0.0)
+    monkeypatch.setattr("eyas.cluster.serve.Child", NotStarted)
+    monkeypatch.setattr("eyas.cluster.serve.START_S", 0.0)
     ports = free_ports()
     gateway = GatewayConfig(port=next(ports), grpc_port=next(ports), api_keys=("sesame", "open"))
     with pytest.raises(DeadlineExceeded):
@@ -185,7 +185,7 @@ async def test_grandchildren_go_too() -> None:
 
 SUPERVISED = """
 import signal, time
-from eyas.worker.lifeline import die_with_parent
+from eyas.common.machine.lifeline import die_with_parent
 die_with_parent(0.3)
 if {deaf}: signal.signal(signal.SIGHUP, signal.SIG_IGN)
 print("up", flush=True)
@@ -193,8 +193,8 @@ time.sleep(60)
 """
 SUPERVISOR = """
 import sys, time
-from eyas.worker import keeper
-from eyas.worker.child import Child
+from eyas.cluster import keeper
+from eyas.cluster.child import Child
 child = Child("child", (sys.executable, "-c", sys.argv[1]), lambda *_: None)
 child.start()
 print(child.pid, flush=True)
@@ -222,7 +222,7 @@ async def test_a_killed_supervisor_takes_its_children_along(deaf: bool) -> None:
 DOOMED = """
 import sys
 from eyas import cli
-from eyas.worker import serve
+from eyas.cluster import serve
 
 OTHERS = (
     "import signal, time\\n"
@@ -273,8 +273,8 @@ async def test_a_start_that_is_given_up_says_whether_it_had_failed(
             super().__init__(name, python(ends), *rest)  # type: ignore[arg-type]
             children.append(self)
 
-    monkeypatch.setattr("eyas.worker.serve.Child", Ending)
-    monkeypatch.setattr("eyas.worker.serve.LocalCluster._ready", lambda *_: asyncio.sleep(60))
+    monkeypatch.setattr("eyas.cluster.serve.Child", Ending)
+    monkeypatch.setattr("eyas.cluster.serve.LocalCluster._ready", lambda *_: asyncio.sleep(60))
     ports = free_ports()
     gateway = GatewayConfig(port=next(ports), grpc_port=next(ports))
     starting = asyncio.create_task(LocalCluster(ServeConfig(gateway), lambda *_: None).__aenter__())
@@ -309,7 +309,7 @@ def test_a_dead_clusters_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path
 LIVING = """
 import sys
 from pathlib import Path
-from eyas.worker.pool_folder import living_in, new_pool_folder
+from eyas.common.machine.pool_folder import living_in, new_pool_folder
 if sys.argv[1] == "cluster":
     print(new_pool_folder(sys.argv[2]).path, flush=True)
     sys.stdin.read()

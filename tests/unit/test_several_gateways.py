@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from eyas.common.types import Backlog, Role, WorkerInfo
-from gateway.auto import place_of
-from gateway.ledger import Ledger, UnderWay
-from gateway.placement import Preference
-from gateway.router import Candidate
+from gateway.routing.auto import place_of
+from gateway.routing.ledger import Ledger, UnderWay
+from gateway.routing.placement import Preference
+from gateway.routing.router import Candidate
 
 IDLE = WorkerInfo("w", (Role.PREFILL, Role.DECODE), 1, "m", "f", "", 4096, 1000, 100)
 ONE = UnderWay(sequences=1, context=100, queued=100)

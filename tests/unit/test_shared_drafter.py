@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from eyas.engine.speculation.outcome_runs import MOST_ROUNDS
+from eyas.engine.speculation.draft_worker.outcome_runs import MOST_ROUNDS
 from tests.unit.simulated_drafter import Costs, SimulatedDrafter
 
 SECONDS = 60.0

@@ -18,9 +18,9 @@ from eyas.simulator.goodput import ATTAINMENT, Effort, find_knee, measure
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import LoadOutcome, outcome, quantile, tpot_s, ttft_s
 from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traffic, chats, means, poisson
-from gateway.capacity import Mix, steady
-from gateway.demand import DemandMeter
-from gateway.placement import Rates, Targets
+from gateway.routing.capacity import Mix, steady
+from gateway.routing.demand import DemandMeter
+from gateway.routing.placement import Rates, Targets
 from tests import shape
 from tests.unit.crossed import crossed
 

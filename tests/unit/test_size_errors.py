@@ -15,14 +15,14 @@ import pytest
 from tiny import write_tiny_llama
 
 from eyas import cli
+from eyas.cluster import room, serve
+from eyas.cluster.room import check_room
 from eyas.common.config import GPU_DEFAULTS, NANO, EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.memory import GIB, MemoryBudget
+from eyas.common.machine.memory import GIB, MemoryBudget
 from eyas.common.types import Role
 from eyas.engine.checkpoint.sizes import page_bytes, parameters, weight_bytes
 from eyas.engine.models.table import read_model
-from eyas.worker import room, serve
-from eyas.worker.room import check_room
 from tests.unit.tiny_mtp import write_tiny_mimo
 
 BIG = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "vocab_size": 128256}

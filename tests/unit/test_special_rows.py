@@ -17,7 +17,7 @@ from eyas.engine.batch.stopping import banned_ids
 from eyas.engine.batch.tables import Tables, TableSizes, TableWrites
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device.special import SpecialReport, SpecialRows, SpecialSampler, occupy_special
-from eyas.engine.kernels import sample as sample_kernels
+from eyas.engine.kernels.sampling import sample as sample_kernels
 from eyas.engine.sampling.sampler import Row, sample
 from tests.unit.crossed import crossed
 

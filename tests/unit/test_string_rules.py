@@ -9,10 +9,10 @@ from functools import cache
 
 import pytest
 
-from eyas.common.automata import both, of_pattern
-from eyas.common.characters import NAMED
-from eyas.common.regex_syntax import Unheld, read
-from eyas.common.string_rules import JSON, PLAIN, StringPattern, rules_of
+from eyas.common.grammars.automata import both, of_pattern
+from eyas.common.grammars.characters import NAMED
+from eyas.common.grammars.regex_syntax import Unheld, read
+from eyas.common.grammars.string_rules import JSON, PLAIN, StringPattern, rules_of
 from tests.fuzz import grammars, schemas
 from tests.fuzz.walks import Walker
 

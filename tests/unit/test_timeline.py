@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eyas.common.errors import InvalidRequest, Overloaded
-from gateway.metrics import GatewayMetrics
-from gateway.timeline import FAILURES, SAMPLES, Timeline
+from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.timeline import FAILURES, SAMPLES, Timeline
 from tests.unit.console_node import needs_node, run
 
 

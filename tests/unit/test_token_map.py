@@ -20,7 +20,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.models.base import DraftModel
 from eyas.engine.models.fused import FusedEnds
 from eyas.engine.models.heads import head_family, load_device_draft, load_draft
-from eyas.engine.speculation.draft_runner import DraftRequest, DraftRunner, Extension
+from eyas.engine.speculation.draft_worker.draft_runner import DraftRequest, DraftRunner, Extension
 from tests.unit.loopback import Loopback, wait_all
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.test_models_fused import Twin, write_head

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from eyas import cli, configuration
+from eyas.cluster.folder import check_engine
+from eyas.cluster.plan import gateway_argv, worker_argv
+from eyas.cluster.serve import LocalCluster
 from eyas.common.config import NANO, EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.tokenizer_source import read_tokenizer, tokenizer_digest
+from eyas.common.tokenizers.source import read_tokenizer, tokenizer_digest
 from eyas.engine.loading.spec import EngineSpec
-from eyas.worker.folder import check_engine
-from eyas.worker.plan import gateway_argv, worker_argv
-from eyas.worker.serve import LocalCluster
-from gateway.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}<|eot_id|>{% endfor %}"
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from eyas.common import byte_ranks
-from eyas.common.byte_ranks import of_kimi
+from eyas.cluster.folder import check_model
 from eyas.common.config import NANO
-from eyas.common.decoders import decoder_of
 from eyas.common.errors import ConfigError
-from eyas.common.text_source import TextSource
-from eyas.common.tokenizer_source import read_tokenizer
-from eyas.common.vocabulary import pieces
+from eyas.common.tokenizers import byte_ranks
+from eyas.common.tokenizers.byte_ranks import of_kimi
+from eyas.common.tokenizers.decoders import decoder_of
+from eyas.common.tokenizers.source import read_tokenizer
+from eyas.common.tokenizers.text_source import TextSource
+from eyas.common.tokenizers.vocabulary import pieces
 from eyas.engine.checkpoint.turn_ends import named_ends
-from eyas.worker.folder import check_model
-from gateway.tokenizer import Tokenizer as Served
+from gateway.text.tokenizer import Tokenizer as Served
 from tests.unit import tokenizer_families
 
 

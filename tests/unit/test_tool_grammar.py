@@ -11,13 +11,13 @@ from answers import fed
 from call_writer import Writer
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammar import Grammar, GrammarKind
+from eyas.common.grammars.notations import Grammar, GrammarKind
+from gateway.formats.tool_fields import ToolFields
+from gateway.grammars.tool_grammar import answer_grammar
 from gateway.parsers.events import CallArguments, CallBegun
 from gateway.parsers.message import MessageReading
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.table import REASONING, TOOL_FORMATS
-from gateway.tool_fields import ToolFields
-from gateway.tool_grammar import answer_grammar
 from tests.chat_templates import TOOLS
 
 CALL = '{"name": "weather", "arguments": {"city": "Bonn"}}'

@@ -11,10 +11,10 @@ import pytest
 from eyas import cli
 from eyas.bench.tuning import command, search
 from eyas.bench.tuning.search import Bench, TuningJob, candidates, gated_pair, jobs_of
-from eyas.common import gpus
 from eyas.common.errors import ConfigError
-from eyas.engine.kernels import grouped_tiles
-from eyas.engine.kernels.grouped_tiles import Shape, Tile, key_of, read_table, read_times, write_table
+from eyas.common.machine import gpus
+from eyas.engine.kernels.experts import grouped_tiles
+from eyas.engine.kernels.experts.grouped_tiles import Shape, Tile, key_of, read_table, read_times, write_table
 from tests.gpu.answer_latent import write_rank
 from tests.unit.families import write_family
 

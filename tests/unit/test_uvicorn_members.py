@@ -117,7 +117,7 @@ async def test_a_missing_member_is_named_with_the_line_that_uses_it(members: dic
     sentences = missing(members, used())
     assert sentences
     for sentence in sentences:
-        assert sentence.startswith("eyas/worker/http_protocol.py:")
+        assert sentence.startswith("gateway/http/protocol.py:")
         assert f" uses {PROTOCOL}.pipeline, which uvicorn {uvicorn.__version__} does not have: " in sentence
 
 

@@ -10,11 +10,11 @@ from torch.nn.functional import ScalingType
 
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.formats.fp8 import Fp8Projection
-from eyas.engine.kernels import rows, vendor
-from eyas.engine.kernels.blocks import StoredWeight, quantise
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.skinny import Launch
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.products import rows, vendor
+from eyas.engine.kernels.products.blocks import StoredWeight, quantise
+from eyas.engine.kernels.products.skinny import Launch
 from tests.unit.crossed import crossed
 from tests.unit.test_kernels_grouped import act, as_blocks, as_channels, in_kind, meant, random, rounded
 

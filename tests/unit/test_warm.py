@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.engine.kernels.warm import Compiled, Warmup
+from eyas.engine.kernels.launch.warm import Compiled, Warmup
 
 pytest.importorskip("triton")
 
@@ -20,7 +20,7 @@ RECIPE = "tests.unit.warm_kernels:recipe"
 
 LAUNCHES = """
 import json, sys, torch, triton
-from eyas.engine.kernels import compile_ahead, warm
+from eyas.engine.kernels.launch import compile_ahead, warm
 from tests.unit import warm_kernels
 
 warm.use_cache(90)
@@ -58,5 +58,7 @@ def test_a_kernel_that_does_not_compile_is_an_error() -> None:
 
 
 def test_waiting_needs_no_torch() -> None:
-    code = "import sys, eyas.engine.kernels.warm; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
+    code = (
+        "import sys, eyas.engine.kernels.launch.warm; sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

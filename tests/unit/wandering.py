@@ -11,8 +11,8 @@ import pytest
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.engine.loading import build, device_build
-from eyas.engine.speculation.depth import AdaptiveDepth, Batch
-from eyas.engine.speculation.pacing import Pacing
+from eyas.engine.speculation.depths.depth import AdaptiveDepth, Batch
+from eyas.engine.speculation.depths.pacing import Pacing
 
 SPEC = SpeculationConfig(adaptive=True)
 

@@ -1,4 +1,4 @@
-"""Two small kernels and recipes for the tests of `eyas.engine.kernels.warm`."""
+"""Two small kernels and recipes for the tests of `eyas.engine.kernels.launch.warm`."""
 
 from __future__ import annotations
 

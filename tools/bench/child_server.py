@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from eyas.bench.http import Server
-from eyas.common.children import python_module
+from eyas.cluster.child import Child
 from eyas.common.errors import DeadlineExceeded, EyasError
-from eyas.worker.child import Child
+from eyas.common.machine.children import python_module
 
 START_S = 30.0
 STOP_S = 5.0

@@ -29,14 +29,14 @@ from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.http import Server
 from eyas.bench.jobs import LoadJob
 from eyas.bench.runner import Workload, run_load
-from eyas.common.children import python_module
+from eyas.cluster.child import Child
+from eyas.cluster.plan import gateway_argv
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import DeadlineExceeded, EyasError
+from eyas.common.machine.children import python_module
+from eyas.common.machine.descriptors import raise_limit
+from eyas.common.machine.ports import free_ports
 from eyas.flags import positive
-from eyas.worker.child import Child
-from eyas.worker.descriptors import raise_limit
-from eyas.worker.plan import gateway_argv
-from eyas.worker.ports import free_ports
 from tools.bench.child_server import child_server
 
 REQUESTS, CONCURRENCY = 400, 8  # of one token each: what a request costs

@@ -28,9 +28,9 @@ from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import ClientMeter
 from eyas.common.errors import EyasError
+from eyas.common.machine.lifeline import die_with_parent
+from eyas.common.machine.ports import free_ports
 from eyas.flags import port, positive
-from eyas.worker.lifeline import die_with_parent
-from eyas.worker.ports import free_ports
 from tools.bench.child_server import child_server
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import uvloop
 
 from decode_svc.servicer import DecodeServicer
-from eyas.common import info, rpc
-from eyas.common.links import PageLink
 from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
+from eyas.common.wire import info, rpc
+from eyas.common.wire.links import PageLink
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Admitted, Cancel, Command, Ready, StepReply, Submit
 
@@ -113,7 +113,7 @@ async def serve(port: int, step_s: float) -> None:
 
 
 if __name__ == "__main__":
-    from eyas.worker.lifeline import die_with_parent
+    from eyas.common.machine.lifeline import die_with_parent
 
     die_with_parent()
     uvloop.run(serve(int(sys.argv[1]), float(sys.argv[2]) / 1e3))

@@ -60,7 +60,7 @@ class Draw:
         """Counts the tokens of a text: by the tokenizer, else by its characters. Raises ConfigError."""
         if self.tokenizer is None:
             return lambda text: -(-len(text) // CHARACTERS_PER_TOKEN)
-        from eyas.common.tokenizer_source import read_tokenizer
+        from eyas.common.tokenizers.source import read_tokenizer
 
         folder = self.tokenizer if self.tokenizer.is_dir() else self.tokenizer.parent
         try:

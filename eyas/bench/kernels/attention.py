@@ -16,10 +16,10 @@ import torch
 from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.batch.spans import Span
-from eyas.engine.kernels.attend import Launch, Queries, attend
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.prefill import attend_chunks, tile_rows
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.attention.attend import Launch, Queries, attend
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.prefill import attend_chunks, tile_rows
+from eyas.engine.kernels.attention.scores import Scores
 from eyas.engine.kv.pool import KvPool, PoolShape
 
 DECODE = ((1, 1024), (8, 1024), (32, 1024), (8, 8192))  # sequences, rows below each

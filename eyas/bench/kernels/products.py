@@ -14,7 +14,7 @@ import torch
 
 from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.engine.checkpoint.config import AttentionSpec
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels.products import skinny
 from eyas.engine.layers.linear import Linear
 
 ROWS = (1, 8, 16, 32, 64)

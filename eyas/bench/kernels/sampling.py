@@ -15,7 +15,7 @@ import torch
 from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tables import Tables, TableSizes
-from eyas.engine.kernels import sample
+from eyas.engine.kernels.sampling import sample
 from eyas.engine.sampling import sampler
 
 ROWS = (1, 8, 32)

@@ -1,7 +1,7 @@
 """`eyas tune moe|gemm`: the fastest tiles of a model's products on this GPU, kept as a table.
 
 It knows flags, and which products a model has; how tiles are compared, `search` knows. An engine reads the
-table of its kind of GPU when it starts (`eyas.engine.kernels.grouped_tiles`).
+table of its kind of GPU when it starts (`eyas.engine.kernels.experts.grouped_tiles`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from eyas.common import gpus
 from eyas.common.errors import ConfigError
+from eyas.common.machine import gpus
 from eyas.flags import positive
 
 SECONDS = 600
@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     if not gpu:
         raise ConfigError(f"--device: there is no GPU {args.device} here", param="device")
     from eyas.bench.tuning import search
-    from eyas.engine.kernels.grouped_tiles import read_table, read_times, table_of, write_table
-    from eyas.engine.kernels.warm import Warmup
+    from eyas.engine.kernels.experts.grouped_tiles import read_table, read_times, table_of, write_table
+    from eyas.engine.kernels.launch.warm import Warmup
 
     jobs = search.jobs_of(args.model, args.tensor_parallel_size, args.products)
     if not jobs:

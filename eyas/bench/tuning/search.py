@@ -17,21 +17,14 @@ from triton.runtime.errors import OutOfResources
 from eyas.bench.kernels.timing import graph_us, host_us
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec
 from eyas.engine.checkpoint.fp8 import Rounding
-from eyas.engine.kernels import few, grouped_wide, single, vendor
-from eyas.engine.kernels.blocks import SIDE, Rows, StoredWeight
-from eyas.engine.kernels.group import Grouped, group
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate, shape_of
-from eyas.engine.kernels.grouped_tiles import (
-    Key,
-    Shape,
-    Tile,
-    fitted,
-    key_of,
-    most_blocks,
-    tile_for,
-)
-from eyas.engine.kernels.skinny import Launch
+from eyas.engine.kernels.experts import grouped_wide
+from eyas.engine.kernels.experts.group import Grouped, group
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import Key, Shape, Tile, fitted, key_of, most_blocks, tile_for
+from eyas.engine.kernels.products import few, single, vendor
+from eyas.engine.kernels.products.blocks import SIDE, Rows, StoredWeight
+from eyas.engine.kernels.products.skinny import Launch
 from eyas.engine.models.table import read_model
 from eyas.engine.parallel.shards import config_of_rank
 
@@ -127,7 +120,7 @@ def search(jobs: tuple[TuningJob, ...], device: str, deadline: float) -> Iterato
 
 
 def launches(jobs: tuple[TuningJob, ...]) -> None:
-    """Every launch that a search may make, on "meta": a recipe of `eyas.engine.kernels.warm`."""
+    """Every launch that a search may make, on "meta": a recipe of `eyas.engine.kernels.launch.warm`."""
     for job in jobs:
         bench = Bench(job, "meta")
         for rows in ROWS:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from eyas.engine.kernels.skinny import MAX_ROWS
+from eyas.engine.kernels.products.skinny import MAX_ROWS
 
 
 class Beside:

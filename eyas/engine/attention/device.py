@@ -9,8 +9,8 @@ from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.prompts import PromptAttention, PromptPlan
 from eyas.engine.attention.rows import Most, PagedAttention
 from eyas.engine.checkpoint.config import ModelConfig
-from eyas.engine.kernels.latent_tiles import latent_tile_rows
-from eyas.engine.kernels.prefill import tile_rows
+from eyas.engine.kernels.attention.prefill import tile_rows
+from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows
 from eyas.engine.kv.pool import PoolShape
 
 

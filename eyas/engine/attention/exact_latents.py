@@ -10,17 +10,17 @@ import torch
 from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.rows import Rows
-from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.exact_attend import ExactLaunch
-from eyas.engine.kernels.exact_latents import (
+from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.exact_attend import ExactLaunch
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.latent.exact_latents import (
     MOST_SHARED,
     attend_latent_chunks_exactly,
     attend_latents_exactly,
 )
-from eyas.engine.kernels.latent_products import absorb, values
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.scores import Scores
-from eyas.engine.kernels.skinny import empty_padded
+from eyas.engine.kernels.latent.latent_products import absorb, values
+from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
 
 

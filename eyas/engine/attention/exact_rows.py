@@ -13,13 +13,13 @@ import torch
 from eyas.engine.attention.beside import Beside
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.rows import Rows
-from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.exact_attend import Cut, ExactLaunch
-from eyas.engine.kernels.exact_paths import attend_exactly
-from eyas.engine.kernels.exact_prefill import attend_chunks_exactly
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.scores import Scores
-from eyas.engine.kernels.skinny import empty_padded
+from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.exact_attend import Cut, ExactLaunch
+from eyas.engine.kernels.attention.exact_paths import attend_exactly
+from eyas.engine.kernels.attention.exact_prefill import attend_chunks_exactly
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
 
 

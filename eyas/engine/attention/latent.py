@@ -15,12 +15,12 @@ from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.rows import Most, larger
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.kernels.attend import Queries
-from eyas.engine.kernels.latent_attend import Scratch, attend_latent_chunks, attend_latents
-from eyas.engine.kernels.latent_products import absorb, values
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.scores import Scores
-from eyas.engine.kernels.skinny import empty_padded
+from eyas.engine.kernels.attention.attend import Queries
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.latent.latent_attend import Scratch, attend_latent_chunks, attend_latents
+from eyas.engine.kernels.latent.latent_products import absorb, values
+from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.kernels.scores import Scores
-from eyas.engine.kernels.skinny import Rotation
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.products.skinny import Rotation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

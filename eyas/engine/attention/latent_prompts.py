@@ -16,7 +16,7 @@ from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.attention.page_lists import page_lists
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import LatentSpec
-from eyas.engine.kernels.latent_prefill import TILE, Expanded, attend_expanded
+from eyas.engine.kernels.latent.latent_prefill import TILE, Expanded, attend_expanded
 from eyas.engine.kv.pool import PoolShape, rows_at
 from kv_transfer.layout import pages_for
 

@@ -13,7 +13,7 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.attention.scores import Scores
 
 
 class PromptPlan(Protocol):

@@ -16,12 +16,12 @@ import torch
 from eyas.engine.attention.beside import Beside
 from eyas.engine.attention.prompts import PromptAttention
 from eyas.engine.batch.rows import DecodeRows, Rows
-from eyas.engine.kernels.attend import Launch, Queries, attend
-from eyas.engine.kernels.latent_attend import Scratch
-from eyas.engine.kernels.paged import PagedKv
-from eyas.engine.kernels.prefill import attend_chunks
-from eyas.engine.kernels.scores import Scores
-from eyas.engine.kernels.skinny import empty_padded
+from eyas.engine.kernels.attention.attend import Launch, Queries, attend
+from eyas.engine.kernels.attention.paged import PagedKv
+from eyas.engine.kernels.attention.prefill import attend_chunks
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.latent.latent_attend import Scratch
+from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.kv.pool import PoolShape
 
 Memory = TypeVar("Memory", Launch, Scratch)

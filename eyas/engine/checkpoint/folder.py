@@ -13,7 +13,7 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
-from eyas.common.text_source import TextSource
+from eyas.common.tokenizers.text_source import TextSource
 from eyas.engine.checkpoint.turn_ends import named_ends
 from eyas.engine.checkpoint.values import said, whole_number, wholes
 

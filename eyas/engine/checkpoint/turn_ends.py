@@ -14,8 +14,8 @@ from typing import Any
 
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
-from eyas.common.text_source import TextSource, given_template
-from eyas.common.tokenizer_source import special_tokens, tokenizer_file
+from eyas.common.tokenizers.source import special_tokens, tokenizer_file
+from eyas.common.tokenizers.text_source import TextSource, given_template
 
 _OF = "turn|text|message|msg|sentence|assistant|utterance|response"
 _END = re.compile(

@@ -11,7 +11,7 @@ from collections.abc import Sequence as SequenceOf
 
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.device.buckets import Buckets
-from eyas.engine.speculation.pacing import Pacing
+from eyas.engine.speculation.depths.pacing import Pacing
 
 
 class Depths:

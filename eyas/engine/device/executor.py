@@ -22,7 +22,7 @@ from eyas.engine.batch.tables import Tables
 from eyas.engine.device.program import DeviceState, StepProgram
 from eyas.engine.device.special import SLICE, padding_rows
 from eyas.engine.device.step import CatchUp, FeatureRequest, JoinBatch, StepInput, StepShape
-from eyas.engine.kernels.launching import CAPTURE
+from eyas.engine.kernels.launch.launching import CAPTURE
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.sampling.scores import Scores, score_slices
 

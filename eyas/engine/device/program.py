@@ -2,7 +2,7 @@
 
 Launching is all it does: no value of the device is read here, so the same calls run eagerly and into a graph.
 The plain twin is `eyas.engine.loop.plain_runner` with `eyas.engine.loop.commit` and
-`eyas.engine.speculation.draft_runner`.
+`eyas.engine.speculation.draft_worker.draft_runner`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, mask_words
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import StepShape
-from eyas.engine.kernels import landing, mailbox, paths, row_ring, sample
-from eyas.engine.kernels import rounds as round_kernels
+from eyas.engine.kernels.drafts import landing, paths
+from eyas.engine.kernels.drafts import rounds as round_kernels
+from eyas.engine.kernels.exchange import mailbox, row_ring
+from eyas.engine.kernels.sampling import sample
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceModel
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.sampling.scores import SLICE
 from eyas.engine.speculation.device import CertainChunk, DeviceDrafter, DeviceTap
-from eyas.engine.speculation.device_lookup import DeviceLookup
+from eyas.engine.speculation.drafters.device_lookup import DeviceLookup
 
 
 @dataclass(frozen=True)

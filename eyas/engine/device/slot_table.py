@@ -22,7 +22,7 @@ from eyas.engine.device.program import DeviceState
 from eyas.engine.device.special import occupy_special, reads_text
 from eyas.engine.device.step import JoinBatch, Layout, Placed, StepShape, tiles_for
 from eyas.engine.grammar.grammars import Grammars
-from eyas.engine.kernels.mailbox import polls_in
+from eyas.engine.kernels.exchange.mailbox import polls_in
 
 
 @dataclass

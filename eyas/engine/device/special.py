@@ -24,8 +24,8 @@ from eyas.engine.batch.stopping import ending_ids
 from eyas.engine.batch.tables import Tables, TableWrites
 from eyas.engine.device.masks import StepMasks
 from eyas.engine.device.step import Placed, StepShape
-from eyas.engine.kernels import sample, special
-from eyas.engine.kernels.special import COLUMNS, Workspace
+from eyas.engine.kernels.sampling import sample, special
+from eyas.engine.kernels.sampling.special import COLUMNS, Workspace
 
 SLICE = 64
 """Special rows that are sampled at a time."""

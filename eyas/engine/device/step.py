@@ -16,7 +16,7 @@ import numpy as np
 from eyas.engine.batch.sections import sections
 from eyas.engine.batch.sequence import Work
 from eyas.engine.batch.spans import Span
-from eyas.engine.kernels.rounds import FACTS
+from eyas.engine.kernels.drafts.rounds import FACTS
 from kv_transfer.layout import pages_for
 
 
@@ -56,9 +56,9 @@ class StepShape:
 
         `following`: the token after each chunk row, for the draft head, and a word that is never read.
         `sampled_slots`, `picked`: slot and row of each row that gives a token; `settled`: that token if it is
-        known before the others are chosen, else -1. `tiles`: (slot, first chunk
-        row, its position, rows), see `eyas.engine.kernels.prefill`. `end_slots`, `end_positions`, `end_rows`:
-        of the chunks' ends, whose tokens stand one further; the rows counted from the first chunk row.
+        known before the others are chosen, else -1. `tiles`: (slot, first chunk row, its position, rows), see
+        `eyas.engine.kernels.attention.prefill`. `end_slots`, `end_positions`, `end_rows`: of the chunks'
+        ends, whose tokens stand one further; the rows counted from the first chunk row.
         """
         counts = {
             "slots": self.batch,

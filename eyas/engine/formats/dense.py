@@ -9,11 +9,11 @@ import torch
 
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels import exact_wide, skinny
-from eyas.engine.kernels.blocks import Rows, StoredWeight
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.rows import act_mul
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.products import exact_wide, skinny
+from eyas.engine.kernels.products.blocks import Rows, StoredWeight
+from eyas.engine.kernels.products.rows import act_mul
 
 
 class DenseProjection(Projection):

@@ -16,11 +16,11 @@ from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.quantized import FP8_SIDE
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels import few, vendor
-from eyas.engine.kernels.blocks import Fp8Rows, Rows, StoredWeight, count_of
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.rows import act_mul, act_mul_rounded
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.products import few, vendor
+from eyas.engine.kernels.products.blocks import Fp8Rows, Rows, StoredWeight, count_of
+from eyas.engine.kernels.products.rows import act_mul, act_mul_rounded
 
 
 class Fp8Projection(Projection):

@@ -13,9 +13,9 @@ import torch
 
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels.blocks import Rows, StoredWeight
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 
 
 @dataclass(frozen=True)

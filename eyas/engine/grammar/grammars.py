@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from eyas.common.errors import EngineError, EyasError
-from eyas.common.grammar import Grammar
-from eyas.common.grammar_compiler import GrammarCompiler
+from eyas.common.grammars.compiler import GrammarCompiler
+from eyas.common.grammars.notations import Grammar
 from eyas.engine.batch.sequence import Generation, Sequence
 from eyas.engine.batch.tree import ROOT, DraftTree
 from eyas.engine.grammar.paced import PacedState

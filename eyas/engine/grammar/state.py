@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from eyas.common.errors import GrammarTooSlow, InvalidRequest
-from eyas.common.grammar_compiler import library
+from eyas.common.grammars.compiler import library
 from eyas.common.params import SamplingParams
 from eyas.engine.batch.tree import ROOT, DraftTree
 

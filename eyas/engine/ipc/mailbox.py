@@ -1,8 +1,9 @@
 """A mailbox per sequence, in memory that a decode engine and a draft worker of one host share: rounds go one
 way, drafts the other.
 
-The decode engine's end is its host, or its GPU without the host (`eyas.engine.kernels.mailbox`); the draft
-worker's end is its host (`eyas.engine.speculation.posted`). Who writes never waits and asks for nothing.
+The decode engine's end is its host, or its GPU without the host (`eyas.engine.kernels.exchange.mailbox`); the
+draft worker's end is its host (`eyas.engine.speculation.draft_worker.posted`). Who writes never waits and
+asks for nothing.
 
 A place has a ring of rows, that of position p in word p mod `kept`: the token of position p + 1, and whether
 this was the newest row when it was written. Behind the ring lies one proposal: a header, the number of nodes;

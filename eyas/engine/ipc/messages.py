@@ -1,20 +1,20 @@
 """The messages between a worker's front and its engine: one batch each way per step.
 
 Commands go down to the engine, events come up. The engine decides (queues, pages, leases). The front relays
-(streams, health, the deadlines of peers); what the engine says of a request (`eyas.common.replies`) it passes
-on as it is. Plain msgspec structs: no torch, no gRPC.
+(streams, health, the deadlines of peers); what the engine says of a request (`eyas.common.wire.replies`) it
+passes on as it is. Plain msgspec structs: no torch, no gRPC.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from eyas.common.message import TaggedMessage, WireFailure
 from eyas.common.params import SamplingParams
-from eyas.common.pool import Export, PoolInfo
-from eyas.common.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, StepReply
 from eyas.common.step_times import StepRates
 from eyas.common.types import FAST, Backlog, FirstToken, GenerationRequest, KvHandle
+from eyas.common.wire.message import TaggedMessage, WireFailure
+from eyas.common.wire.pool import Export, PoolInfo
+from eyas.common.wire.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, StepReply
 from eyas.engine.ipc.transfer_messages import (
     ClosePull,
     CopyPages,

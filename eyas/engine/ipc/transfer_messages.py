@@ -6,10 +6,10 @@ front, and asks its front for the copies that only fronts can make.
 
 from __future__ import annotations
 
-from eyas.common.links import PageLink
-from eyas.common.message import TaggedMessage, WireFailure
-from eyas.common.pool import PoolInfo
 from eyas.common.types import FirstToken, KvHandle, KvKind
+from eyas.common.wire.links import PageLink
+from eyas.common.wire.message import TaggedMessage, WireFailure
+from eyas.common.wire.pool import PoolInfo
 
 # --- commands: owner side (this worker holds the pages) ----------------------------------------------
 

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 
 from eyas.common.errors import ConfigError
-from eyas.common.gpus import number_of
-from eyas.common.pool import Geometry
+from eyas.common.machine.gpus import number_of
+from eyas.common.wire.pool import Geometry
 from eyas.engine.kv.device_memory import bytes_of
 from eyas.engine.kv.format import KvFormat
 from kv_transfer.area import Area, DeviceArea, create_file, map_file

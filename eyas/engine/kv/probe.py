@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eyas.common.errors import EyasError, Overloaded, TransferFailed
-from eyas.common.links import PageLink
 from eyas.common.types import Shard
+from eyas.common.wire.links import PageLink
 from eyas.engine.ipc.messages import LinkProbed, Moved, ProbeLink
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.approach import Approach

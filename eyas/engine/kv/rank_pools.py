@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
-from eyas.common.pool import Geometry
+from eyas.common.wire.pool import Geometry
 from kv_transfer.area import DeviceArea
 from kv_transfer.gpu.driver import Allocation, Driver, DriverError
 from kv_transfer.gpu.handover import take

@@ -29,9 +29,9 @@ from eyas.engine.checkpoint.config import (
     ModelConfig,
 )
 from eyas.engine.device.buckets import MAX_ENDS
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.grouped_tiles import measured
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.experts.grouped_tiles import measured
+from eyas.engine.kernels.products import skinny
 from eyas.engine.loading.fold_check import unequal, weights_of
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.tile_check import check_tiles, products_of

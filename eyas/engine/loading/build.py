@@ -19,11 +19,11 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.gpus import number_of
+from eyas.common.machine.gpus import number_of
 from eyas.common.model_name import model_name
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
-from eyas.common.tokenizer_source import tokenizer_digest
+from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.types import GenerationRequest, KvKind, Role
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.device.buckets import GRAIN
@@ -59,13 +59,13 @@ from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, Limits
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers
 from eyas.engine.scheduling.scheduler import Scheduler
-from eyas.engine.speculation.colocated import ColocatedDrafter
-from eyas.engine.speculation.draft_engine import DraftEngine, DraftParts
-from eyas.engine.speculation.draft_runner import DraftRunner
-from eyas.engine.speculation.drafter import Drafter
-from eyas.engine.speculation.lookup_drafter import LookupDrafter
-from eyas.engine.speculation.pacing import Pacing, pacing_of
-from eyas.engine.speculation.remote import RemoteDrafter
+from eyas.engine.speculation.depths.pacing import Pacing, pacing_of
+from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
+from eyas.engine.speculation.draft_worker.draft_runner import DraftRunner
+from eyas.engine.speculation.drafters.base import Drafter
+from eyas.engine.speculation.drafters.colocated import ColocatedDrafter
+from eyas.engine.speculation.drafters.lookup_drafter import LookupDrafter
+from eyas.engine.speculation.drafters.remote import RemoteDrafter
 from kv_transfer.backends.table import NONE, unfit
 from kv_transfer.layout import pages_for
 from kv_transfer.own_files import new_path, own_prefix, sweep

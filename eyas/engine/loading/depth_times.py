@@ -14,7 +14,7 @@ from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.device.depths import Depths
 from eyas.engine.device.runner import DeviceRunner
-from eyas.engine.speculation.pacing import Pacing
+from eyas.engine.speculation.depths.pacing import Pacing
 
 RUNS = 2  # of each: the shorter one counts
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

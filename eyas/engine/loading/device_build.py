@@ -28,7 +28,7 @@ from eyas.engine.device.runner import DeviceRunner, late_sizes
 from eyas.engine.device.special import SpecialSampler
 from eyas.engine.device.step import Layout, StepShape
 from eyas.engine.grammar.grammars import Grammars
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.loading.arithmetic import Arithmetic, pdl_of, prompts_of
 from eyas.engine.loading.depth_times import measure_depths
@@ -54,11 +54,11 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.leader import RankLeader
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.engine.sampling.scores import SLICE, SLICE_BYTES
+from eyas.engine.speculation.depths.pacing import Pacing, pacing_of
 from eyas.engine.speculation.device import DeviceDrafter, DeviceTap
-from eyas.engine.speculation.device_lookup import DeviceLookup, words_predicted
+from eyas.engine.speculation.drafters.device_lookup import DeviceLookup, words_predicted
 from eyas.engine.speculation.feature_ring import FeatureRing
 from eyas.engine.speculation.feature_windows import DeviceWindows
-from eyas.engine.speculation.pacing import Pacing, pacing_of
 from kv_transfer.layout import pages_for
 
 BEYOND = 256

@@ -19,7 +19,7 @@ from eyas.engine.attention.rows import Most
 from eyas.engine.batch.tables import Tables
 from eyas.engine.device.buckets import default_batches
 from eyas.engine.ipc.pulse import Beat, no_pulse
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels.products import skinny
 from eyas.engine.loading.device_build import table_sizes
 from eyas.engine.loading.memory import Demand, DeviceMemory, pool_pages
 from eyas.engine.loading.spec import EngineSpec
@@ -30,14 +30,14 @@ from eyas.engine.models.fused_step import LayerContext
 from eyas.engine.models.heads import load_device_draft, load_draft
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
-from eyas.engine.speculation.ahead import AheadRunner, rows_ahead
 from eyas.engine.speculation.device import DeviceProposer, Followed
-from eyas.engine.speculation.device_runner import MOST_PASSES, DeviceDraftRunner
-from eyas.engine.speculation.draft_runner import Asked, DraftRunner, Extension, RingRow
-from eyas.engine.speculation.draft_sequences import BatchRunner
-from eyas.engine.speculation.kept_chains import KeptChains
-from eyas.engine.speculation.outcome_runs import MOST_ROUNDS, OUTCOMES, OutcomeRuns
-from eyas.engine.speculation.short_runs import DraftState
+from eyas.engine.speculation.draft_worker.device_runner import MOST_PASSES, DeviceDraftRunner
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, DraftRunner, Extension, RingRow
+from eyas.engine.speculation.draft_worker.draft_sequences import BatchRunner
+from eyas.engine.speculation.draft_worker.kept_chains import KeptChains
+from eyas.engine.speculation.draft_worker.outcome_runs import MOST_ROUNDS, OUTCOMES, OutcomeRuns
+from eyas.engine.speculation.draft_worker.short_runs import DraftState
+from eyas.engine.speculation.drafters.ahead import AheadRunner, rows_ahead
 from kv_transfer.layout import pages_for
 
 

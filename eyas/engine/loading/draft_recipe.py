@@ -1,4 +1,4 @@
-"""Every kernel that a draft worker of this configuration launches, as a recipe of `eyas.engine.kernels.warm`.
+"""Every kernel that a draft worker of this configuration launches, as a recipe of `kernels.launch.warm`.
 
 As in `eyas.engine.loading.recipe` the worker itself is the list: its head is put together on the device
 "meta", and batches of every size go through its programs.
@@ -17,15 +17,15 @@ from eyas.engine.attention.device import chunk_tile_rows
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.device.buckets import default_batches
-from eyas.engine.kernels import row_ring
-from eyas.engine.kernels.sizes import cdiv
-from eyas.engine.kernels.skinny import MAX_ROWS
+from eyas.engine.kernels.exchange import row_ring
+from eyas.engine.kernels.launch.sizes import cdiv
+from eyas.engine.kernels.products.skinny import MAX_ROWS
 from eyas.engine.loading.draft_build import batch_sizes, draft_state
 from eyas.engine.loading.recipe import Unread, wide_rows
-from eyas.engine.speculation.device_runner import MOST_PASSES
-from eyas.engine.speculation.outcome_runs import MOST_ROUNDS, OutcomeProgram, outcome_layout
-from eyas.engine.speculation.short_runs import DraftState, ShortProgram, short_layout
-from eyas.engine.speculation.told_rows import ToldLayout, ToldMemory
+from eyas.engine.speculation.draft_worker.device_runner import MOST_PASSES
+from eyas.engine.speculation.draft_worker.outcome_runs import MOST_ROUNDS, OutcomeProgram, outcome_layout
+from eyas.engine.speculation.draft_worker.short_runs import DraftState, ShortProgram, short_layout
+from eyas.engine.speculation.draft_worker.told_rows import ToldLayout, ToldMemory
 
 NARROWEST = 16
 """Rows of the smallest product by tiles: those of others are twice as many each time."""

@@ -14,7 +14,7 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
-from eyas.engine.kernels import exact_wide, skinny
+from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.models.fused_experts import SIDE, router_tiles
 from eyas.engine.parallel.shards import config_of_rank
 

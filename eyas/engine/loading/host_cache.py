@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.memory import memory
+from eyas.common.machine.memory import memory
 from eyas.engine.kv.host_memory import HostMemory
 from eyas.engine.kv.host_tier import HostTier
 from eyas.engine.kv.pages import PagePool

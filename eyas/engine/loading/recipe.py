@@ -1,4 +1,4 @@
-"""Every kernel that an engine of this configuration launches, as a recipe of `eyas.engine.kernels.warm`.
+"""Every kernel that an engine of this configuration launches, as a recipe of `kernels.launch.warm`.
 
 The engine itself is the list: the same machine is put together on the device "meta", and steps of every shape
 go through the same programs. No weight is read and no GPU is touched.
@@ -24,10 +24,10 @@ from eyas.engine.device.program import StepProgram
 from eyas.engine.device.runner import late_sizes
 from eyas.engine.device.special import SLICE
 from eyas.engine.device.step import StepShape
-from eyas.engine.kernels.few import MOST_ROWS
-from eyas.engine.kernels.rows import put_rows
-from eyas.engine.kernels.skinny import MAX_ROWS
-from eyas.engine.kernels.special import COLUMNS, mask_words
+from eyas.engine.kernels.products.few import MOST_ROWS
+from eyas.engine.kernels.products.rows import put_rows
+from eyas.engine.kernels.products.skinny import MAX_ROWS
+from eyas.engine.kernels.sampling.special import COLUMNS, mask_words
 from eyas.engine.loading.arithmetic import prompts_of
 from eyas.engine.loading.device_build import build_state
 from eyas.engine.loading.spec import EngineSpec

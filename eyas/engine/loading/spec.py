@@ -13,9 +13,9 @@ import torch
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.gpus import number_of
-from eyas.common.pool import Geometry
+from eyas.common.machine.gpus import number_of
 from eyas.common.types import FAST, KvKind, Role
+from eyas.common.wire.pool import Geometry
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig

@@ -16,8 +16,8 @@ import psutil
 
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.gpus import capability
-from eyas.engine.kernels.warm import Warmup
+from eyas.common.machine.gpus import capability
+from eyas.engine.kernels.launch.warm import Warmup
 
 # No kernel depends on these.
 PLACING = ("roles", "worker", "threads", "mem_fraction_static", "host_cache_gb", "pool_dir")

@@ -14,12 +14,12 @@ import torch
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.fp8 import Rounding, scales_of
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.blocks import Rows, StoredWeight
-from eyas.engine.kernels.group import group
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.grouped_tiles import Shape, Table, Tile, exact_tile_for, key_of
+from eyas.engine.kernels.experts.group import group
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped_tiles import Shape, Table, Tile, exact_tile_for, key_of
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 from eyas.engine.loading.fold_check import operands, same
 from eyas.engine.parallel.shards import config_of_rank
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from eyas.common.gpus import number_of
-from eyas.common.pool import Export, PoolInfo, RankPool
+from eyas.common.machine.gpus import number_of
 from eyas.common.types import KvKind, Role
+from eyas.common.wire.pool import Export, PoolInfo, RankPool
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.front_wire import FrontWire
 from eyas.engine.kv.pool import KvPool

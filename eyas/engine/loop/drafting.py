@@ -24,9 +24,9 @@ from eyas.engine.batch.window import KeptRows
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.messages import DraftDown, DraftUp
 from eyas.engine.loop.patience import Patience
-from eyas.engine.speculation.depth import narrowed, shallower
-from eyas.engine.speculation.drafter import Commit, Draft, Drafter
-from eyas.engine.speculation.pacing import Pacing
+from eyas.engine.speculation.depths.depth import narrowed, shallower
+from eyas.engine.speculation.depths.pacing import Pacing
+from eyas.engine.speculation.drafters.base import Commit, Draft, Drafter
 
 NO_LIMITS = RequestDraftLimits()
 NOTHING = DraftTree((), ())

@@ -58,8 +58,8 @@ from eyas.engine.scheduling.draft_kv import DraftKv
 from eyas.engine.scheduling.flushes import Flushes
 from eyas.engine.scheduling.ranked import Schedulers
 from eyas.engine.scheduling.requests import Requests
-from eyas.engine.speculation.drafter import Drafter
-from eyas.engine.speculation.pacing import Pacing
+from eyas.engine.speculation.depths.pacing import Pacing
+from eyas.engine.speculation.drafters.base import Drafter
 from kv_transfer.copier import Copier
 
 IDLE_S = 0.1  # the longest nap: deadlines and leases are looked after at least so often

@@ -22,7 +22,7 @@ from eyas.engine.loop.step_clock import StepClock
 from eyas.engine.loop.step_counts import StepCounts
 from eyas.engine.loop.step_paces import StepPaces
 from eyas.engine.scheduling.ranked import Schedulers
-from eyas.engine.speculation.pacing import Pacing
+from eyas.engine.speculation.depths.pacing import Pacing
 
 LOOK_S = 0.001  # a step in flight may end earlier than expected: that is looked for so often
 

@@ -11,8 +11,8 @@ from eyas.engine.checkpoint.config import FeedForwardSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 from eyas.engine.formats.table import loader_of
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.grouped_task import Gate
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.layers.mlp import down_name, gate_up_names
 from eyas.engine.models.ops.base import GatedPart, Ops, OutPart

@@ -15,8 +15,8 @@ import torch
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain

@@ -7,7 +7,7 @@ import torch
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels.join import join
+from eyas.engine.kernels.drafts.join import join
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.eagle import fc_tensors

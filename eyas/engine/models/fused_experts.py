@@ -15,12 +15,13 @@ import torch
 from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels import combine, route, single
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Normed, StoredWeight
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.skinny import empty_padded
-from eyas.engine.kernels.skinny_tiles import Table, Tile
+from eyas.engine.kernels.experts import combine, route
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products import single
+from eyas.engine.kernels.products.blocks import Normed, StoredWeight
+from eyas.engine.kernels.products.skinny import empty_padded
+from eyas.engine.kernels.products.skinny_tiles import Table, Tile
 from eyas.engine.models.feed_forward import GATES, GatedLoaders
 from eyas.engine.models.fused_residual import NarrowRows, ScaledRows, add_over_ranks, normed_rows
 from eyas.engine.models.fused_step import Forward, product_float32

@@ -9,7 +9,7 @@ import torch
 
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels import skinny
+from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.fused_step import Forward
 from eyas.engine.models.layer import DeviceLayer, load_input_gain

@@ -17,9 +17,9 @@ from eyas.engine.checkpoint.config import LatentSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection, ProjectionLoader
 from eyas.engine.formats.table import loader_of
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.blocks import Normed, Rows
-from eyas.engine.kernels.latent_rows import InnerNorms, write_latents
+from eyas.engine.kernels.latent.latent_rows import InnerNorms, write_latents
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.blocks import Normed, Rows
 from eyas.engine.layers.latent import EPS, halves_last
 from eyas.engine.models.fused_step import Forward, norm_before
 from eyas.engine.models.ops.base import Ops

@@ -12,9 +12,9 @@ import torch
 from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import DraftConfig
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.kernels import newest
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.join import join
+from eyas.engine.kernels.drafts import newest
+from eyas.engine.kernels.drafts.join import join
+from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.base import Drafted, FinalNorm

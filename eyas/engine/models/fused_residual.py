@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels import exact_wide, skinny
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Normed
+from eyas.engine.kernels.products import exact_wide, skinny
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products.blocks import Normed
 from eyas.engine.models.fused_step import Forward
 from eyas.engine.parallel.group import ProcessGroup
 

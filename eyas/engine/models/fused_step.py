@@ -16,13 +16,13 @@ from eyas.engine.batch.rows import Rows
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels import exact_wide, skinny, vendor
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Normed
-from eyas.engine.kernels.blocks import Rows as ProductRows
-from eyas.engine.kernels.grouped import Products
-from eyas.engine.kernels.grouped_tiles import Table, measured
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.experts.grouped import Products
+from eyas.engine.kernels.experts.grouped_tiles import Table, measured
+from eyas.engine.kernels.products import exact_wide, skinny, vendor
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products.blocks import Normed
+from eyas.engine.kernels.products.blocks import Rows as ProductRows
 from eyas.engine.layers.rotary import Angles
 from eyas.engine.layers.rotary import tables as rotary_tables
 from eyas.engine.parallel.group import ProcessGroup

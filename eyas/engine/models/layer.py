@@ -17,9 +17,9 @@ from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection
 from eyas.engine.formats.table import loader_of
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products import skinny
 from eyas.engine.layers.attention import query_key_gains, rows_order
 from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.feed_forward import GatedFeedForward

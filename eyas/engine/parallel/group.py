@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from eyas.common.errors import EngineError
-from eyas.engine.kernels.exact_ranks import add_in_order
+from eyas.engine.kernels.exchange.exact_ranks import add_in_order
 from eyas.engine.parallel.one_shot import GRAIN, OneShot
 from eyas.engine.parallel.peer_memory import PeerMemory
 from eyas.engine.parallel.ranks import RankInfo
@@ -105,7 +105,7 @@ class ProcessGroup:
         """tensor [m, n] = its sum over all ranks + residual [m, n], m <= 128.
 
         `sums` float32 [sum_parts(n), 128] receives parts of the rows' sums of squares, in the form in which
-        `eyas.engine.kernels.skinny.linear` leaves them on one rank.
+        `eyas.engine.kernels.products.skinny.linear` leaves them on one rank.
         """
         if self._one_shot is not None and self._one_shot.takes(tensor) and OneShot.parts(tensor.shape[1]):
             self._one_shot(tensor, residual, sums)

@@ -24,11 +24,11 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.engine.kernels.halving import halving_sum
-from eyas.engine.kernels.launching import kernel
-from eyas.engine.kernels.sizes import cdiv
-from eyas.engine.kernels.skinny import sum_group
-from eyas.engine.kernels.skinny_kernels import SUMS_WIDTH
+from eyas.engine.kernels.launch.launching import kernel
+from eyas.engine.kernels.launch.sizes import cdiv
+from eyas.engine.kernels.products.halving import halving_sum
+from eyas.engine.kernels.products.skinny import sum_group
+from eyas.engine.kernels.products.skinny_kernels import SUMS_WIDTH
 
 BLOCK = 256
 """Words (32 bits) per program. A program is one warp, so it waits without shared memory."""

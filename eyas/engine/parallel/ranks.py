@@ -28,8 +28,8 @@ from typing import Self
 
 import msgspec
 
-from eyas.common.children import importing_safely
 from eyas.common.errors import EngineError
+from eyas.common.machine.children import importing_safely
 
 PR_SET_PDEATHSIG = 1
 SEND_S = 10.0  # a follower that takes no message within this time is stuck

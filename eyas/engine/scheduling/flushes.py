@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from eyas.common.errors import Busy
-from eyas.common.message import WireFailure
+from eyas.common.wire.message import WireFailure
 from eyas.engine.ipc.messages import CacheFlushed, FlushCache
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.scheduling.ranked import Schedulers

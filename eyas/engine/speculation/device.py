@@ -1,8 +1,8 @@
 """Drafting inside the step: the head runs over what a round has made certain, then proposes into the tables.
 
-The plain twin is `eyas.engine.speculation.draft_runner`, driven by `eyas.engine.speculation.colocated`.
-Everything is launched blindly: which rows were accepted is known on the device alone. Draft KV lies in a pool
-of its own under the target's page numbers.
+The plain twin is `eyas.engine.speculation.draft_worker.draft_runner`, driven by
+`eyas.engine.speculation.drafters.colocated`. Everything is launched blindly: which rows were accepted is
+known on the device alone. Draft KV lies in a pool of its own under the target's page numbers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import torch
 from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables
-from eyas.engine.kernels import chains, couple, paths, trees
-from eyas.engine.kernels import rounds as round_kernels
-from eyas.engine.kernels.rows import gather_rows
+from eyas.engine.kernels.drafts import chains, paths, trees
+from eyas.engine.kernels.drafts import rounds as round_kernels
+from eyas.engine.kernels.products.rows import gather_rows
+from eyas.engine.kernels.sampling import couple
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import DeviceDraft, Drafted, FeatureTap
-from eyas.engine.speculation.depth import ladder, shallower
+from eyas.engine.speculation.depths.depth import ladder, shallower
+from eyas.engine.speculation.draft_worker.kept_chains import KeptChains
+from eyas.engine.speculation.drafters.mailing import mail_place, may_mail
 from eyas.engine.speculation.feature_ring import KEPT_ROWS, FeatureRing
 from eyas.engine.speculation.feature_windows import DeviceWindows
-from eyas.engine.speculation.kept_chains import KeptChains
-from eyas.engine.speculation.mailing import mail_place, may_mail
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from eyas.engine.batch.tables import Tables
-from eyas.engine.kernels.rounds import RoundRows
+from eyas.engine.kernels.drafts.rounds import RoundRows
 
 KEPT_ROWS = 16
 """Of each sequence: many at once cost the head hardly more than one, until its products bind."""

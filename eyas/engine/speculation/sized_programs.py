@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from eyas.engine.kernels.launching import CAPTURE
+from eyas.engine.kernels.launch.launching import CAPTURE
 
 
 class Program(Protocol):

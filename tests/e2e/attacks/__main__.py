@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from eyas.client import AsyncClient
-from eyas.common import api_keys
 from eyas.common.config import NANO, NANO_HEAD
+from eyas.common.security import api_keys
 from tests.e2e.attacks.attack import Attack, Tally, Target
 from tests.e2e.attacks.bodies import BODIES
 from tests.e2e.attacks.calls import CALLS

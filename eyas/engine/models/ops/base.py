@@ -16,11 +16,11 @@ import torch
 
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.blocks import Normed, Rows
-from eyas.engine.kernels.grouped_task import Gate
-from eyas.engine.kernels.scores import Scores
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.blocks import Normed, Rows
 from eyas.engine.layers.activations import Activation
 from eyas.engine.layers.norm import rms_norm
 from eyas.engine.models.fused_residual import NarrowRows, ScaledRows

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from eyas.engine.formats.projection import Projection
-from eyas.engine.kernels import exact_wide, skinny
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Normed, Rows
+from eyas.engine.kernels.products import exact_wide, skinny
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products.blocks import Normed, Rows
 from eyas.engine.models.fused_residual import ScaledRows, normed_rows
 from eyas.engine.models.ops.base import ExpertsPart, GatedPart, LatentPart, Ops, OutPart, QkvPart
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels import skinny
-from eyas.engine.kernels.blocks import Normed, Rows
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products.blocks import Normed, Rows
 from eyas.engine.models.fused_residual import (
     NarrowRows,
     add_made,

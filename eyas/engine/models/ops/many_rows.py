@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from eyas.engine.kernels import rows as row_kernels
-from eyas.engine.kernels.blocks import Normed, Rows
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products.blocks import Normed, Rows
 from eyas.engine.models.fused_residual import WideRows
 from eyas.engine.models.ops.base import ExpertsPart, GatedPart, LatentPart, Ops
 

@@ -1,0 +1,1 @@
+"""A cluster on one machine: its processes planned, started, kept running and ended."""

@@ -1,0 +1,122 @@
+"""Several gateway processes on the same ports: starts them, restarts the ones that die, and ends them all.
+
+The kernel gives each new connection to one of them (SO_REUSEPORT). They share the registry's snapshot of the
+workers, and a folder of sockets at which they ask each other (`gateway.http.siblings`); every limit of a
+gateway holds for each. This file does not know what a gateway does: it runs `eyas gateway` for each, as a
+local cluster runs its one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+from eyas.cluster.child import Child, LogLine
+from eyas.cluster.keeper import keep
+from eyas.cluster.plan import gateway_argv
+from eyas.common import logging as eyas_logging
+from eyas.common.cluster.discovery import registry
+from eyas.common.cluster.listening import claim
+from eyas.common.config import SHARED_MEMORY, GatewayConfig
+from eyas.common.errors import ConfigError
+from eyas.common.machine.children import python_module
+from eyas.common.machine.leave import Leave
+from eyas.common.machine.shared_folder import SharedFolder
+from eyas.common.security import api_keys
+from eyas.common.security.tls import door_context, service_tls
+from gateway.http.siblings import SUFFIX
+from gateway.main import warn_if_open
+from gateway.text.tokenizer import Tokenizer
+
+PREFIX = "eyas-gateway-"
+GRACE_S = 5.0  # after the drain time
+_logger = logging.getLogger("eyas.gateway")
+
+
+def run_group(config: GatewayConfig) -> None:
+    """Serves until SIGTERM or SIGINT; then open requests have `drain_s` seconds to finish.
+
+    A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry, tokenizer
+    or certificate.
+    """
+    eyas_logging.setup("gateway", config.log_format, config.log_level)
+    warn_if_open(config)
+    if config.key_limits is not None:
+        text = "each of %d gateway processes counts what keys use: a key may have up to %d times its limits"
+        _logger.warning(text, config.processes, config.processes)
+    # What is wrong with them is told once, before any process starts.
+    registry(config.registry, ca=config.registry_ca, cluster=config.cluster)
+    Tokenizer.load(config.texts.folder, template=config.chat_template)
+    service_tls(config.tls_dir)
+    if config.door is not None:
+        door_context(config.door)
+    asyncio.run(_run(config))
+
+
+async def _run(config: GatewayConfig) -> None:
+    leave = Leave()
+    log = partial(_line, config.log_format == "json")
+    with _members(config, log) as children:
+        keepers = []
+        try:
+            for child in children:
+                child.start()
+                keepers.append(asyncio.create_task(keep(child, log)))
+            await leave.asked.wait()
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            await _stop(children, leave, config.drain_s)
+
+
+@contextlib.contextmanager
+def _members(config: GatewayConfig, log: LogLine) -> Iterator[list[Child]]:
+    """The processes, not started. Their ports and the folder of their sockets are kept until the end."""
+    with contextlib.ExitStack() as held:
+        http = held.enter_context(claim(config.host, config.port, "port"))
+        grpc = held.enter_context(claim(config.host, config.grpc_port, "grpc-port"))
+        folder = _socket_folder()
+        held.callback(folder.leave)
+        config = dataclasses.replace(config, port=http.getsockname()[1], grpc_port=grpc.getsockname()[1])
+        environment = api_keys.environment(config.api_keys)
+        children = []
+        for number in range(config.processes):
+            name = f"gateway-{number}"
+            member = dataclasses.replace(config, processes=1, member=str(folder.path / f"{name}{SUFFIX}"))
+            command = python_module("eyas.cli", *gateway_argv(member))
+            children.append(Child(name, command, log, environment))
+        yield children
+
+
+def _socket_folder() -> SharedFolder:
+    """A group that is killed leaves its own behind, which the next one removes."""
+    try:
+        return SharedFolder(SHARED_MEMORY, PREFIX)
+    except OSError as error:
+        raise ConfigError(f"no socket can be made in {SHARED_MEMORY}: {error.strerror}") from None
+
+
+async def _stop(children: list[Child], leave: Leave, drain_s: float) -> None:
+    """Asks all of them to leave, and kills what is left after their drain time."""
+
+    async def hurry() -> None:
+        await leave.now.wait()
+        for child in children:
+            if child.running and child.pid is not None:
+                os.kill(child.pid, signal.SIGHUP)
+
+    hurrying = asyncio.create_task(hurry())
+    await asyncio.gather(*(child.stop(drain_s + GRACE_S) for child in children))
+    hurrying.cancel()
+
+
+def _line(json: bool, name: str, line: str) -> None:
+    sys.stderr.write((eyas_logging.as_record(name, line) if json else line) + "\n")  # whole: threads share it

@@ -1,0 +1,264 @@
+"""A cluster on one machine: starts its processes, restarts them when they die, and ends them all.
+
+Ready means that every worker's gRPC health says SERVING and the gateway's /health answers 200. This file does
+not know what a worker does: `plan` describes the processes, and `child` runs each one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from eyas.cluster.child import Child, LogLine
+from eyas.cluster.folder import check_engine, check_gateway
+from eyas.cluster.keeper import keep
+from eyas.cluster.plan import HostResources, gateway_argv, plan, worker_argv
+from eyas.cluster.room import check_room
+from eyas.common.cluster.address import join
+from eyas.common.cluster.listening import listen
+from eyas.common.config import ServeConfig
+from eyas.common.errors import ConfigError, DeadlineExceeded
+from eyas.common.logging import message_in
+from eyas.common.machine import gpus
+from eyas.common.machine.children import python_module
+from eyas.common.machine.memory import memory
+from eyas.common.machine.pool_folder import new_pool_folder
+from eyas.common.machine.ports import free_ports
+from eyas.common.security import api_keys
+from eyas.common.security.tls import door_context, service_tls
+from eyas.common.wire import rpc
+from gateway.limits.quotas import read_limits
+from gateway.text.sampling_defaults import chosen_defaults
+
+START_S = 180.0  # from the first process to a gateway that would answer
+POLL_S = 0.1
+PROBE_S = 1.0
+GATEWAY_GRACE_S = 7.0  # after its drain time
+WORKER_GRACE_S = 10.0
+
+GATEWAY = "gateway"
+Progress = Callable[[list[str], float], None]  # (processes that are not ready yet, seconds since the start)
+
+
+class LocalCluster:
+    """`async with LocalCluster(config, log) as cluster:` gives a cluster that is ready, and ends all of it.
+
+    Raises ConfigError for a configuration that cannot work (before any process starts, or when a process
+    refuses it) and DeadlineExceeded if the cluster is not ready in time.
+    """
+
+    def __init__(self, config: ServeConfig, log: LogLine, progress: Progress | None = None) -> None:
+        check_engine(config.engine)
+        check_gateway(config.gateway)
+        chosen_defaults(config.gateway)
+        if config.gateway.door is not None:
+            door_context(config.gateway.door)
+        read_limits(config.gateway.key_limits)
+        with listen(config.gateway.host, config.gateway.port, "port"):
+            listen(config.gateway.host, config.gateway.grpc_port, "grpc-port").close()
+        self._log = log
+        self._progress = progress
+        self._pool_dir = config.engine.pool_dir
+        bytes_of_gpus = () if config.engine.device == "cpu" else gpus.memory()
+        machine = HostResources(len(os.sched_getaffinity(0)), bytes_of_gpus, memory())
+        self._plan = plan(config, free_ports(), machine)
+        engines = {name: worker.engine for name, worker in self._plan.workers.items()}
+        check_room(engines, machine.gpus, machine.memory)
+        self._dial = rpc.dialer(service_tls(config.gateway.tls_dir))
+        self._children: dict[str, Child] = {}
+        self._loading: list[str] = []  # the names of the processes that are not ready yet
+        self._keepers: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self.start_s = 0.0  # seconds that the start took
+
+    @property
+    def url(self) -> str:
+        """The gateway's HTTP address, as clients on this machine reach it."""
+        scheme = "http" if self._plan.gateway.door is None else "https"
+        return f"{scheme}://{join(self._reachable, self._plan.gateway.port)}"
+
+    @property
+    def grpc_address(self) -> str:
+        """The gateway's gRPC address, as clients on this machine reach it."""
+        return join(self._reachable, self._plan.gateway.grpc_port)
+
+    @property
+    def model(self) -> str:
+        """The model's name in the API."""
+        return self._plan.gateway.served_model
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds that open requests have to finish when the cluster stops."""
+        return self._plan.gateway.drain_s
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Name -> process id, for the processes that run now."""
+        return {name: child.pid for name, child in self._children.items() if child.pid and child.running}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Name -> address of each worker; a restart does not change it."""
+        return {name: worker.address for name, worker in self._plan.workers.items()}
+
+    @property
+    def pool_folder(self) -> Path:
+        """The folder of all KV pools; it exists while the cluster runs."""
+        return self._pools.path
+
+    async def __aenter__(self) -> LocalCluster:
+        self._pools = new_pool_folder(self._pool_dir)
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    @property
+    def stopping(self) -> bool:
+        """Whether its end has begun, for whatever reason."""
+        return self._stopping
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    def kill(self) -> None:
+        """Ends every process now."""
+        for child in self._children.values():
+            child.kill()
+
+    # --- start -----------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        try:
+            await self._until_ready()
+        except asyncio.CancelledError:
+            if any((child.returncode or 0) > 0 for child in self._children.values()):
+                self._refuse_early_death()  # it had failed before it was given up
+            raise
+        self._keepers = [asyncio.create_task(keep(child, self._log)) for child in self._children.values()]
+
+    async def _until_ready(self) -> None:
+        began = time.monotonic()
+        for name in (*self._plan.workers, GATEWAY):
+            command = python_module("eyas.cli", *self._argv(name))
+            keys = self._plan.gateway.api_keys if name == GATEWAY else ()
+            child = Child(name, command, self._log, api_keys.environment(keys))
+            self._children[name] = child
+            child.start()
+        self._loading = list(self._children)
+        # The certificate is for the names that callers use. Here only our own child is asked how it is.
+        async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False, verify=False) as http:
+            while not await self._ready(http):
+                self._refuse_early_death()
+                waited = time.monotonic() - began
+                if waited > START_S:
+                    raise DeadlineExceeded(f"not ready after {START_S:g} s: {self._last_words()}")
+                if self._progress:
+                    self._progress(self._loading, waited)
+                await asyncio.sleep(POLL_S)
+        self.start_s = time.monotonic() - began
+
+    def _argv(self, name: str) -> tuple[str, ...]:
+        if name == GATEWAY:
+            return gateway_argv(self._plan.gateway)
+        worker = self._plan.workers[name]
+        engine = dataclasses.replace(worker.engine, pool_dir=str(self._pools.path))
+        return worker_argv(dataclasses.replace(worker, engine=engine))
+
+    async def _ready(self, http: httpx.AsyncClient) -> bool:
+        """Whether every worker says SERVING and the gateway says that a request would succeed."""
+        for name in [name for name in self._loading if name != GATEWAY]:
+            async with self._dial(self._plan.workers[name].address) as channel:
+                if await rpc.is_serving(channel, PROBE_S):
+                    self._loading.remove(name)
+        if self._loading != [GATEWAY]:
+            return False
+        try:
+            return (await http.get(self.url + "/health")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _refuse_early_death(self) -> None:
+        for child in self._children.values():
+            if child.returncode is not None:
+                child.kill()  # ends its log, so that its last line is complete
+                said = message_in(child.tail[-1]).removeprefix("eyas: ") if child.tail else "it said nothing"
+                raise ConfigError(f"{child.name} ended with code {child.returncode} at start: {said}")
+
+    def _last_words(self) -> str:
+        return (
+            "; ".join(f"{c.name}: {message_in(c.tail[-1])}" for c in self._children.values() if c.tail)
+            or "no output"
+        )
+
+    @property
+    def _reachable(self) -> str:
+        host = self._plan.gateway.host
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+    # --- stop ------------------------------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        self._stopping = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        children = dict(self._children)
+        if gateway := children.pop(GATEWAY, None):
+            await gateway.stop(self.drain_s + GATEWAY_GRACE_S)
+        # Without the gateway there are no requests: SIGHUP makes the workers leave without draining.
+        await asyncio.gather(*(worker.stop(WORKER_GRACE_S, signal.SIGHUP) for worker in children.values()))
+        self._pools.leave()
+
+
+Work = Callable[[LocalCluster], Awaitable[int]]
+
+
+def run_cluster(cluster: LocalCluster, work: Work, stopping: Callable[[], None]) -> int:
+    """Starts a cluster, runs `work` on it, stops it; returns what `work` returns.
+
+    The first Ctrl-C, SIGTERM or SIGHUP calls `stopping`, stops the cluster in order and raises
+    KeyboardInterrupt. One that comes while the cluster stops kills all processes, and what it stops for
+    stays: an error of its start, or the end of `work`.
+    """
+    return asyncio.run(_run_cluster(cluster, work, stopping))
+
+
+async def _run_cluster(cluster: LocalCluster, work: Work, stopping: Callable[[], None]) -> int:
+    async def whole() -> int:
+        async with cluster:
+            return await work(cluster)
+
+    task = asyncio.create_task(whole())
+    signalled = False
+
+    def on_signal() -> None:
+        nonlocal signalled
+        if signalled or cluster.stopping:
+            cluster.kill()
+        elif not task.done():
+            signalled = True
+            stopping()
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if signalled:
+            raise KeyboardInterrupt from None
+        raise

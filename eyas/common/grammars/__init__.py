@@ -1,0 +1,1 @@
+"""Grammars: notations, and patterns and schemas made rules that an output is held to."""

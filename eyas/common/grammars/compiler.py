@@ -1,0 +1,189 @@
+"""Compiles grammars with xgrammar, for a model's vocabulary.
+
+It knows how each notation is read, and what xgrammar's errors say. xgrammar's core needs neither torch nor
+transformers, and importing them takes seconds, so a process that has not imported them goes without. Nothing
+here bounds time or memory: `gateway.grammars.checks` does, before a grammar goes anywhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.grammars import json_schema
+from eyas.common.grammars.json_rules import Style, json_rules
+from eyas.common.grammars.notations import POINTER, Grammar, GrammarKind, renewed
+from eyas.common.grammars.regex_syntax import Unheld
+from eyas.common.grammars.rule_text import of_characters
+from eyas.common.grammars.schemas.refusals import refuse
+from eyas.common.grammars.string_rules import PLAIN, StringPattern, rules_of
+from eyas.common.tokenizers.vocabulary import pieces
+
+MAX_CHOICES = 1000
+
+_MOST_SAID = 300  # characters of a reason: errors may quote the whole grammar
+_ORIGIN = re.compile(r"^(\[[0-9:]*\] )?(/\S+:\d+: )?")
+_ABSENT = ("torch", "transformers")
+
+
+def library() -> Any:
+    """The module `xgrammar`."""
+    if "xgrammar" not in sys.modules:
+        with _without(*(name for name in _ABSENT if name not in sys.modules)):
+            import xgrammar  # noqa: F401
+    return sys.modules["xgrammar"]
+
+
+class GrammarCompiler:
+    """For the vocabulary of a model's folder. One thread uses it."""
+
+    def __init__(self, folder: Path, vocab_size: int | None = None, eos_ids: Sequence[int] = ()) -> None:
+        """`vocab_size`: how many ids the model has; None: as many as its tokenizer.
+
+        Raises InvalidRequest if the folder has no tokenizer that grammars can be followed with.
+        """
+        xgrammar = library()
+        known = pieces(folder)
+        vocab_size = len(known) if vocab_size is None else vocab_size
+        self.pieces = known[:vocab_size] + [b""] * (vocab_size - len(known))  # what each id writes
+        info = xgrammar.TokenizerInfo(
+            self.pieces, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(eos_ids)
+        )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def compile(self, grammar: Grammar) -> Any:
+        """An `xgrammar.CompiledGrammar`. Raises InvalidRequest, which says what is wrong with the grammar."""
+        grammar.validate()
+        try:
+            return self._compile(grammar)
+        except InvalidRequest:
+            raise
+        except Exception as error:  # the library has no one class of its own
+            raise InvalidRequest(_reason(error), param="grammar") from None
+
+    def _compile(self, grammar: Grammar) -> Any:
+        match grammar.kind:
+            case GrammarKind.JSON_SCHEMA:
+                return self._of_rules(rules_of_schema(json.loads(grammar.text)))
+            case GrammarKind.JSON_OBJECT:
+                return self._of_rules(rules_of_schema({"type": "object"}))
+            case GrammarKind.REGEX:
+                return self._of_rules(_regex(grammar.text))
+            case GrammarKind.EBNF:
+                return self._of_rules(_of_characters(grammar.text))
+            case GrammarKind.CHOICE:
+                return self._tag({"type": "structural_tag", "format": _one_of(json.loads(grammar.text))})
+        return self._tag(_exact_tag(json.loads(grammar.text)))
+
+    def _tag(self, tag: dict[str, Any]) -> Any:
+        return self._compiler.compile_structural_tag(json.dumps(tag))
+
+    def _of_rules(self, rules: str) -> Any:
+        return self._compiler.compile_grammar(library().Grammar.from_ebnf(rules))
+
+
+def rules_of_schema(schema: Any, pointer: str = "#", style: Style = Style.JSON) -> str:
+    """The rules of a schema's values. Raises InvalidRequest, which points into the schema."""
+    return json_rules(json_schema.rules_of(schema, pointer), style)
+
+
+def _regex(pattern: str) -> str:
+    """The rules of the texts that a pattern matches as a whole."""
+    try:
+        return rules_of(StringPattern(anchored=(pattern,)), PLAIN, "root")
+    except Unheld as reason:
+        raise InvalidRequest(f"the pattern is not supported: {reason}", param="grammar") from None
+
+
+def _of_characters(rules: str) -> str:
+    """Rules whose classes are made those of characters alone."""
+    return of_characters(str(library().Grammar.from_ebnf(rules)))
+
+
+def _one_of(texts: Any) -> dict[str, Any]:
+    """The format of a choice. Raises InvalidRequest for anything but a few texts."""
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidRequest("a choice must be a list of texts that are not empty", param="grammar")
+    if not 1 <= len(texts) <= MAX_CHOICES:
+        raise InvalidRequest(f"a choice must be of 1 to {MAX_CHOICES} texts", param="grammar")
+    parts = [{"type": "const_string", "value": text} for text in dict.fromkeys(texts)]
+    return {"type": "or", "elements": parts}
+
+
+def _exact_tag(tag: Any) -> Any:
+    """The tag with rules for every JSON schema, pattern and grammar in it. Raises InvalidRequest for one that
+    cannot be followed.
+    """
+    if not isinstance(tag, dict):
+        raise InvalidRequest("a structural tag must be an object", param="grammar")
+    if "format" not in tag and "structures" in tag:
+        tag = renewed(tag)
+    todo: list[tuple[Any, str]] = [(tag, "#")]
+    while todo:
+        value, pointer = todo.pop()
+        if isinstance(value, list):
+            todo += [(part, f"{pointer}/{i}") for i, part in enumerate(value)]
+        elif isinstance(value, dict) and "json_schema" in value:
+            _follow_schema(value, pointer)
+        elif isinstance(value, dict):
+            if value.get("type") == "regex" and isinstance(value.get("pattern"), str):
+                _become(value, _regex(value["pattern"]))
+            elif value.get("type") == "grammar" and isinstance(value.get("grammar"), str):
+                _become(value, _of_characters(value["grammar"]))
+            todo += [(part, f"{pointer}/{name}") for name, part in value.items()]
+    return tag
+
+
+def _follow_schema(form: dict[str, Any], pointer: str) -> None:
+    """Makes the format of a JSON value that of the rules of its schema."""
+    if form.get("type", "json_schema") != "json_schema":
+        refuse(pointer, f"the type {str(form['type'])[:40]} is not supported")
+    for name in ("any_order", "excludes"):
+        if form.get(name):
+            refuse(f"{pointer}/{name}", f"{name} is not supported")
+    if (style := form.get("style", Style.JSON.value)) not in [known.value for known in Style]:
+        refuse(f"{pointer}/style", f"the style {str(style)[:40]} is not supported")
+    at = str(form.get(POINTER, f"{pointer}/json_schema"))
+    _become(form, rules_of_schema(form["json_schema"], at, Style(style)))
+
+
+def _become(form: dict[str, Any], rules: str) -> None:
+    form.clear()
+    form.update(type="grammar", grammar=rules)
+
+
+def _reason(error: Exception) -> str:
+    """What the library says, without where in its source, and not the whole grammar again."""
+    text = _ORIGIN.sub("", str(error).strip())
+    text = " ".join(text.split()) or type(error).__name__
+    return f"it cannot be compiled: {text[:_MOST_SAID]}{'...' if len(text) > _MOST_SAID else ''}"
+
+
+@contextlib.contextmanager
+def _without(*names: str) -> Iterator[None]:
+    """While it lasts, modules of these names are empty shells."""
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None: its import fails
+    try:
+        with contextlib.suppress(ImportError):
+            import tvm_ffi  # noqa: F401  # it takes note of what is missing; xgrammar would not
+        sys.modules.update({name: _Shell(name) for name in names})
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+class _Shell(ModuleType):
+    """Has every name: a class of no content."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": lambda self, *args, **named: None})

@@ -1,0 +1,37 @@
+"""What of JSON Schema an output can be held to, as the rules of a grammar.
+
+What is accepted is followed to the letter: every text that the rules let through is JSON that fits the
+schema. They may let through less (properties come in the order of the schema). What cannot be followed is
+refused with a JSON pointer into the schema. This file knows the order of that work, and refuses to know
+keywords.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eyas.common.grammars.schemas.branches import Literal
+from eyas.common.grammars.schemas.document import Document
+from eyas.common.grammars.schemas.terms import Terms, term_of
+from eyas.common.grammars.schemas.writer import Writer
+
+
+def rules_of(schema: Any, pointer: str = "#") -> str:
+    """Rules (GBNF) of the JSON values that fit the schema. `pointer` is where it stands.
+
+    Raises InvalidRequest with a JSON pointer for what cannot be followed, and for what is too large.
+    """
+    terms, term = _read(schema, pointer)
+    return Writer(terms).of(term)
+
+
+def types_of(schema: Any, pointer: str = "#") -> set[str]:
+    """The types of the values that fit the schema; whole numbers are numbers. Raises InvalidRequest."""
+    terms, term = _read(schema, pointer)
+    return {case.kind for case in terms.cases(term)}
+
+
+def _read(schema: Any, pointer: str) -> tuple[Terms, tuple[Literal, ...]]:
+    document = Document(schema, pointer)
+    document.read_all()
+    return Terms(document), term_of([Literal(document.root)])

@@ -1,0 +1,98 @@
+"""Machines that read a text character by character, written as the rules of a grammar.
+
+It makes the smallest machine that reads the same, and rules for states that several moves lead to. It
+refuses to know what the texts mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+from eyas.common.grammars.string_rules import class_of
+
+Moves = dict[Hashable, list[tuple[str, str, Hashable]]]
+"""By state: first character, last character, next state."""
+
+
+class DigitMachine(NamedTuple):
+    """Where it starts, its moves, and the states in which a text may end."""
+
+    start: Hashable
+    moves: Moves
+    ends: set[Hashable]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no text ends in one of its ends."""
+        return not _alive(self)[1]
+
+
+def rules(machine: DigitMachine, name: str) -> dict[str, str]:
+    """Right sides of rules by name; `name` reads what the machine reads."""
+    blocks, alive = _blocks(machine)
+    bodies: dict[int, dict[int, list[tuple[str, str]]]] = {}
+    ends = {blocks[state] for state in machine.ends if state in blocks}
+    for state in alive:
+        block = blocks[state]
+        if block in bodies:
+            continue
+        found: dict[int, list[tuple[str, str]]] = {}
+        bodies[block] = found
+        for first, last, target in machine.moves.get(state, ()):
+            if target in alive and (first, last) not in found.setdefault(blocks[target], []):
+                found[blocks[target]].append((first, last))
+    start = blocks[machine.start]
+    named = {block: name if block == start else f"{name}_{block}" for block in bodies}
+    return {named[block]: _side(bodies[block], block in ends, named) for block in bodies}
+
+
+def _side(body: Mapping[int, list[tuple[str, str]]], is_end: bool, named: Mapping[int, str]) -> str:
+    parts = ['""'] if is_end else []
+    for target, ranges in body.items():
+        pairs = _joined(sorted((ord(a), ord(b)) for a, b in ranges))
+        parts.append(f"{class_of(tuple(pairs))} {named[target]}")
+    return " | ".join(parts)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for first, last in ranges:
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return found
+
+
+def _alive(machine: DigitMachine) -> tuple[set[Hashable], bool]:
+    """States from which an end can be reached; whether the start is one."""
+    before: dict[Hashable, list[Hashable]] = {}
+    for state, moves in machine.moves.items():
+        for _, _, target in moves:
+            before.setdefault(target, []).append(state)
+    alive, todo = set(machine.ends), list(machine.ends)
+    while todo:
+        for state in before.get(todo.pop(), ()):
+            if state not in alive:
+                alive.add(state)
+                todo.append(state)
+    return alive, machine.start in alive
+
+
+def _blocks(machine: DigitMachine) -> tuple[dict[Hashable, int], list[Hashable]]:
+    """Which states read the same texts: a number for each; and the states that lead to an end."""
+    living = _alive(machine)[0]
+    alive = [state for state in {**machine.moves, **dict.fromkeys(machine.ends)} if state in living]
+    block: dict[Hashable, int] = {state: int(state in machine.ends) for state in alive}
+    count = len(set(block.values()))
+    while True:
+        numbers: dict[Hashable, int] = {}
+        found = {}
+        for state in alive:
+            moves = {(a, b, block[to]) for a, b, to in machine.moves.get(state, ()) if to in block}
+            found[state] = numbers.setdefault((block[state], frozenset(moves)), len(numbers))
+        block = found
+        if len(numbers) == count:
+            return block, alive
+        count = len(numbers)

@@ -1,0 +1,29 @@
+"""What objects and arrays need of the one who writes the rules of all values."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from eyas.common.grammars.schemas.branches import Case, Term
+from eyas.common.grammars.schemas.terms import Terms
+
+
+class Rulebook(Protocol):
+    """Rules that grow, one for each term."""
+
+    terms: Terms
+
+    def put(self, name: str, side: str) -> str:
+        """Adds a rule; its name."""
+
+    def value(self, term: Term) -> str:
+        """The name of the rule for the values of a term."""
+
+    def is_dead(self, term: Term) -> bool:
+        """Whether no value of the term can be written."""
+
+    def cases(self, term: Term) -> list[Case]:
+        """The term's cases that have values."""
+
+    def side(self, case: Case, name: str) -> str:
+        """The right side of a rule for the values of a case."""

@@ -1,0 +1,1 @@
+"""This machine: memory, GPUs, processes and their ends, ports and folders."""

@@ -1,0 +1,1 @@
+"""API keys and TLS: where they come from and what they prove."""

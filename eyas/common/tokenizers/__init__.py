@@ -1,0 +1,1 @@
+"""Tokenizers in whichever form a model publishes them, and what each id writes."""

@@ -1,0 +1,1 @@
+"""gRPC between services: channels, typed clients, and the conversion of messages."""

@@ -1,0 +1,338 @@
+"""The only conversion between messages of several services and the values of `eyas.common.types`.
+
+`x_to_pb` and `x_from_pb` come in pairs and lose nothing. Messages that arrive are checked for their size, and
+for enum values that this version knows (else InvalidRequest names the field); the receiver checks whether
+values are valid. Messages of one service alone are converted by its servicer and client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from eyas.common.cached_pages import CacheNews
+from eyas.common.errors import ContextLengthExceeded, EyasError, InvalidRequest, from_code
+from eyas.common.page_names import ID_BYTES, PageShape, packed, unpacked
+from eyas.common.types import (
+    FAST,
+    EngineTimings,
+    Finish,
+    FirstToken,
+    GenerationRequest,
+    KvHandle,
+    KvKind,
+    PromptTokenLogprobs,
+    RequestChoice,
+    RequestDraftLimits,
+    Role,
+    Shard,
+    TokenLogprob,
+    WorkerInfo,
+)
+from eyas.common.wire.convert_params import params_from_pb, params_to_pb
+from eyas.common.wire.convert_rates import backlog_from_pb, backlog_to_pb, rates_from_pb, rates_to_pb
+from protos import common_pb2, worker_pb2
+
+_FINISH_TO_PB = {
+    None: common_pb2.FINISH_UNSPECIFIED,
+    Finish.STOP: common_pb2.FINISH_STOP,
+    Finish.LENGTH: common_pb2.FINISH_LENGTH,
+}
+_FINISH_FROM_PB = {wire: finish for finish, wire in _FINISH_TO_PB.items()}
+_GROUP_TO_PB = {KvKind.TARGET: common_pb2.KV_KIND_TARGET, KvKind.DRAFT: common_pb2.KV_KIND_DRAFT}
+_GROUP_FROM_PB = {wire: group for group, wire in _GROUP_TO_PB.items()}
+_ROLE_TO_PB = {
+    Role.PREFILL: common_pb2.ROLE_PREFILL,
+    Role.DECODE: common_pb2.ROLE_DECODE,
+    Role.DRAFT: common_pb2.ROLE_DRAFT,
+}
+_ROLE_FROM_PB = {wire: role for role, wire in _ROLE_TO_PB.items()}
+
+
+# --- requests ----------------------------------------------------------------------------------------
+
+
+def fill_request(pb: common_pb2.GenerationRequest, request: GenerationRequest) -> None:
+    """Writes the request, with its unfinished choices, into an empty message where it stands.
+
+    One that is made first and put there is copied, which takes a millisecond for a long prompt.
+    """
+    limits = request.draft_limits
+    pb.id = request.id
+    pb.prompt_ids = packed(request.prompt_ids)
+    pb.params.CopyFrom(params_to_pb(request.params))
+    for choice in request.choices:
+        pb.choices.add(index=choice.index, output_ids=choice.output_ids)
+    pb.timeout_s = request.timeout_s
+    pb.speculative = request.speculative
+    pb.draft_limits.steps, pb.draft_limits.topk = limits.steps, limits.topk
+    pb.draft_limits.draft_tokens = limits.draft_tokens
+    pb.caller = request.caller
+    pb.call = request.call
+    pb.begun = request.begun
+    pb.predicted_ids.extend(request.predicted)
+    pb.priority = request.priority
+    pb.request_id = request.request_id
+    pb.traceparent = request.traceparent
+
+
+def request_from_pb(pb: common_pb2.GenerationRequest, context_length: int) -> GenerationRequest:
+    """Raises ContextLengthExceeded for more than `context_length` ids, before any of them is looked at, and
+    InvalidRequest for a time that no clock can wait for, and for half an id.
+    """
+    outputs = (len(choice.output_ids) for choice in pb.choices)
+    longest = max(len(pb.prompt_ids) // ID_BYTES, len(pb.predicted_ids), *outputs)
+    if longest > context_length:
+        message = f"the request has {longest} ids, more than the context length of {context_length}"
+        raise ContextLengthExceeded(message, param="prompt")
+    if len(pb.prompt_ids) % ID_BYTES:
+        raise InvalidRequest("prompt_ids ends inside an id", param="prompt_ids")
+    if not 0.0 < pb.timeout_s < math.inf:
+        raise InvalidRequest("timeout_s must be above 0 and finite", param="timeout_s")
+    return GenerationRequest(
+        id=pb.id,
+        prompt_ids=unpacked(pb.prompt_ids),
+        params=params_from_pb(pb.params),
+        choices=tuple(RequestChoice(c.index, tuple(c.output_ids)) for c in pb.choices),
+        timeout_s=pb.timeout_s,
+        speculative=pb.speculative,
+        draft_limits=RequestDraftLimits(
+            pb.draft_limits.steps, pb.draft_limits.topk, pb.draft_limits.draft_tokens
+        ),
+        caller=pb.caller,
+        call=pb.call,
+        begun=pb.begun,
+        predicted=tuple(pb.predicted_ids),
+        priority=pb.priority,
+        request_id=pb.request_id,
+        traceparent=pb.traceparent,
+    )
+
+
+# --- tokens ------------------------------------------------------------------------------------------
+
+
+def logprob_to_pb(logprob: TokenLogprob) -> common_pb2.TokenLogprob:
+    """One token's log-probability and the best ids of its position."""
+    top = [common_pb2.TopLogprob(token=token, logprob=value) for token, value in logprob.top]
+    return common_pb2.TokenLogprob(logprob=logprob.logprob, top=top)
+
+
+def logprob_from_pb(pb: common_pb2.TokenLogprob) -> TokenLogprob:
+    """One token's log-probability and the best ids of its position."""
+    return TokenLogprob(pb.logprob, tuple((t.token, t.logprob) for t in pb.top))
+
+
+def prompt_to_pb(prompt: PromptTokenLogprobs) -> common_pb2.PromptLogprobs:
+    """The prompt's log-probabilities, packed as they are."""
+    return common_pb2.PromptLogprobs(**msgspec.structs.asdict(prompt))
+
+
+def prompt_from_pb(pb: common_pb2.PromptLogprobs) -> PromptTokenLogprobs:
+    """Raises InvalidRequest if its parts do not fit together."""
+    rows = len(pb.logprobs)
+    if rows % 4 or pb.top < 0 or not len(pb.best_ids) == len(pb.best) == rows * pb.top:
+        raise InvalidRequest("prompt has log-probabilities of different numbers of tokens", param="prompt")
+    return PromptTokenLogprobs(pb.top, pb.logprobs, pb.best_ids, pb.best)
+
+
+def finish_to_pb(finish: Finish | None) -> common_pb2.Finish:
+    """None becomes the unspecified value."""
+    return _FINISH_TO_PB[finish]
+
+
+def finish_from_pb(wire: common_pb2.Finish) -> Finish | None:
+    """Raises InvalidRequest for a value this version does not know."""
+    if wire not in _FINISH_FROM_PB:
+        raise InvalidRequest(f"finish has the unknown value {wire}", param="finish")
+    return _FINISH_FROM_PB[wire]
+
+
+def timings_to_pb(timings: EngineTimings) -> common_pb2.Timings:
+    """Without what the gateway fills in."""
+    return common_pb2.Timings(
+        queue_ms=timings.queue_ms,
+        prefill_ms=timings.prefill_ms,
+        transfer_ms=timings.transfer_ms,
+        transfer_bytes=timings.transfer_bytes,
+        transfer_path=timings.transfer_path,
+        cached_tokens=timings.cached_tokens,
+    )
+
+
+def timings_from_pb(pb: common_pb2.Timings) -> EngineTimings:
+    """Without what the gateway fills in."""
+    return EngineTimings(
+        queue_ms=pb.queue_ms,
+        prefill_ms=pb.prefill_ms,
+        transfer_ms=pb.transfer_ms,
+        transfer_bytes=pb.transfer_bytes,
+        transfer_path=pb.transfer_path,
+        cached_tokens=pb.cached_tokens,
+    )
+
+
+def first_token_to_pb(first: FirstToken) -> common_pb2.FirstToken:
+    """Token 0 of a choice."""
+    return common_pb2.FirstToken(
+        choice=first.choice,
+        token=first.token,
+        logprob=logprob_to_pb(first.logprob) if first.logprob is not None else None,
+        finish=finish_to_pb(first.finish),
+        prompt=None if first.prompt is None else prompt_to_pb(first.prompt),
+    )
+
+
+def first_token_from_pb(pb: common_pb2.FirstToken) -> FirstToken:
+    """Token 0 of a choice. Raises InvalidRequest for a finish that this version does not know."""
+    return FirstToken(
+        choice=pb.choice,
+        token=pb.token,
+        logprob=logprob_from_pb(pb.logprob) if pb.HasField("logprob") else None,
+        finish=finish_from_pb(pb.finish),
+        prompt=prompt_from_pb(pb.prompt) if pb.HasField("prompt") else None,
+    )
+
+
+def first_tokens_from_pb(pbs: Iterable[common_pb2.FirstToken]) -> tuple[FirstToken, ...]:
+    """Token 0 of each choice. Raises as `first_token_from_pb` does."""
+    return tuple(first_token_from_pb(pb) for pb in pbs)
+
+
+# --- handles -----------------------------------------------------------------------------------------
+
+
+def group_to_pb(group: KvKind) -> common_pb2.KvKind:
+    """Whose KV a handle names."""
+    return _GROUP_TO_PB[group]
+
+
+def group_from_pb(wire: common_pb2.KvKind) -> KvKind:
+    """Raises InvalidRequest for an unset or unknown group."""
+    if wire not in _GROUP_FROM_PB:
+        raise InvalidRequest(f"group has the unknown value {wire}", param="group")
+    return _GROUP_FROM_PB[wire]
+
+
+def handle_to_pb(handle: KvHandle) -> common_pb2.KvHandle:
+    """The handle with all its shards."""
+    return common_pb2.KvHandle(
+        worker=handle.worker,
+        epoch=handle.epoch,
+        attention_rank=handle.attention_rank,
+        id=handle.id,
+        group=group_to_pb(handle.group),
+        layout=handle.layout,
+        tokens=handle.tokens,
+        shards=[common_pb2.Shard(rank=s.rank, pages=s.pages) for s in handle.shards],
+    )
+
+
+def handle_from_pb(pb: common_pb2.KvHandle) -> KvHandle:
+    """The handle with all its shards. Raises InvalidRequest for an unset or unknown group."""
+    return KvHandle(
+        worker=pb.worker,
+        epoch=pb.epoch,
+        attention_rank=pb.attention_rank,
+        id=pb.id,
+        group=group_from_pb(pb.group),
+        layout=pb.layout,
+        tokens=pb.tokens,
+        shards=tuple(Shard(s.rank, tuple(s.pages)) for s in pb.shards),
+    )
+
+
+def handles_from_pb(pbs: Iterable[common_pb2.KvHandle]) -> tuple[KvHandle, ...]:
+    """Several handles. Raises as `handle_from_pb` does."""
+    return tuple(handle_from_pb(pb) for pb in pbs)
+
+
+# --- errors and workers ------------------------------------------------------------------------------
+
+
+def error_to_pb(error: EyasError) -> common_pb2.Status:
+    """An error by its name on the wire."""
+    return common_pb2.Status(code=error.code, message=error.message, param=error.param or "")
+
+
+def error_from_pb(pb: common_pb2.Status) -> EyasError:
+    """The error with its class; an EyasError for a name that this version does not know."""
+    return from_code(pb.code, pb.message, pb.param or None)
+
+
+def info_to_pb(info: WorkerInfo) -> worker_pb2.InfoResponse:
+    """A worker's description of itself."""
+    return worker_pb2.InfoResponse(
+        worker=info.worker,
+        roles=[_ROLE_TO_PB[role] for role in info.roles],
+        epoch=info.epoch,
+        model=info.model,
+        fingerprint=info.fingerprint,
+        draft_fingerprint=info.draft_fingerprint,
+        context_length=info.context_length,
+        vocab_size=info.vocab_size,
+        pages_total=info.pages_total,
+        pages_used=info.pages_used,
+        running=info.running,
+        waiting=info.waiting,
+        serving=info.serving,
+        synthetic=info.synthetic,
+        starting=info.starting,
+        stalled=info.stalled,
+        stays=info.stays,
+        backlog=backlog_to_pb(info.backlog),
+        rates=None if info.rates is None else rates_to_pb(info.rates),
+        arithmetic=info.arithmetic,
+        tokenizer=info.tokenizer,
+    )
+
+
+def info_from_pb(pb: worker_pb2.InfoResponse) -> WorkerInfo:
+    """Raises InvalidRequest for a role this version does not know, and for rates that make no sense."""
+    unknown = sorted(set(pb.roles) - _ROLE_FROM_PB.keys())
+    if unknown:
+        raise InvalidRequest(f"roles has the unknown value {unknown[0]}", param="roles")
+    return WorkerInfo(
+        worker=pb.worker,
+        roles=tuple(_ROLE_FROM_PB[role] for role in pb.roles),
+        epoch=pb.epoch,
+        model=pb.model,
+        fingerprint=pb.fingerprint,
+        draft_fingerprint=pb.draft_fingerprint,
+        context_length=pb.context_length,
+        vocab_size=pb.vocab_size,
+        pages_total=pb.pages_total,
+        pages_used=pb.pages_used,
+        running=pb.running,
+        waiting=pb.waiting,
+        serving=pb.serving,
+        synthetic=pb.synthetic,
+        starting=pb.starting,
+        stalled=pb.stalled,
+        stays=pb.stays,
+        backlog=backlog_from_pb(pb.backlog),
+        rates=rates_from_pb(pb.rates) if pb.HasField("rates") else None,
+        arithmetic=pb.arithmetic or FAST,
+        tokenizer=pb.tokenizer,
+    )
+
+
+def news_to_pb(news: CacheNews) -> worker_pb2.CachedResponse:
+    """Without `until`, which only the worker counts by."""
+    return worker_pb2.CachedResponse(
+        epoch=news.epoch,
+        page_size=news.shape.size,
+        lookahead=news.shape.lookahead,
+        whole=news.whole,
+        added=news.added,
+        dropped=news.dropped,
+    )
+
+
+def news_from_pb(pb: worker_pb2.CachedResponse) -> CacheNews:
+    """Raises InvalidRequest for pages that cannot be."""
+    if pb.page_size < 1 or pb.lookahead < 0:
+        raise InvalidRequest(f"page_size is {pb.page_size} and lookahead {pb.lookahead}", param="page_size")
+    return CacheNews(pb.epoch, PageShape(pb.page_size, pb.lookahead), pb.added, pb.dropped, pb.whole)

@@ -1,0 +1,183 @@
+"""Client of `TransferService`: what a puller asks the owner of KV pages, in plain values.
+
+It asks and relays, bytes of pages too. It refuses to know what an answer means for a request: the puller's
+engine decides that. Every failure is an EyasError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import grpc
+import msgspec
+
+from eyas.common.errors import TransferFailed
+from eyas.common.types import FirstToken, KvHandle, KvKind
+from eyas.common.wire import chunk, convert, convert_pool, rpc
+from eyas.common.wire.pool import PoolInfo
+from protos import transfer_pb2, transfer_pb2_grpc
+
+HANDSHAKE_S = 5.0
+RELEASE_S = 5.0
+
+
+class WatchReady(msgspec.Struct, frozen=True):
+    """Rows below `tokens` can be read now."""
+
+    tokens: int
+
+
+class WatchDone(msgspec.Struct, frozen=True):
+    """The prompt is complete. `last_feature`: float32 bytes for the drafter, empty without one."""
+
+    choices: tuple[FirstToken, ...]
+    last_feature: bytes
+
+
+class StagedSlots(NamedTuple):
+    """Copies that an owner holds for us. `read`: says that we have them; raises unless they were held."""
+
+    slots: tuple[int, ...]
+    read: Callable[[], Awaitable[None]]
+
+
+Staging: TypeAlias = contextlib.AbstractAsyncContextManager[StagedSlots]
+"""The slots are held until it is left."""
+
+
+class TransferClient:
+    """Calls the owner behind `channel`, which stays the caller's."""
+
+    def __init__(self, channel: grpc.aio.Channel, worker: str) -> None:
+        self._stub = transfer_pb2_grpc.TransferServiceStub(channel)
+        self._fetch = channel.unary_stream(
+            "/eyas.internal.v1.TransferService/Fetch",
+            request_serializer=transfer_pb2.FetchRequest.SerializeToString,
+        )
+        self._worker = worker
+
+    async def handshake(self, group: KvKind, layout_hash: str) -> PoolInfo:
+        """The owner's pool of this group.
+
+        Raises NotFound if it has none, ConfigError for sizes that no pool has; Unavailable, DeadlineExceeded.
+        """
+        request = transfer_pb2.HandshakeRequest(group=convert.group_to_pb(group), layout_hash=layout_hash)
+        try:
+            reply = await self._stub.Handshake(request, timeout=HANDSHAKE_S)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        return convert_pool.pool_from_pb(reply)
+
+    async def watch(self, handle: KvHandle, attempt: int) -> AsyncGenerator[WatchReady | WatchDone, None]:
+        """Reports what becomes readable. The lease lives while this is open; it ends only by raising.
+
+        Raises TransferFailed if the owner closes it, or the error that the owner reports.
+        """
+        request = transfer_pb2.WatchRequest(handle=convert.handle_to_pb(handle), attempt=attempt)
+        call = self._stub.Watch(request)
+        try:
+            async for message in call:
+                match message.WhichOneof("event"):
+                    case "ready":
+                        yield WatchReady(message.ready.tokens)
+                    case "done":
+                        choices = convert.first_tokens_from_pb(message.done.choices)
+                        yield WatchDone(choices, message.done.last_feature)
+                    case "failed":
+                        raise convert.error_from_pb(message.failed.status)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        finally:
+            call.cancel()
+        raise TransferFailed(f"worker {self._worker} closed the Watch of handle {handle.id}")
+
+    async def release(self, handle: KvHandle, attempt: int) -> bool:
+        """Gives the pages back. Whether the lease never lapsed, so that what was read may be used."""
+        return await self._release(_released(handle, attempt))
+
+    async def give_back(self, handle: KvHandle, attempt: int) -> None:
+        """The same, one way: the owner's front answers at once, and its engine not at all."""
+        request = _released(handle, attempt)
+        request.one_way = True
+        await self._release(request)
+
+    async def _release(self, request: transfer_pb2.ReleaseRequest) -> bool:
+        try:
+            reply = await self._stub.Release(request, timeout=RELEASE_S)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        return bool(reply.valid)
+
+    def fetch(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> AsyncGenerator[memoryview, None]:
+        """The bytes of some of the handle's pages, in order, while its Watch is open.
+
+        Raises TransferFailed if the owner does not know the Watch, InvalidRequest for pages that the handle
+        does not name, Unavailable if the owner is gone.
+        """
+        return self._chunks(_of_handle(handle, attempt, pages))
+
+    def fetch_proof(
+        self, group: KvKind, epoch: int, pages: Sequence[int]
+    ) -> AsyncGenerator[memoryview, None]:
+        """The bytes of the proof page of a group, as often as `pages` names it. No Watch is needed."""
+        return self._chunks(_of_proof(group, epoch, pages))
+
+    def stage(self, handle: KvHandle, attempt: int, pages: Sequence[int]) -> Staging:
+        """Copies of some of the handle's pages in the owner's staging. Errors as of `fetch`."""
+        return self._staged(_of_handle(handle, attempt, pages))
+
+    def stage_proof(self, group: KvKind, epoch: int, pages: Sequence[int]) -> Staging:
+        """Copies of the proof page of a group, as often as `pages` names it. No Watch is needed."""
+        return self._staged(_of_proof(group, epoch, pages))
+
+    @contextlib.asynccontextmanager
+    async def _staged(self, request: transfer_pb2.FetchRequest) -> AsyncIterator[StagedSlots]:
+        call = self._stub.Stage()
+        try:
+            await call.write(transfer_pb2.StageRequest(pages=request))
+            first = await self._answer(call, "slots")
+            yield StagedSlots(tuple(first.slots.slots), functools.partial(self._read, call))
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        finally:
+            call.cancel()
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
+        with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: its answer says why
+            await call.write(transfer_pb2.StageRequest(read=transfer_pb2.StageRead()))
+        await self._answer(call, "held")
+
+    async def _answer(self, call: grpc.aio.StreamStreamCall, event: str) -> transfer_pb2.StageResponse:
+        answer = await call.read()
+        if answer == grpc.aio.EOF or answer.WhichOneof("event") != event:
+            raise TransferFailed(f"worker {self._worker} did not say {event} of the pages that it staged")
+        return answer
+
+    async def _chunks(self, request: transfer_pb2.FetchRequest) -> AsyncGenerator[memoryview, None]:
+        call = self._fetch(request)
+        try:
+            async for data in call:
+                yield chunk.decode(data)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.map_rpc_error(error) from error
+        finally:
+            call.cancel()
+
+
+def _released(handle: KvHandle, attempt: int) -> transfer_pb2.ReleaseRequest:
+    return transfer_pb2.ReleaseRequest(epoch=handle.epoch, id=handle.id, attempt=attempt)
+
+
+def _of_handle(handle: KvHandle, attempt: int, pages: Sequence[int]) -> transfer_pb2.FetchRequest:
+    group = convert.group_to_pb(handle.group)
+    return transfer_pb2.FetchRequest(
+        epoch=handle.epoch, id=handle.id, attempt=attempt, pages=pages, group=group
+    )
+
+
+def _of_proof(group: KvKind, epoch: int, pages: Sequence[int]) -> transfer_pb2.FetchRequest:
+    return transfer_pb2.FetchRequest(epoch=epoch, pages=pages, group=convert.group_to_pb(group))

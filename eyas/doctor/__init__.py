@@ -1,0 +1,1 @@
+"""`eyas doctor`: a running cluster examined, and what is wrong said in sentences."""

@@ -1,0 +1,52 @@
+"""How split-KV attention is cut into programs: measured rules by the number of rows and of programs.
+
+It knows sizes only; what a program computes is `attend`'s business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eyas.engine.kernels.attention.paged import keys_at_a_time
+from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+
+# (programs of few rows, at most; parts that each of them is cut into). Measured on an H200, the longest
+# sequences first: parts let the others help with those; adding them up costs more where rows are more.
+_PARTS = ((16, 16), (160, 8), (224, 6), (384, 4), (512, 3))
+_PROGRAMS = 512  # of more than 8 rows, about four for each of 132 multiprocessors
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a launch is cut: a program takes `rows` rows (queries times heads of one key head) and goes through
+    its keys `keys` at a time; at most `parts` programs share a sequence's keys.
+
+    Programs start in the order of the sequences: with the longest first none is left alone at the end.
+    """
+
+    rows: int
+    keys: int
+    parts: int
+    warps: int
+    stages: int
+
+
+def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> Tiling:
+    """For `batch` sequences of `rows` = width * group rows a key head, with keys of `key_bytes` bytes."""
+    most_keys = keys_at_a_time(key_bytes)
+    if rows <= 16:
+        programs = batch * kv_heads
+        parts = next((parts for most, parts in _PARTS if programs <= most), 2)
+        if rows > 8:
+            parts = min(parts, max(2, cdiv(_PROGRAMS, programs)))
+        return Tiling(16, min(32, most_keys), parts, 2, 3)
+    tile = 32 if rows <= 32 else 64 if batch * cdiv(rows, 64) * kv_heads < _PROGRAMS else 128
+    programs = batch * kv_heads * cdiv(rows, tile)
+    parts = min(most_parts(tile), power_of_2(cdiv(_PROGRAMS, programs)))
+    keys = min(32 if tile == 128 else 64, most_keys)
+    return Tiling(tile, keys, parts, 8 if tile == 128 else 4, 3 if most_keys > 16 else 2)
+
+
+def most_parts(tile: int) -> int:
+    """The more rows a program has, the fewer parts: adding up should cost the last one the same."""
+    return max(4, 256 // tile)

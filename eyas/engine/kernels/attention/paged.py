@@ -1,0 +1,66 @@
+"""Where the rows of a sequence lie in the paged pool, as attention kernels see it.
+
+This file knows pages, page tables, strides and a layer's rule for scores. It does not know who owns a page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.attention.scores import Scores
+
+
+@dataclass(frozen=True)
+class PagedKv:
+    """One layer of a pool, the page tables that lead to its rows, and how queries meet them.
+
+    `pool` [pages, 2 (K, V), page_size, kv_heads, dim] is one layer's view of the page-major pool: contiguous
+    except between pages. `tables` int32 [slots, most pages] holds physical pages; unused entries are 0.
+    `scores`: the layer's rule (None: all rows, scaled by 1 / sqrt(dim)). `firsts` int32 [slots]: each slot's
+    first row that may be seen, what lies below it being anything (None: all rows may).
+    """
+
+    pool: torch.Tensor
+    tables: torch.Tensor
+    scores: Scores | None = None
+    firsts: torch.Tensor | None = None
+
+    @property
+    def rule(self) -> Scores:
+        """The layer's rule, or the usual one."""
+        return self.scores or Scores(self.dim**-0.5)
+
+    @property
+    def page_size(self) -> int:
+        """Rows per page."""
+        return self.pool.shape[2]
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads on this rank."""
+        return self.pool.shape[3]
+
+    @property
+    def dim(self) -> int:
+        """Values per head."""
+        return self.pool.shape[4]
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The same view, starting at the first value row."""
+        return self.pool[:, 1]
+
+
+def keys_at_a_time(key_bytes: int) -> int:
+    """How many keys of this size, with their values, a program may hold in each stage of its pipeline."""
+    return max(16, min(64, 16384 // key_bytes))
+
+
+@triton.jit
+def pages_of(table, rows, end, PAGE: tl.constexpr):
+    """The pages, int64 [n, 1], of logical `rows` int32 [n]. Rows from `end` on get page 0."""
+    return tl.load(table + rows // PAGE, mask=rows < end, other=0).to(tl.int64)[:, None]

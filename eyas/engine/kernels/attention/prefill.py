@@ -1,0 +1,235 @@
+"""Causal attention of prompt chunks over the paged pool, a tile of consecutive query rows per program.
+
+The query heads that share a key head are rows of one matrix product (FlashAttention, Dao et al. 2022, with
+grouped queries packed), so that a block of keys is read once for all of them. Where the tiles are is read on
+the device; the grid follows from the number of tiles alone. It knows nothing of layers or requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.attention.paged import PagedKv, keys_at_a_time, pages_of
+from eyas.engine.kernels.attention.scores import first_row, lowest_row, tanh
+from eyas.engine.kernels.launch.launching import kernel
+
+_UNSEEN = tl.constexpr(-1.0e30)
+
+
+@dataclass(frozen=True)
+class ChunkTiling:
+    """A program takes `rows` rows (queries times heads of one key head), its keys `keys` at a time."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+TILE = 128
+"""Rows of a program, whatever the heads."""
+
+
+def chunk_tiling(key_bytes: int = 256) -> ChunkTiling:
+    """For keys of `key_bytes` bytes."""
+    keys = keys_at_a_time(key_bytes)
+    return ChunkTiling(TILE, keys, warps=8, stages=3 if keys > 16 else 2)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the kernel knows when it is compiled."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    page_size: int
+    page_stride: int
+    tile: int
+    keys: int
+    window: int
+    bounded: bool
+    ceiling: float
+
+    @property
+    def narrow(self) -> bool:
+        """Are there rows before a query's own that it does not see?"""
+        return self.window > 0 or self.bounded
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def row_stride(self) -> int:
+        return self.kv_heads * self.dim
+
+
+def tile_rows(heads: int, kv_heads: int, rows: int = TILE) -> int:
+    """The most query rows of one tile of `rows` rows, for callers that cut chunks into tiles."""
+    return rows // (heads // kv_heads)
+
+
+def attend_chunks(
+    q: torch.Tensor,
+    kv: PagedKv,
+    tiles: torch.Tensor,
+    tiling: ChunkTiling | None = None,
+    compile_only: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """softmax(scores of q and k) v of q [C, heads, dim], strided by row at most -> `out`, or one like it.
+
+    tiles int32 [T, 4]: (slot, first row within q, logical row of that first query, count <= tile_rows). A
+    query sees its slot's rows up to its own (a window's last), which are already in the pool. A tile of count
+    0 does nothing; rows that no tile names hold anything. Programs start in the order of the tiles.
+    compile_only: the kernel is compiled and not run.
+    """
+    rule = kv.rule
+    tiling = tiling or chunk_tiling(kv.dim * kv.pool.element_size())
+    layout = _Layout(
+        heads=q.shape[1],
+        kv_heads=kv.kv_heads,
+        dim=kv.dim,
+        page_size=kv.page_size,
+        page_stride=kv.pool.stride(0),
+        tile=tiling.rows,
+        keys=tiling.keys,
+        window=rule.window,
+        bounded=kv.firsts is not None,
+        ceiling=rule.ceiling,
+    )
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    args = (
+        q,
+        q.stride(0),
+        kv.pool,
+        kv.values,
+        kv.tables,
+        kv.tables.stride(0),
+        kv.firsts,
+        tiles,
+        out,
+        rule.factor,
+        layout,
+    )
+    grid = (kv.kv_heads, tiles.shape[0])
+    options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
+    if compile_only:
+        _attend_chunks.warmup(*args, grid=grid, **options)
+    else:
+        _attend_chunks[grid](*args, **options)
+    return out
+
+
+@kernel(do_not_specialize=["tables", "table_stride", "firsts", "tiles"])
+def _attend_chunks(
+    q, q_stride, keys, values, tables, table_stride, firsts, tiles, out, scale, layout: tl.constexpr
+):  # fmt: skip
+    """Grid (kv_heads, T)."""
+    head = tl.program_id(0)
+    tile = tiles + 4 * tl.program_id(1)
+    count = tl.load(tile + 3)
+    if count == 0:
+        return
+    start = tl.load(tile + 2)
+    slot = tl.load(tile)
+    table = tables + slot.to(tl.int64) * table_stride
+    row = tl.arange(0, layout.tile)
+    query = row // layout.group
+    column = head * layout.group + row % layout.group
+    real = (query < count)[:, None]
+    dim = tl.arange(0, layout.dim)[None, :]
+    place = (tl.load(tile + 1) + query).to(tl.int64)
+    q_tile = tl.load(q + (place * q_stride + column * layout.dim)[:, None] + dim, mask=real, other=0.0)
+    at = head * layout.dim + dim
+    low, edge = lowest_row(firsts, slot, start, layout.window), first_row(firsts, slot)
+    acc = _over_rows(
+        q_tile, start + query, keys + at, values + at, table, low, edge, start, start + count, scale, layout
+    )
+    out_at = (place * layout.heads + column)[:, None] * layout.dim + dim
+    tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _over_rows(q_tile, own, keys, values, table, low, edge, start, end, scale, layout: tl.constexpr):
+    """Softmax over the rows from `low` up to `own` [tile], none of them beyond `end` -> float32 [tile, dim].
+    Rows before `edge` are seen by themselves alone.
+
+    Blocks below `start` are seen whole and need no mask, but for those in which a window begins. keys and
+    values point at [1, dim] of the pool's first row.
+    """
+    whole = start // layout.keys * layout.keys
+    peak = tl.full([layout.tile], _UNSEEN, tl.float32)
+    total = tl.full([layout.tile], 0.0, tl.float32)
+    acc = tl.full([layout.tile, layout.dim], 0.0, tl.float32)
+    entered = 0
+    if layout.narrow:
+        first = low // layout.keys * layout.keys
+        entered = low  # from here on every query sees every row
+        if layout.window > 0:
+            entered = tl.maximum(low, end - layout.window)
+        entered = tl.minimum(tl.cdiv(entered, layout.keys) * layout.keys, whole)
+        peak, total, acc = _blocks(
+            q_tile, own, keys, values, table, low, edge, first, entered, end, scale, peak, total, acc, True,
+            layout,
+        )  # fmt: skip
+    peak, total, acc = _blocks(
+        q_tile, own, keys, values, table, low, edge, entered, whole, end, scale, peak, total, acc, False,
+        layout,
+    )  # fmt: skip
+    peak, total, acc = _blocks(
+        q_tile, own, keys, values, table, low, edge, whole, end, end, scale, peak, total, acc, True, layout
+    )
+    return acc / total[:, None]
+
+
+@triton.jit
+def _blocks(
+    q_tile, own, keys, values, table, low, edge, first, last, end, scale, peak, total, acc,
+    MASKED: tl.constexpr, layout: tl.constexpr,
+):  # fmt: skip
+    """Rows first .. last - 1, in whole blocks, added to the softmax so far."""
+    place = tl.arange(0, layout.keys)
+    pages = pages_of(table, first + place, end, layout.page_size)
+    for block in range(first, last, layout.keys):
+        row = block + place
+        at = pages * layout.page_stride + (row % layout.page_size)[:, None] * layout.row_stride
+        pages = pages_of(table, row + layout.keys, end, layout.page_size)  # ahead of the rows they lead to
+        if MASKED:
+            inside = row < end
+            if layout.narrow:
+                inside = inside & (row >= low)
+            k = tl.load(keys + at, mask=inside[:, None], other=0.0)
+            v = tl.load(values + at, mask=inside[:, None], other=0.0)
+        else:
+            k = tl.load(keys + at)
+            v = tl.load(values + at)
+        scores = tl.dot(q_tile, tl.trans(k), input_precision="ieee")
+        factor = scale
+        if layout.ceiling > 0:
+            scores = tanh(scores * scale)
+            factor = layout.ceiling
+        if MASKED:
+            seen = row[None, :] <= own[:, None]
+            if layout.narrow:
+                seen = seen & inside[None, :]
+            if layout.bounded:
+                seen = seen & ((row >= edge)[None, :] | (row[None, :] == own[:, None]))
+            if layout.window > 0:
+                seen = seen & (row[None, :] > own[:, None] - layout.window)
+            scores = tl.where(seen, scores, _UNSEEN)
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
+        weights = tl.exp2(scores * factor - new_peak[:, None])
+        if MASKED and layout.narrow:  # a row that has seen nothing yet: its peak is a rounded product
+            weights = tl.where(seen, weights, 0.0)
+        kept = tl.exp2(peak - new_peak)
+        total = total * kept + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+        peak = new_peak
+    return peak, total, acc

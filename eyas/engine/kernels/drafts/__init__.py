@@ -1,0 +1,1 @@
+"""Drafts on the device: chains, trees and lookups, and the verdict of a round."""

@@ -1,0 +1,182 @@
+"""Moves data along an accepted path: KV rows to where a plain sequence has them, features to the draft head.
+
+The kernels run after the verdict of the same round. By then the length has grown by the tokens emitted, so
+the round started at length - (a + 1). This file does not know what a feature is, or why a path was accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton.language as tl
+from torch import Tensor
+
+from eyas.engine.kernels.drafts.rounds import (
+    FACTS,
+    PLAIN,
+    Batch,
+    RoundRows,
+    Verdicts,
+    physical_rows,
+    store_rows,
+)
+from eyas.engine.kernels.launch.launching import after_previous, kernel
+from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+
+ROW_BLOCK = 512  # elements of each KV row that one program moves, for all rows of a path
+FEATURE_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class PathRows:
+    """The draft head's certain rows, P per sequence: row j pairs feature j of the path with emitted token j.
+
+    `features` [B * P, H]. `rows`: as a forward reads them, in the draft pool, whose pages have the target's
+    numbers. `last_row` int32 [B]: the newest row, whose output gives the proposal. Rows after it are padding
+    and repeat its feature.
+    """
+
+    features: Tensor
+    rows: RoundRows
+    last_row: Tensor
+
+
+def compact(batch: Batch, verdicts: Verdicts, pool: Tensor) -> None:
+    """Moves the KV of each accepted node i from row start + path[i] to row start + i, in all layers.
+
+    `pool` [pages, layers, fields, page_size, kv_heads, D]. All sources are read before any row is written.
+    For a chain there is nothing to move.
+    """
+    _, layers, fields, page_size, kv_heads, head_dim = pool.shape
+    width = kv_heads * head_dim
+    tables, path = batch.tables, verdicts.path
+    _compact[(batch.size, layers * fields, cdiv(width, ROW_BLOCK))](
+        batch.slots,
+        tables.length,
+        tables.pages,
+        verdicts.result,
+        path,
+        pool,
+        tables.padding_slot,
+        tables.pages.shape[1],
+        verdicts.result.shape[1],
+        PAGE_SIZE=page_size,
+        LAYER_PARTS=layers * fields,
+        WIDTH=width,
+        PATH=path.shape[1],
+        PATH_BLOCK=power_of_2(path.shape[1]),
+        BLOCK=ROW_BLOCK,
+        PDL=batch.pdl,
+        num_warps=4,
+        launch_pdl=batch.pdl,
+    )
+
+
+@kernel(do_not_specialize=PLAIN)
+def _compact(
+    slots,
+    length,
+    pages,
+    result,
+    path,
+    pool,
+    padding,
+    max_pages,
+    result_stride,
+    PAGE_SIZE: tl.constexpr,
+    LAYER_PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PATH: tl.constexpr,
+    PATH_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    sequence, part = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slots + sequence)
+    count = tl.load(result + sequence * result_stride)
+    start = tl.load(length + slot) - count
+    index = tl.arange(0, PATH_BLOCK)
+    node = tl.load(path + sequence * PATH + index, mask=index < PATH, other=-1)
+    moved = (slot != padding) & (node != index) & (node >= 0)
+    element = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    source = physical_rows(pages, slot, start + node, moved, max_pages, PAGE_SIZE)
+    target = physical_rows(pages, slot, start + index, moved, max_pages, PAGE_SIZE)
+    wanted = (source >= 0)[:, None] & (element < WIDTH)[None, :]
+    source = ((source // PAGE_SIZE).to(tl.int64) * LAYER_PARTS + part) * PAGE_SIZE + source % PAGE_SIZE
+    target = ((target // PAGE_SIZE).to(tl.int64) * LAYER_PARTS + part) * PAGE_SIZE + target % PAGE_SIZE
+    taken = tl.load(pool + source[:, None] * WIDTH + element[None, :], mask=wanted)
+    tl.debug_barrier()  # another thread's target may be this one's source
+    tl.store(pool + target[:, None] * WIDTH + element[None, :], taken, mask=wanted)
+
+
+def gather_path(batch: Batch, verdicts: Verdicts, features: Tensor, extension: PathRows) -> None:
+    """Writes the draft head's rows after a verdict. `features` [B * W, H]: one per node of the round."""
+    tables, path, rows = batch.tables, verdicts.path, extension.rows
+    width = features.shape[1]
+    grid = (batch.size * path.shape[1], cdiv(width, FEATURE_BLOCK))
+    _gather_path[grid](
+        batch.slots,
+        tables.length,
+        tables.pages,
+        verdicts.result,
+        path,
+        features,
+        extension.features,
+        rows.tensors,
+        extension.last_row,
+        tables.padding_slot,
+        tables.pages.shape[1],
+        PAGE_SIZE=batch.page_size,
+        FACTS=FACTS,
+        NODES=verdicts.width,
+        PATH=path.shape[1],
+        WIDTH=width,
+        BLOCK=FEATURE_BLOCK,
+        PDL=batch.pdl,
+        num_warps=4,
+        launch_pdl=batch.pdl,
+    )
+
+
+@kernel(do_not_specialize=PLAIN)
+def _gather_path(
+    slots,
+    length,
+    pages,
+    result,
+    path,
+    features,
+    gathered,
+    out,
+    last_row,
+    padding,
+    max_pages,
+    PAGE_SIZE: tl.constexpr,
+    FACTS: tl.constexpr,
+    NODES: tl.constexpr,
+    PATH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    row = tl.program_id(0)
+    sequence, index = row // PATH, row % PATH
+    result += sequence * (FACTS + NODES)
+    count = tl.load(result)
+    place = tl.minimum(index, count - 1)
+    node = tl.load(path + sequence * PATH + place)
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    source = (sequence * NODES + node).to(tl.int64) * WIDTH + element
+    taken = tl.load(features + source, mask=element < WIDTH)
+    tl.store(gathered + row.to(tl.int64) * WIDTH + element, taken, mask=element < WIDTH)
+    if tl.program_id(1) == 0:
+        slot = tl.load(slots + sequence)
+        live = slot != padding
+        start = tl.load(length + slot) - tl.where(live, count, 0)
+        kv_row = physical_rows(pages, slot, start + index, live & (index < count), max_pages, PAGE_SIZE)
+        store_rows(out, row, tl.load(result + FACTS + place), start + place, kv_row, True)
+        if index == 0:
+            tl.store(out[3] + sequence, start)
+            tl.store(last_row + sequence, row + count - 1)

@@ -1,0 +1,1 @@
+"""Experts: the choice of each row, products grouped by expert, and their weighted sum."""

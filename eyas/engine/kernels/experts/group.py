@@ -1,0 +1,144 @@
+"""In which order a grouped product walks the rows of all experts: by expert, each expert's in blocks.
+
+A choice is row * per_row + rank. The order is one: by expert, then by choice. Each expert has a program for
+each part of the choices, which it reads whole: numbers of four bytes that stay in L2. How many choices lie
+before its own, a sum over experts and parts tells; of few choices each program finds that out by itself, of
+many a launch before it counts. It knows numbers of experts and choices; it refuses to know who chose, and
+what an expert computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.experts.grouped_tiles import most_blocks
+from eyas.engine.kernels.launch.launching import after_previous, kernel
+from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+
+_FEW = 32  # choices: up to this number a program compares each with each
+_PART = 8192  # choices of a program, at most
+_CUT = 32  # blocks that it writes at a time
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Choices in the order of their experts, int32 [choices], cut into blocks of at most `rows` choices.
+
+    `blocks` int32 [3 * most + 1]: of each block its expert, then its first place in the order, then the place
+    behind its last; and how many blocks there are. `most` follows from sizes alone.
+    """
+
+    order: torch.Tensor
+    blocks: torch.Tensor
+    rows: int
+
+    @property
+    def most(self) -> int:
+        """As many blocks as there may be."""
+        return (self.blocks.shape[0] - 1) // 3
+
+
+def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> Grouped:
+    """chosen int32 [m, per_row], of `experts` experts, in blocks of `rows` choices.
+
+    A choice of no expert (-1) is left out: no block has it, and the order ends before its end.
+    """
+    count, device = chosen.numel(), chosen.device
+    order = torch.empty(count, dtype=torch.int32, device=device)
+    most = most_blocks(count, experts, rows)
+    blocks = torch.empty(3 * most + 1, dtype=torch.int32, device=device)
+    options = {"PDL": pdl, "num_warps": 4, "launch_pdl": pdl}
+    counts, parts = None, max(cdiv(count, _PART), 1)
+    sizes = {"EXPERTS": experts, "PART": min(power_of_2(count), _PART)}
+    if count > _FEW:
+        counts = torch.empty(parts, experts, dtype=torch.int32, device=device)
+        _count[(experts, parts)](chosen, counts, count, **sizes, **options)
+    _place[(experts + 1, parts)](
+        *(chosen, counts, order, blocks, count, most, parts),
+        SLOTS=power_of_2(experts),
+        PARTS=power_of_2(parts),
+        ROWS=rows,
+        CUT=_CUT,
+        **sizes,
+        **options,
+    )
+    return Grouped(order, blocks, rows)
+
+
+@kernel(do_not_specialize=["count"])
+def _count(chosen, counts, count, EXPERTS: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr):
+    """How often one expert is chosen in one part."""
+    after_previous(PDL)
+    expert, part = tl.program_id(0), tl.program_id(1)
+    choice = part * PART + tl.arange(0, PART)
+    found = tl.load(chosen + choice, mask=choice < count, other=-1) == expert
+    tl.store(counts + part * EXPERTS + expert, tl.sum(found.to(tl.int32)))
+
+
+@kernel(do_not_specialize=["count", "most", "parts"])
+def _place(
+    chosen, counts, order, blocks, count, most, parts,
+    EXPERTS: tl.constexpr, PART: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    CUT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Puts one expert's choices of one part in their places; the first part's programs cut the expert's into
+    blocks, and the one behind the last expert's tells how many blocks there are.
+    """
+    after_previous(PDL)
+    expert, part = tl.program_id(0), tl.program_id(1)
+    done = 0
+    if counts is None:
+        place, block, own = _before_few(chosen, expert, count, ROWS, PART)
+    else:
+        place, block, own, done = _before(counts, expert, part, parts, EXPERTS, SLOTS, PARTS, ROWS)
+    if expert == EXPERTS:
+        tl.store(blocks + 3 * most, block, mask=part == 0)
+        return
+    if own == 0:
+        return
+    choice = part * PART + tl.arange(0, PART)
+    mine = tl.load(chosen + choice, mask=choice < count, other=-1) == expert
+    through = tl.cumsum(mine.to(tl.int32), 0)
+    tl.store(order + place + done + through - 1, choice, mask=mine)
+    if part > 0:
+        return
+    for nth in range(0, tl.cdiv(own, ROWS), CUT):
+        each = nth + tl.arange(0, CUT)
+        here, at, begins = each < tl.cdiv(own, ROWS), blocks + block + each, place + each * ROWS
+        tl.store(at, tl.zeros_like(each) + expert, mask=here)
+        tl.store(at + most, begins, mask=here)
+        tl.store(at + 2 * most, tl.minimum(begins + ROWS, place + own), mask=here)
+
+
+@triton.jit
+def _before(
+    counts, expert, part, parts,
+    EXPERTS: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """How many choices, and how many blocks, the experts before this one have; its own choices, and how many
+    of them the parts before this one have.
+    """
+    other, each = tl.arange(0, SLOTS)[None, :], tl.arange(0, PARTS)[:, None]
+    there = (other < EXPERTS) & (each < parts)
+    found = tl.load(counts + each * EXPERTS + other, mask=there, other=0)
+    done = tl.sum(tl.sum(tl.where((other == expert) & (each < part), found, 0), 1), 0)
+    total, other = tl.sum(found, 0), tl.arange(0, SLOTS)
+    earlier = tl.where(other < expert, total, 0)
+    own = tl.sum(tl.where(other == expert, total, 0))
+    return tl.sum(earlier), tl.sum((earlier + ROWS - 1) // ROWS), own, done
+
+
+@triton.jit
+def _before_few(chosen, expert, count, ROWS: tl.constexpr, PART: tl.constexpr):
+    """As `_before`, of choices that one look sees: a block begins at every ROWS-th of an expert's choices."""
+    choice = tl.arange(0, PART)
+    each = tl.load(chosen + choice, mask=choice < count, other=-1)
+    other = tl.load(chosen + choice, mask=choice < count, other=-2)  # none is an absent one's fellow
+    rank = tl.sum(((each[:, None] == other[None, :]) & (choice[None, :] < choice[:, None])).to(tl.int32), 1)
+    earlier = (each >= 0) & (each < expert)
+    begins = earlier & (rank % ROWS == 0)
+    return tl.sum(earlier.to(tl.int32)), tl.sum(begins.to(tl.int32)), tl.sum((each == expert).to(tl.int32))

@@ -1,0 +1,128 @@
+"""Products of rows with the weight of the expert that each chose; with one expert, dense products.
+
+Weights are of 16 or 32 bits, or in FP8. `product_kernel` computes them transposed, weight rows on the matrix
+unit's long side, so that few rows waste nothing; weights come by the tensor memory accelerator. FP8: 128 of k
+are multiplied at a time, and what they give is added in float32, since Hopper's accumulators keep 14 bits;
+before that it is scaled, but for scales of weight rows, which wait for the sum. Of a tile whose k is split
+the last program to arrive adds the parts up, in order. What need not be exact goes elsewhere where that is
+faster: one row to `single`, a short k to `grouped_sweep`, tall blocks to `grouped_wide`. It knows
+`group.Grouped`, tiles and weights, and neither routers nor models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from eyas.engine.kernels.experts import grouped_sweep, grouped_wide
+from eyas.engine.kernels.experts.group import Grouped, group
+from eyas.engine.kernels.experts.grouped_kernels import product_kernel
+from eyas.engine.kernels.experts.grouped_task import Gate, Task, Walk, shape_of
+from eyas.engine.kernels.experts.grouped_tiles import (
+    Shape,
+    Table,
+    Tile,
+    exact_tile_for,
+    lines_ahead,
+    programs,
+    stretches_of,
+    tile_for,
+)
+from eyas.engine.kernels.products import single
+from eyas.engine.kernels.products.blocks import Rows, StoredWeight, count_of
+from eyas.engine.kernels.products.skinny import Launch
+
+
+@dataclass(frozen=True)
+class Products:
+    """What the products of one stream share: scratch memory, and tiles that were measured."""
+
+    launch: Launch
+    tiles: Table = field(default_factory=dict)
+    vendor: bool = False  # whether `vendor` has products here
+
+    def dense(self, x: Rows, weight: StoredWeight) -> torch.Tensor:
+        """x [m, k] . weight [n, k]^T -> [m, n]."""
+        if self.is_single(x, weight):
+            read = x if single.can_read(x, weight) else weight.read(x, self.launch.pdl)
+            return single.dense(read, weight, self.launch.pdl)
+        made = self._start(x, weight, Walk(), self._dense_tile(x, weight, None), None)
+        assert isinstance(made, torch.Tensor)
+        return made
+
+    def dense_gated(self, x: Rows, weight: StoredWeight, gate: Gate) -> Rows:
+        """x [m, k], weight [2 width, k] -> act(gate) * up, [m, width]; rounded, if that is done at once."""
+        if self.is_single(x, weight):
+            read = weight.read(x, self.launch.pdl)
+            return single.gated(read, weight, None, gate.gelu, self.launch.pdl)
+        return self._start(x, weight, Walk(), self._dense_tile(x, weight, gate), gate)
+
+    def is_single(self, x: Rows, weight: StoredWeight, together: int = 1) -> bool:
+        """Whether `single` makes the product of x with this weight, of `together` experts at once."""
+        return count_of(x) == 1 and not self.launch.exact and single.can_hold(weight, together)
+
+    def group(self, experts: torch.Tensor, weights: tuple[StoredWeight, StoredWeight]) -> Grouped:
+        """The order of experts int32 [m, per_row] for `gate_up` and `down` with these weights."""
+        gate_up = shape_of(weights[0], Gate())
+        rows = self._tile_for(gate_up, experts.numel()).rows
+        return group(experts, gate_up.experts, rows, self.launch.pdl)
+
+    def gate_up(self, x: Rows, weight: StoredWeight, grouped: Grouped, per_row: int, gate: Gate) -> Rows:
+        """x [m, k], weight [experts, 2 width, k] -> act(gate) * up, [choices, width] in their order; rounded,
+        if that is done at once.
+        """
+        tile = self._tile(weight, grouped, gate)
+        return self._start(x, weight, Walk(grouped, per_row), tile, gate)
+
+    def down(self, x: Rows, weight: StoredWeight, grouped: Grouped) -> torch.Tensor:
+        """What `gate_up` gave, weight [experts, hidden, width] -> [choices, hidden], by choice.
+
+        Choices that the order leaves out have rows that nothing wrote.
+        """
+        made = self._start(x, weight, Walk(grouped, scatter=True), self._tile(weight, grouped, None), None)
+        assert isinstance(made, torch.Tensor)
+        return made
+
+    def _dense_tile(self, x: Rows, weight: StoredWeight, gate: Gate | None) -> Tile:
+        return self._tile_for(shape_of(weight, gate), count_of(x))
+
+    def _tile(self, weight: StoredWeight, grouped: Grouped, gate: Gate | None) -> Tile:
+        """Its rows are those of the blocks."""
+        return self._tile_for(shape_of(weight, gate), grouped.order.shape[0], grouped.rows)
+
+    def _tile_for(self, shape: Shape, choices: int, rows: int = 0) -> Tile:
+        choose = exact_tile_for if self.launch.exact else tile_for
+        return choose(shape, choices, self.tiles, rows)
+
+    def _start(self, x: Rows, weight: StoredWeight, walk: Walk, tile: Tile, gate: Gate | None) -> Rows:
+        task = Task(weight.read(x, self.launch.pdl), weight, walk, tile, gate)
+        if self.launch.exact:
+            _start(task, self.launch)
+        elif grouped_sweep.takes(task):
+            grouped_sweep.start(task, self.launch)
+        elif grouped_wide.takes(task):
+            grouped_wide.start(task, self.launch)
+        else:
+            _start(task, self.launch)
+        return task.out
+
+
+def _start(task: Task, launch: Launch) -> None:
+    """Computes `task.out`, weight rows on the matrix unit's long side."""
+    shape, tile, walk, pdl = task.shape, task.tile, task.walk, launch.pdl
+    product_kernel[(min(task.most * task.tiles, programs(tile, shape)), tile.split)](
+        *(*task.rows, task.described, task.stored, task.scales, *task.made, *task.order),
+        *(launch.partials, launch.tickets, task.choices, task.most),
+        **task.constants(),
+        **task.gated(),
+        SPLIT=tile.split,
+        FOLDS=stretches_of(shape) // tile.split if launch.exact else 1,
+        PDL=pdl,
+        LINES=lines_ahead(shape, tile) if pdl and (walk.grouped is None or walk.scatter) else 0,
+        EXPERTS=shape.experts,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch_pdl=pdl,
+        **({"enable_fp_fusion": False} if launch.exact else {}),
+    )

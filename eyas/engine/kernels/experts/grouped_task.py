@@ -1,0 +1,159 @@
+"""One product of `grouped`, ready for a kernel: rows, a weight, their tile, and room for what comes of them.
+
+It knows how rows are walked and how a result is to be read. It launches nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels.experts.group import Grouped
+from eyas.engine.kernels.experts.grouped_tiles import Shape, Tile
+from eyas.engine.kernels.products.blocks import SIDE, Rows, StoredWeight, count_of, parts_of, room_for
+
+_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How a product walks rows; without a group, x as it lies.
+
+    The row of a choice is the choice over `per_row`, or (0) its place in the order; `scatter`: the result's
+    row is the choice, else its place.
+    """
+
+    grouped: Grouped | None = None
+    per_row: int = 0
+    scatter: bool = False
+
+
+@dataclass(frozen=True)
+class Gate:
+    """gelu: what the gate passes, in its tanh form; else SiLU. `rounding`: how the result will be read."""
+
+    gelu: bool = False
+    rounding: Rounding | None = None
+
+    def rounded_by(self, tile: Tile) -> Rounding | None:
+        """The rounding, if a program of that tile has all that shares a scale."""
+        here = self.rounding is not None and self.rounding.rows == "block" and tile.columns == SIDE
+        return self.rounding if here else None
+
+
+@dataclass(frozen=True)
+class Task:
+    """read: rows as the weight reads them."""
+
+    read: Rows
+    weight: StoredWeight
+    walk: Walk
+    tile: Tile
+    gate: Gate | None
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Of the weight."""
+        return shape_of(self.weight, self.gate)
+
+    @cached_property
+    def choices(self) -> int:
+        """Rows of the result."""
+        grouped = self.walk.grouped
+        return count_of(self.read) if grouped is None else grouped.order.shape[0]
+
+    @cached_property
+    def most(self) -> int:
+        """Blocks of rows, at most."""
+        grouped = self.walk.grouped
+        return -(-self.choices // self.tile.rows) if grouped is None else grouped.most
+
+    @cached_property
+    def tiles(self) -> int:
+        """Tiles of columns."""
+        return -(-self.shape.outputs // self.tile.columns)
+
+    @cached_property
+    def out(self) -> Rows:
+        """Room for the result: rounded, if a program has all that shares a scale."""
+        like, _ = parts_of(self.read)
+        plain = torch.empty(self.choices, self.shape.outputs, dtype=self.read.dtype, device=like.device)
+        return plain if self._after is None else room_for(plain, self._after)
+
+    @property
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What is read: numbers, and their scales."""
+        return parts_of(self.read)
+
+    @property
+    def made(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same of the result."""
+        return parts_of(self.out)
+
+    @property
+    def stored(self) -> torch.Tensor:
+        """The weight [all rows, k]."""
+        return self.weight.stored.view(-1, self.shape.k)
+
+    @property
+    def described(self) -> TensorDescriptor:
+        """`stored`, by tiles."""
+        flat = self.stored
+        return TensorDescriptor(
+            flat, list(flat.shape), [self.shape.k, 1], [self.tile.columns, self.tile.depth]
+        )
+
+    @property
+    def scales(self) -> torch.Tensor | None:
+        """Of the weight."""
+        return self.weight.scales
+
+    @property
+    def order(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The order of choices, and its blocks."""
+        grouped = self.walk.grouped
+        return (None, None) if grouped is None else (grouped.order, grouped.blocks)
+
+    def constants(self) -> dict[str, Any]:
+        """What every kernel knows when it is compiled."""
+        shape, tile, rounding = self.shape, self.tile, self.weight.rounding
+        return {
+            "N": shape.n,
+            "K": shape.k,
+            "OUTPUTS": shape.outputs,
+            "ROWS": tile.rows,
+            "COLUMNS": tile.columns,
+            "DEPTH": tile.depth,
+            "GROUP": tile.group,
+            "PER_ROW": self.walk.per_row,
+            "SCATTER": self.walk.scatter,
+            "BLOCKS": rounding is not None and rounding.rows == "block",
+            "CHANNELS": rounding is not None and rounding.rows != "block",
+            "MADE": _TYPES[self.read.dtype],
+        }
+
+    def gated(self) -> dict[str, bool]:
+        """What those know besides that may have a gate."""
+        gate, after = self.gate, self._after
+        return {
+            "GATED": gate is not None,
+            "GELU": gate is not None and gate.gelu,
+            "POWERS": after is not None and after.powers,
+        }
+
+    @cached_property
+    def _after(self) -> Rounding | None:
+        return None if self.gate is None else self.gate.rounded_by(self.tile)
+
+
+def shape_of(weight: StoredWeight, gate: Gate | None) -> Shape:
+    """For `tile_for`."""
+    n, k = weight.shape[-2:]
+    experts = weight.shape[0] if len(weight.shape) == 3 else 1
+    return Shape(experts, n, k, gate is not None, weight.itemsize)

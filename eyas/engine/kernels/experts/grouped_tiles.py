@@ -1,0 +1,238 @@
+"""How products over groups of rows are cut into programs: measured tiles for known shapes, else a rule.
+
+`eyas tune` measures, and writes a file for each kind of GPU: JSON, a line for each tile, with the shape, the
+number of choices, and the microseconds that it took. This file knows shapes and sizes only; what a tile
+computes is `grouped`'s business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from eyas.common.config import ASSETS
+from eyas.common.machine import gpus
+from eyas.engine.kernels.launch.sizes import power_of_2
+
+_SHARED_BYTES = 200 * 1024
+SHORT = 2
+"""Steps of k, up to which a tile has no loop of its own."""
+_SHORT = 512  # of a product whose tiles end before they have begun: more of them stand beside each other
+_BESIDE = 4  # programs on an SM, at most
+_PROGRAMS = 132  # about as many as a Hopper GPU has SMs
+_ENOUGH = _PROGRAMS * 3 // 4
+_MATRIX_SIDE = 64  # weight rows that the matrix unit takes at once
+_STRETCH_UNIT = 128  # the deepest step of k within a stretch
+_LINE = 128  # bytes
+_MOST_LINES = 8
+MOST_PARTS = 32768 * 128
+"""Numbers that programs which share a tile's k may leave behind, all together (`skinny.Launch.partials`)."""
+MOST_TICKETS = 32768
+
+
+@dataclass(frozen=True)
+class Shape:
+    """x [choices, k] . weight [experts, n, k]^T, each choice by its expert; 1 expert: a dense product.
+
+    `gated`: the n rows are a gate's and then as many of what it multiplies. `itemsize`: bytes of a weight.
+    """
+
+    experts: int
+    n: int
+    k: int
+    gated: bool
+    itemsize: int
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the result."""
+        return self.n // 2 if self.gated else self.n
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A program's share: `columns` of the result for `rows` choices, by `depth` of k at a time.
+
+    `split` programs share a tile's k. `group`: blocks of rows that follow each other before the next columns
+    (their weights are then in L2). `stages` steps of k are in flight.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    split: int = 1
+    group: int = 8
+
+
+_KEY = ("experts", "n", "k", "gated", "itemsize", "choices")
+"""Of a tile: its shape, and the number of choices rounded up to a power of two."""
+Key = tuple[int, int, int, bool, int, int]
+Table = Mapping[Key, Tile]
+
+
+def table_of(gpu: str) -> Path:
+    """Where the tiles of a kind of GPU, "NVIDIA H200", are kept."""
+    return ASSETS / "tiles" / f"{gpu.replace(' ', '-')}.json"
+
+
+def measured(device: str) -> Table:
+    """The tiles of the GPU "cuda:1", if any were measured; for "meta" those of the first one."""
+    if device == "cpu":
+        return {}
+    gpu = gpus.model("cuda" if device == "meta" else device)
+    path = table_of(gpu)
+    return read_table(path) if gpu and path.exists() else {}
+
+
+def read_table(path: Path) -> dict[Key, Tile]:
+    """What `write_table` wrote."""
+    return {key: Tile(**tile) for key, tile, _ in _lines(path)}
+
+
+def read_times(path: Path) -> dict[Key, float]:
+    """How long each of them took, in microseconds."""
+    return {key: us for key, _, us in _lines(path)}
+
+
+def _lines(path: Path) -> Iterator[tuple[Key, dict[str, int], float]]:
+    for line in json.loads(path.read_text())["tiles"]:
+        key = cast(Key, tuple(line.pop(name) for name in _KEY))
+        us = line.pop("us")
+        yield key, line, us
+
+
+def write_table(path: Path, gpu: str, tiles: Table, times: Mapping[Key, float]) -> None:
+    """Replaces the file; a line of it for each tile, in the order of their keys."""
+    lines = [
+        json.dumps(
+            dict(zip(_KEY, key, strict=True)) | dataclasses.asdict(tile) | {"us": round(times[key], 2)}
+        )
+        for key, tile in sorted(tiles.items())
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{{"gpu": {json.dumps(gpu)}, "tiles": [\n' + ",\n".join(lines) + "\n]}\n")
+
+
+def key_of(shape: Shape, choices: int) -> Key:
+    """Where a table has the tile."""
+    bucket = power_of_2(max(choices, 16))
+    return shape.experts, shape.n, shape.k, shape.gated, shape.itemsize, bucket
+
+
+def tile_for(shape: Shape, choices: int, table: Table, rows: int = 0) -> Tile:
+    """Always one that fits the shape and an SM; with `rows`, if they are given.
+
+    Raises ValueError if a side is not a multiple of 16.
+    """
+    if shape.outputs % 16 or shape.k % 16:
+        raise ValueError(f"{shape} has a side that is not a multiple of 16")
+    tile = table.get(key_of(shape, choices)) or _rule(shape, choices, rows)
+    return fitted(replace(tile, rows=rows or tile.rows), shape, choices)
+
+
+def exact_tile_for(shape: Shape, choices: int, table: Table, rows: int = 0) -> Tile:
+    """As `tile_for`, with k cut into the stretches of `stretches_of`, by as many programs or by one.
+
+    The numbers that it leaves to the rows change no bit of a row: how many of them, how many columns and how
+    much of k a tile takes at a time.
+    """
+    tile, stretches = tile_for(shape, choices, table, rows), stretches_of(shape)
+    columns = max(tile.columns, _MATRIX_SIDE)
+    depth = min(tile.depth, _STRETCH_UNIT) if stretches > 1 else tile.depth
+    split = stretches if tile.split > 1 else 1
+    return fitted(replace(tile, columns=columns, depth=depth, split=split), shape, choices)
+
+
+def stretches_of(shape: Shape) -> int:
+    """Into how many stretches, one or two, the exact arithmetic cuts k: by the weight alone.
+
+    Two of a dense weight that is too narrow for as many programs as a GPU has room for.
+    """
+    narrow = shape.experts == 1 and -(-shape.outputs // _MATRIX_SIDE) < _ENOUGH
+    return 2 if narrow and shape.k > _SHORT and shape.k % (2 * _STRETCH_UNIT) == 0 else 1
+
+
+def most_blocks(choices: int, experts: int, rows: int) -> int:
+    """The most blocks of `rows` rows, each of one expert, into which the choices can fall."""
+    touched = min(choices, experts)
+    return touched + (choices - touched) // rows
+
+
+def fitted(tile: Tile, shape: Shape, choices: int) -> Tile:
+    """With columns, depth, stages and split that the shape and an SM allow."""
+    blocked = shape.itemsize == 1
+    columns = min(tile.columns, 128, power_of_2(shape.outputs))
+    depth = 128 if blocked else min(tile.depth, power_of_2(shape.k))
+    weights = 2 if shape.gated else 1
+    step = depth * (columns * weights + tile.rows) * shape.itemsize
+    split = tile.split
+    programs = most_blocks(choices, shape.experts, tile.rows) * -(-shape.outputs // columns)
+    parts = programs * columns * tile.rows * weights
+    while split > 1 and (split * parts > MOST_PARTS or programs > MOST_TICKETS or shape.k % (split * depth)):
+        split //= 2
+    steps = -(-shape.k // (max(split, 1) * depth))
+    in_flight = step * (steps if steps <= SHORT else 1)
+    stages = max(min(tile.stages, _SHARED_BYTES // in_flight), 1)
+    return replace(tile, columns=columns, depth=depth, stages=stages, split=max(split, 1))
+
+
+def lines_ahead(shape: Shape, tile: Tile) -> int:
+    """How many lines of a weight row a program calls into L2 before it may begin: where few rows read it, the
+    product's time is that of its weights.
+    """
+    if tile.rows > 32:
+        return 0
+    lines = max(shape.k // tile.split * shape.itemsize // _LINE, 1)
+    return min(1 << (lines.bit_length() - 1), _MOST_LINES)
+
+
+def programs(tile: Tile, shape: Shape) -> int:
+    """How many of a split's programs a GPU runs at a time: more would only wait."""
+    weights = 2 if shape.gated else 1
+    step = tile.depth * (tile.columns * weights + tile.rows) * shape.itemsize
+    beside = max(_SHARED_BYTES // (step * tile.stages), 1)
+    return -(-_PROGRAMS * min(beside, _BESIDE, 16 // tile.warps) // tile.split)
+
+
+def _rule(shape: Shape, choices: int, rows: int = 0) -> Tile:
+    """Few rows: weights are read once, by enough programs. Many: square tiles, as long as they are enough."""
+    touched = min(choices, shape.experts)
+    each = -(-choices // touched)
+    if shape.experts > 1 and (rows or each) > 32:
+        columns = 64 if shape.gated and rows > 64 else 128
+        return Tile(rows or 64, columns, 128 // shape.itemsize, warps=8, stages=4)
+    rows = rows or (16 if each <= 16 else 32 if each <= 32 else 64 if each <= 96 else 128)
+    if rows == 128:
+        square = 128 if not shape.gated and shape.k > _SHORT else 64
+        columns = square if _count(shape, choices, rows, square) >= _ENOUGH else 64
+        split = _split(_count(shape, choices, rows, columns))
+        return Tile(rows, columns, 64, 8 if shape.k > _SHORT else 4, stages=4, split=split)
+    columns, depth = 64, 64 if shape.gated and shape.itemsize > 1 else 128
+    if shape.gated and shape.itemsize == 1 and rows <= 32:
+        columns = 128  # all that shares a scale of what the gate passes: the program rounds it
+    programs = _count(shape, choices, rows, columns)
+    if programs > _BESIDE * _PROGRAMS and not shape.gated and rows <= 32:
+        columns, programs = 128, programs // 2
+        depth = 128 // shape.itemsize  # so that two stand beside each other
+    split = _split(programs)
+    beside = programs * split > _PROGRAMS and shape.gated and columns == 128
+    return Tile(rows, columns, depth, 4, stages=3 if beside and split > 1 else 5, split=split)
+
+
+def _count(shape: Shape, choices: int, rows: int, columns: int) -> int:
+    """How many tiles there are."""
+    return most_blocks(choices, shape.experts, rows) * -(-shape.outputs // columns)
+
+
+def _split(programs: int) -> int:
+    """Into how many parts k is cut, for enough programs."""
+    split = 1
+    while split < 8 and programs * split < _ENOUGH:
+        split *= 2
+    return split

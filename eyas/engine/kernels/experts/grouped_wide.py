@@ -1,0 +1,127 @@
+"""Products of many rows for each expert: rows on the matrix unit's long side.
+
+Where an expert has as many rows as the matrix unit takes at once, a tile lies as its result does: nothing is
+turned round on the way out, and more of what is in shared memory is used twice. What bounds them is L2: tall
+blocks read a weight less often. They know addresses and sizes; they refuse to know who chose, and what a
+product means.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.experts.grouped_kernels import where
+from eyas.engine.kernels.experts.grouped_task import Task
+from eyas.engine.kernels.launch.launching import after_previous, kernel
+from eyas.engine.kernels.products.activation import steepness
+from eyas.engine.kernels.products.blocks import quantised
+from eyas.engine.kernels.products.skinny import Launch
+
+FEWEST = 64
+"""Numbers along the matrix unit's long side."""
+
+
+def takes(task: Task) -> bool:
+    """Whether its blocks are tall enough, and no programs share its k."""
+    return task.walk.grouped is not None and task.tile.rows >= FEWEST and task.tile.split == 1
+
+
+def start(task: Task, launch: Launch) -> None:
+    """Computes `task.out`."""
+    _by_depth[(task.most * task.tiles,)](
+        *(*task.rows, task.described, task.scales, *task.made, *task.order, task.most),
+        **task.constants(),
+        **task.gated(),
+        STAGES=task.tile.stages,
+        PDL=launch.pdl,
+        num_warps=task.tile.warps,
+        launch_pdl=launch.pdl,
+    )
+
+
+@kernel(do_not_specialize=["most"])
+def _by_depth(
+    x, x_scales, weights, scales, out, out_scales, order, blocks, most,
+    N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, BLOCKS: tl.constexpr, CHANNELS: tl.constexpr,
+    POWERS: tl.constexpr, MADE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks * tiles of columns): COLUMNS of the result of one block of rows."""
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    WIDTH: tl.constexpr = (K + 127) // 128
+    after_previous(PDL)
+    count = tl.load(blocks + 3 * most)
+    if tl.program_id(0) >= count * TILES:
+        return
+    block, tile = where(tl.program_id(0), count, TILES, GROUP)
+    expert, inside, source, target = rows_of(order, blocks, most, block, ROWS, PER_ROW, SCATTER)
+    first = tile * COLUMNS
+    row = expert * N + first
+    whole = 1.0
+    if BLOCKS:
+        scales += (expert * ((N + 127) // 128) + first // 128) * WIDTH
+    if CHANNELS:
+        whole = tl.load(x_scales + source)
+    a = tl.zeros((ROWS, COLUMNS), tl.float32)
+    b = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for at in tl.range(0, K, DEPTH, num_stages=STAGES):
+        values = values_of(x, source, at, K, DEPTH)
+        by_row, scale, up_scale = whole, 1.0, 1.0
+        if BLOCKS:
+            by_row = tl.load(x_scales + source * WIDTH + at // 128)
+            scale = tl.load(scales + at // 128)
+            if GATED:
+                up_scale = tl.load(scales + OUTPUTS // 128 * WIDTH + at // 128)
+        a = plus(a, values, weights.load([row, at]), by_row, scale, BLOCKS or CHANNELS)
+        if GATED:
+            b = plus(b, values, weights.load([row + OUTPUTS, at]), by_row, up_scale, BLOCKS or CHANNELS)
+    column = first + tl.arange(0, COLUMNS)
+    there = column < OUTPUTS
+    if CHANNELS:
+        channel = scales + expert * N + column
+        a *= tl.load(channel, mask=there, other=0.0)[None, :]
+        if GATED:
+            b *= tl.load(channel + OUTPUTS, mask=there, other=0.0)[None, :]
+    if GATED:
+        a = a * b / (1.0 + tl.exp(-steepness(a, GELU)))
+    made = a.to(MADE)
+    if out_scales is not None:
+        made, scale = quantised(tl.where(there[None, :], made, 0.0), POWERS)
+        tl.store(out_scales + target * TILES + tile, scale, mask=inside)
+    tl.store(out + target[:, None] * OUTPUTS + column[None, :], made, mask=inside[:, None] & there[None, :])
+
+
+@triton.jit
+def rows_of(
+    order, blocks, most, block, ROWS: tl.constexpr, PER_ROW: tl.constexpr, SCATTER: tl.constexpr
+):  # fmt: skip
+    """A block's expert; and of its ROWS rows: which are there, where each is read and where it goes."""
+    expert = tl.load(blocks + block)
+    begin, end = tl.load(blocks + most + block), tl.load(blocks + 2 * most + block)
+    place = begin + tl.arange(0, ROWS)
+    inside = place < end
+    choice = tl.load(order + place, mask=inside, other=0)
+    source = choice // PER_ROW if PER_ROW > 0 else place
+    target = choice if SCATTER else place
+    return expert, inside, tl.where(inside, source, 0).to(tl.int64), target.to(tl.int64)
+
+
+@triton.jit
+def values_of(x, source, at, K: tl.constexpr, DEPTH: tl.constexpr):
+    """DEPTH elements of the rows, from `at` on."""
+    column = at + tl.arange(0, DEPTH)
+    if K % DEPTH == 0:
+        return tl.load(x + source[:, None] * K + column[None, :])
+    else:
+        return tl.load(x + source[:, None] * K + column[None, :], mask=column[None, :] < K, other=0.0)
+
+
+@triton.jit
+def plus(total, values, weight, by_row, scale, SCALED: tl.constexpr):
+    """The total with rows . weight^T, which is scaled by row, and as a whole, where it is in FP8."""
+    if SCALED:
+        return total + tl.dot(values, weight.T) * (by_row * scale)[:, None]
+    else:
+        return tl.dot(values, weight.T, total, input_precision="ieee")

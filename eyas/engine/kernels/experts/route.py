@@ -1,0 +1,232 @@
+"""Which experts each row takes: `eyas.engine.layers.experts.Router` after its product, in float32.
+
+Scores, groups, the best, of equals the first, and their weights. No sum is taken by an atomic. It knows
+numbers of experts and rows; it refuses to know what an expert computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.engine.kernels.launch.launching import after_previous, kernel
+from eyas.engine.kernels.launch.sizes import power_of_2
+
+TINY = tl.constexpr(1e-20)
+LAST = tl.constexpr(0xFFFF)  # no expert has a larger number
+CLOSED = tl.constexpr(-(2**63))  # below whatever is wanted
+MOST = tl.constexpr(1e30)  # of a logit, either way: differences stay numbers
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The experts of m rows, best first, and their weights: int32 and float32 [m, per_row, or one more]."""
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Held:
+    """Of `experts`, which are here under the numbers from 0 on: the choice of another is -1, which is none.
+
+    `rows`: whose shared expert is here; it stands behind them. `kv_rows` int32 [m]: -1 for rows of padding,
+    which choose none.
+    """
+
+    experts: range
+    rows: range
+    kv_rows: torch.Tensor
+
+
+def choose(
+    logits: torch.Tensor,
+    spec: ExpertsSpec,
+    correction: torch.Tensor | None = None,
+    *,
+    shared: bool = False,
+    uniform: bool = False,
+    pdl: bool = False,
+) -> Chosen:
+    """logits float32 [m, at least experts] -> what their rows take. `correction`: float32 [experts].
+
+    `shared`: every row also takes, last and with weight 1, the expert behind the router's.
+    `uniform`, for benchmarks alone: experts that chance decides, each as often as the others, with the
+    weights that the router gives them. A logit that is no number is the worst of all.
+    """
+    return _choose_of(logits, (spec, correction, shared), None, uniform, pdl)
+
+
+def choose_held(
+    logits: torch.Tensor,
+    router: tuple[ExpertsSpec, torch.Tensor | None, bool],
+    held: Held,
+    *,
+    uniform: bool = False,
+    pdl: bool = False,
+) -> Chosen:
+    """As `choose`, where other ranks have other experts. `router`: its spec, correction and `shared`."""
+    return _choose_of(logits, router, held, uniform, pdl)
+
+
+def _choose_of(
+    logits: torch.Tensor,
+    router: tuple[ExpertsSpec, torch.Tensor | None, bool],
+    held: Held | None,
+    uniform: bool,
+    pdl: bool,
+) -> Chosen:
+    m, (spec, correction, shared) = logits.shape[0], router
+    own, rows = (range(0), range(0)) if held is None else (held.experts, held.rows)
+    experts = torch.empty(m, spec.per_row + shared, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(m, spec.per_row + shared, dtype=torch.float32, device=logits.device)
+    _choose[(m,)](
+        *(logits, logits.stride(0), correction, experts, weights),
+        *(None if held is None else held.kv_rows, own.start, rows.start, rows.stop),
+        EXPERTS=spec.experts,
+        HELD=len(own),
+        PER_ROW=spec.per_row,
+        SIGMOID=spec.scores == "sigmoid",
+        NORMALISED=spec.normalised,
+        SCALE=spec.scale,
+        GROUPS=spec.groups,
+        KEPT=spec.kept_groups,
+        BEST=spec.group_best,
+        ROWS=power_of_2(spec.groups),
+        SIDE=power_of_2(spec.experts // spec.groups),
+        SHARED=shared,
+        UNIFORM=uniform,
+        PDL=pdl,
+        num_warps=1 if spec.experts <= 256 else 2,
+        launch_pdl=pdl,
+    )
+    return Chosen(experts, weights)
+
+
+@kernel(do_not_specialize=["first", "first_row", "end_row"])
+def _choose(
+    logits, stride, correction, experts, weights, kv_rows, first, first_row, end_row,
+    EXPERTS: tl.constexpr, HELD: tl.constexpr, PER_ROW: tl.constexpr, SIGMOID: tl.constexpr,
+    NORMALISED: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
+    BEST: tl.constexpr,
+    ROWS: tl.constexpr, SIDE: tl.constexpr, SHARED: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One row; its experts stand as [groups, experts of a group], both padded. HELD: how many are here, from
+    `first` on, if they are not all.
+    """
+    after_previous(PDL)
+    row = tl.program_id(0)
+    of_group: tl.constexpr = EXPERTS // GROUPS
+    TAKEN: tl.constexpr = PER_ROW + SHARED
+    group, place = tl.arange(0, ROWS)[:, None], tl.arange(0, SIDE)[None, :]
+    expert = group * of_group + place
+    there = (group < GROUPS) & (place < of_group)
+    logit = tl.load(logits + row.to(tl.int64) * stride + expert, mask=there, other=float("-inf"))
+    logit = tl.where(
+        there, tl.minimum(tl.maximum(tl.where(logit == logit, logit, -MOST), -MOST), MOST), logit
+    )
+    if SIGMOID:
+        scores = tl.div_rn(1.0, 1.0 + tl.exp(-logit))
+    else:
+        raised = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
+        scores = tl.div_rn(raised, tl.sum(tl.sum(raised, 1), 0))
+    wanted = scores
+    if correction is not None:
+        wanted += tl.load(correction + expert, mask=there, other=0.0)
+    open_ = there
+    if KEPT < GROUPS:
+        open_ = there & (_kept(wanted, there, GROUPS, KEPT, BEST, ROWS, EXPERTS)[:, None] > 0)
+    offset = 0
+    if UNIFORM:
+        offset = _by_chance(tl.sum(tl.sum(tl.where(expert == 0, logit, 0.0), 1), 0), row) % EXPERTS
+    SLOTS: tl.constexpr = ROWS * SIDE
+    ids = tl.reshape(tl.where(there, expert, EXPERTS), (SLOTS,))
+    scores = tl.reshape(scores, (SLOTS,))
+    left = tl.reshape(tl.where(open_, _ranked(wanted, expert), CLOSED), (SLOTS,))
+    rank = tl.arange(0, 32)
+    taken_weights = tl.zeros((32,), tl.float32)
+    total = 0.0
+    for k in tl.static_range(PER_ROW):
+        best = tl.minimum(-(tl.max(left) & LAST).to(tl.int32) + LAST, EXPERTS - 1)
+        if UNIFORM:
+            best = (offset + k * EXPERTS // PER_ROW) % EXPERTS
+        left = tl.where(ids == best, CLOSED, left)
+        score = tl.sum(tl.where(ids == best, scores, 0.0))
+        total += score
+        taken_weights = tl.where(rank == k, score, taken_weights)
+        tl.store(experts + row * TAKEN + k, _number_of(best, first, kv_rows, row, HELD))
+    if NORMALISED:
+        taken_weights = tl.div_rn(taken_weights, tl.zeros((32,), tl.float32) + (total + TINY))
+    taken_weights *= SCALE
+    if SHARED:
+        last = _shared_number(kv_rows, row, first_row, end_row, EXPERTS, HELD)
+        tl.store(experts + row * TAKEN + PER_ROW, last)
+        taken_weights = tl.where(rank == PER_ROW, 1.0, taken_weights)
+    tl.store(weights + row * TAKEN + rank, taken_weights, mask=rank < TAKEN)
+
+
+@triton.jit
+def _number_of(expert, first, kv_rows, row, HELD: tl.constexpr):
+    """Of an expert, among those that are here; -1: it is not, or the row is padding."""
+    number = expert
+    if HELD > 0:
+        here = (expert >= first) & (expert < first + HELD) & (tl.load(kv_rows + row) >= 0)
+        number = tl.where(here, expert - first, -1)
+    return number
+
+
+@triton.jit
+def _shared_number(kv_rows, row, first_row, end_row, EXPERTS: tl.constexpr, HELD: tl.constexpr):
+    """Of the shared expert, behind those that are here; -1 for another rank's rows, and padding."""
+    number = EXPERTS
+    if HELD > 0:
+        here = (row >= first_row) & (row < end_row) & (tl.load(kv_rows + row) >= 0)
+        number = tl.where(here, HELD, -1)
+    return number
+
+
+@triton.jit
+def _ranked(wanted, expert):
+    """Numbers int64 in the order of what is wanted, float32: one maximum finds the best, and who it is.
+
+    Of equals the first expert's is larger; all are larger than CLOSED.
+    """
+    bits = (wanted + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0, its equal
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    return (ordered << 32) - expert.to(tl.int64) + LAST
+
+
+@triton.jit
+def _kept(
+    wanted, there, GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, ROWS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):  # fmt: skip
+    """1 for the KEPT best groups, [ROWS]: a group is as good as the sum of its BEST best scores."""
+    group = tl.arange(0, ROWS)
+    place = tl.arange(0, wanted.shape[1])[None, :] + tl.zeros((ROWS, 1), tl.int32)
+    left = there
+    good = tl.zeros((ROWS,), tl.float32)
+    for _ in tl.static_range(BEST):
+        best = tl.max(tl.where(left, wanted, float("-inf")), 1)
+        first = tl.min(tl.where(left & (wanted == best[:, None]), place, EXPERTS), 1)
+        left = left & (place != first[:, None])
+        good += best
+    open_ = group < GROUPS
+    for _ in tl.static_range(KEPT):
+        best = tl.max(tl.where(open_, good, float("-inf")), 0)
+        first = tl.min(tl.where(open_ & (good == best), group, ROWS), 0)
+        open_ = open_ & (group != first)
+    return tl.where((group < GROUPS) & (open_ == 0), 1, 0)
+
+
+@triton.jit
+def _by_chance(logit, row):
+    """A number that nothing but a row's logit and its place decide, int32, not negative."""
+    x = logit.to(tl.uint32, bitcast=True) ^ (row.to(tl.uint32) * 0x9E3779B1)
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return ((x ^ (x >> 16)) >> 1).to(tl.int32)

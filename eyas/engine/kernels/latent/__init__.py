@@ -1,0 +1,1 @@
+"""Attention over latents (DeepSeek): absorbed and expanded, and the rows between its products."""

@@ -1,0 +1,144 @@
+"""Causal attention of prompt chunks in the expanded form of latent attention: keys and values of every head.
+
+Where a chunk has many rows, making its sequence's keys and values costs less than what scores over latents
+cost more (DeepSeek-V2, arXiv 2405.04434, section 2.1). A program takes a tile of rows of one head
+(FlashAttention, Dao et al. 2022); a head's key is its own part, and the rotated one that all share. It knows
+contiguous rows, one sequence after the other; whose they are, and how they were made, it does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.launch.launching import kernel
+from eyas.engine.kernels.launch.sizes import power_of_2
+from eyas.engine.kernels.products.skinny import Rotation
+
+TILE = 128
+"""Query rows of a program."""
+
+_KEYS = 64
+_UNSEEN = tl.constexpr(-1.0e30)
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """Of n rows: keys [n, heads, plain] and values [n, heads, value], each head's own; and rows [n, latent +
+    rotated] as they are cached, whose last elements are the rotated key.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    rows: torch.Tensor
+
+
+def attend_expanded(
+    q: torch.Tensor, expanded: Expanded, tiles: torch.Tensor, rotation: Rotation, scale: float
+) -> torch.Tensor:
+    """softmax(scale q k) v of q [C, heads * (plain + rotated)], strided by row at most -> [C, heads * value].
+
+    The rotated elements of q are rotated here, i with i + rotated / 2. tiles int32 [T, 4]: (first row within
+    q, count <= TILE, its first row's number in its sequence, where that begins in `expanded`). A query sees
+    its sequence's rows up to its own; rows that no tile names are zeros.
+    """
+    (_, heads, plain), value = expanded.keys.shape, expanded.values.shape[2]
+    half = (q.shape[1] // heads - plain) // 2
+    out = q.new_zeros(q.shape[0], heads * value)
+    _attend_expanded[(heads, tiles.shape[0])](
+        *(q, q.stride(0), expanded.keys, expanded.values, expanded.rows, tiles),
+        *(rotation.cos, rotation.sin, rotation.positions, out, scale),
+        HEADS=heads,
+        PLAIN=plain,
+        VALUE=value,
+        WIDTH=expanded.rows.shape[1],
+        HALF=half,
+        PLAIN_BLOCK=max(16, power_of_2(plain)),
+        VALUE_BLOCK=max(16, power_of_2(value)),
+        HALF_BLOCK=max(16, half),
+        ROWS=TILE,
+        KEYS=_KEYS,
+        num_warps=8,
+        num_stages=3,
+    )
+    return out
+
+
+@kernel(do_not_specialize=["tiles", "positions"])
+def _attend_expanded(
+    q, q_stride, keys, values, rows, tiles, cos, sin, positions, out, scale,
+    HEADS: tl.constexpr, PLAIN: tl.constexpr, VALUE: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
+    PLAIN_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):  # fmt: skip
+    """Grid (heads, T)."""
+    head = tl.program_id(0)
+    tile = tiles + 4 * tl.program_id(1)
+    first, count, start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    begin = tl.load(tile + 3).to(tl.int64)
+    row = tl.arange(0, ROWS)
+    real = (row < count)[:, None]
+    plain, half = tl.arange(0, PLAIN_BLOCK)[None, :], tl.arange(0, HALF_BLOCK)[None, :]
+    q_at = q + (first + row).to(tl.int64)[:, None] * q_stride + head * (PLAIN + 2 * HALF)
+    q_plain = tl.load(q_at + plain, mask=real & (plain < PLAIN), other=0.0)
+    there = real & (half < HALF)
+    low = tl.load(q_at + PLAIN + half, mask=there, other=0.0).to(tl.float32)
+    high = tl.load(q_at + PLAIN + HALF + half, mask=there, other=0.0).to(tl.float32)
+    angle = tl.load(positions + first + row, mask=row < count, other=0).to(tl.int64)[:, None] * HALF + half
+    c, s = tl.load(cos + angle, mask=there, other=1.0), tl.load(sin + angle, mask=there, other=0.0)
+    q_low, q_high = (low * c - high * s).to(q_plain.dtype), (high * c + low * s).to(q_plain.dtype)
+    keys += begin * (HEADS * PLAIN) + head * PLAIN
+    values += begin * (HEADS * VALUE) + head * VALUE
+    rows += begin * WIDTH + (WIDTH - 2 * HALF)
+    peak = tl.full([ROWS], _UNSEEN, tl.float32)
+    total = tl.full([ROWS], 0.0, tl.float32)
+    acc = tl.full([ROWS, VALUE_BLOCK], 0.0, tl.float32)
+    whole = start // KEYS * KEYS
+    peak, total, acc = _blocks(
+        q_plain, q_low, q_high, keys, values, rows, start, 0, whole, start + count, scale, peak, total, acc,
+        HEADS, PLAIN, VALUE, WIDTH, HALF, PLAIN_BLOCK, VALUE_BLOCK, HALF_BLOCK, ROWS, KEYS, False,
+    )  # fmt: skip
+    peak, total, acc = _blocks(
+        q_plain, q_low, q_high, keys, values, rows, start, whole, start + count, start + count, scale,
+        peak, total, acc,
+        HEADS, PLAIN, VALUE, WIDTH, HALF, PLAIN_BLOCK, VALUE_BLOCK, HALF_BLOCK, ROWS, KEYS, True,
+    )  # fmt: skip
+    column = tl.arange(0, VALUE_BLOCK)[None, :]
+    out_at = out + ((first + row).to(tl.int64)[:, None] * HEADS + head) * VALUE + column
+    tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real & (column < VALUE))
+
+
+@triton.jit
+def _blocks(
+    q_plain, q_low, q_high, keys, values, rows, start, first, last, end, scale, peak, total, acc,
+    HEADS: tl.constexpr, PLAIN: tl.constexpr, VALUE: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
+    PLAIN_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Keys first .. last - 1, in whole blocks, added to the softmax so far; none from `end` on is read."""
+    plain, half = tl.arange(0, PLAIN_BLOCK)[None, :], tl.arange(0, HALF_BLOCK)[None, :]
+    column = tl.arange(0, VALUE_BLOCK)[None, :]
+    own = start + tl.arange(0, ROWS)
+    for block in range(first, last, KEYS):
+        key = (block + tl.arange(0, KEYS))[:, None]
+        there = key < end
+        at = key.to(tl.int64)
+        k = tl.load(keys + at * (HEADS * PLAIN) + plain, mask=there & (plain < PLAIN), other=0.0)
+        low = tl.load(rows + at * WIDTH + half, mask=there & (half < HALF), other=0.0)
+        high = tl.load(rows + at * WIDTH + HALF + half, mask=there & (half < HALF), other=0.0)
+        v = tl.load(values + at * (HEADS * VALUE) + column, mask=there & (column < VALUE), other=0.0)
+        scores = tl.dot(q_plain, tl.trans(k), input_precision="ieee")
+        scores = tl.dot(q_low, tl.trans(low), scores, input_precision="ieee")
+        scores = tl.dot(q_high, tl.trans(high), scores, input_precision="ieee")
+        if MASKED:
+            scores = tl.where(tl.trans(key) <= own[:, None], scores, _UNSEEN)
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_peak[:, None])
+        kept = tl.exp2(peak - new_peak)
+        total = total * kept + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+        peak = new_peak
+    return peak, total, acc

@@ -1,0 +1,271 @@
+"""The products that each head has to itself in absorbed latent attention: into the latents, and out again.
+
+A head's plain query times its keys' factor meets latents as they are kept; what it then has mixed of them,
+times its values' factor, is its result (DeepSeek-V2, arXiv 2405.04434, section 2.1). Both kernels take any
+number of rows, with one head's factor at a time; the second first adds up the parts of a context, in their
+order. `exact`: one cut for any number of rows, and no multiplication is fused with an addition. They know
+heads and rows; where latents come from they do not know.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.kernels.latent.latent_attend import Parted
+from eyas.engine.kernels.latent.latent_tiles import MOST_PARTS
+from eyas.engine.kernels.launch.launching import after_previous, kernel
+from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+from eyas.engine.kernels.products.skinny import Rotation, empty_padded
+
+_FEW = 16  # rows of a program, where there are no more or parts are added up
+_MANY = 64
+_COLUMNS = 128  # of a program
+_SINGLE = 8  # rows in parts: up to this number each is taken alone
+_PARTS = 8  # of such a row that are added up at a time
+_NARROW, _THIN = 16, 2  # columns and warps of a program that takes such a row
+_PROGRAMS = 128  # fewer than that are cut into narrower ones
+
+
+def absorb(
+    q: torch.Tensor, factor: torch.Tensor, rotation: Rotation, pdl: bool = False, exact: bool = False
+) -> torch.Tensor:
+    """Rows q [m, heads * (plain + rotated)], strided by row at most -> [m, heads, latent + rotated].
+
+    factor [heads, plain, latent]: of the keys. The last `rotated` elements of a head are rotated in float32,
+    element i with i + rotated / 2.
+    """
+    (m, width), (heads, plain, latent) = q.shape, factor.shape
+    rotated, rows = width // heads - plain, _FEW if m <= _FEW and not exact else _MANY
+    columns = min(latent, _COLUMNS)
+    out = empty_padded(m, heads, latent + rotated, like=q)
+    _absorb[(heads, cdiv(m, rows), latent // columns + 1)](
+        *(q, q.stride(0), factor, out, rotation.cos, rotation.sin, rotation.positions, m),
+        HEADS=heads,
+        PLAIN=plain,
+        DEPTH=max(16, power_of_2(plain)),
+        LATENT=latent,
+        HALF=rotated // 2,
+        ROWS=rows,
+        COLUMNS=columns,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+        **_options(exact),
+    )
+    return out
+
+
+def values(
+    mixed: Parted | torch.Tensor,
+    factor: torch.Tensor,
+    out: torch.Tensor,
+    pdl: bool = False,
+    exact: bool = False,
+) -> None:
+    """Mixed latents [m, heads, latent], whole or in parts (exact: whole), times `factor` -> out
+    [m, heads * value].
+
+    factor [heads, value, latent]: of the values.
+    """
+    if isinstance(mixed, Parted) and mixed.parts.shape[1] <= _SINGLE:
+        return _single_values(mixed, factor, out, pdl)
+    parted = mixed if isinstance(mixed, Parted) else None
+    source = mixed.parts[0] if isinstance(mixed, Parted) else mixed
+    (m, heads, latent), width = source.shape, factor.shape[1]
+    rows = _FEW if parted is not None or (m <= _FEW and not exact) else _MANY
+    columns = max(16, min(_COLUMNS, power_of_2(width)))
+    if not exact and columns > 32 and heads * cdiv(m, rows) * cdiv(width, columns) < _PROGRAMS:
+        columns = 32
+    _values[(heads, cdiv(m, rows), cdiv(width, columns))](
+        *(source, None if parted is None else parted.lses, None if parted is None else parted.counts),
+        *(factor, out, m, 1 if parted is None else parted.width),
+        HEADS=heads,
+        VALUE=width,
+        LATENT=latent,
+        DEPTH=min(latent, 64),
+        ROWS=rows,
+        COLUMNS=columns,
+        PDL=pdl,
+        num_warps=4 if parted is None else 8,
+        launch_pdl=pdl,
+        **_options(exact),
+    )
+
+
+def _options(exact: bool) -> dict[str, bool]:
+    return {"enable_fp_fusion": False} if exact else {}
+
+
+def _single_values(mixed: Parted, factor: torch.Tensor, out: torch.Tensor, pdl: bool) -> None:
+    """Row by row: all parts of one are read at once."""
+    (_, m, heads, latent), width = mixed.parts.shape, factor.shape[1]
+    columns = min(_NARROW, power_of_2(width))
+    _values_of_row[(heads, m, cdiv(width, columns))](
+        *(mixed.parts, mixed.lses, mixed.counts, factor, out, m, mixed.width),
+        HEADS=heads,
+        VALUE=width,
+        LATENT=latent,
+        MOST=MOST_PARTS,
+        PARTS=_PARTS,
+        COLUMNS=columns,
+        PDL=pdl,
+        num_warps=_THIN,
+        launch_pdl=pdl,
+    )
+
+
+@kernel(do_not_specialize=["positions", "m"])
+def _absorb(
+    q,
+    q_stride,
+    factor,
+    out,
+    cos,
+    sin,
+    positions,
+    m,
+    HEADS: tl.constexpr,
+    PLAIN: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LATENT: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (heads, tiles of rows, tiles of columns and then what is rotated)."""
+    head, tile = tl.program_id(0), tl.program_id(2)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    real = (row < m)[:, None]
+    of_head = q + row.to(tl.int64)[:, None] * q_stride + head * (PLAIN + 2 * HALF)
+    to = out + (row.to(tl.int64) * HEADS + head)[:, None] * (LATENT + 2 * HALF)
+    if tile * COLUMNS < LATENT:
+        depth = tl.arange(0, DEPTH)
+        column = tile * COLUMNS + tl.arange(0, COLUMNS)
+        inside = depth < PLAIN
+        at = factor + (head * PLAIN + depth)[:, None] * LATENT + column[None, :]
+        weight = tl.load(at, mask=inside[:, None], other=0.0)
+        after_previous(PDL)
+        x = tl.load(of_head + depth[None, :], mask=real & inside[None, :], other=0.0)
+        y = tl.dot(x, weight, input_precision="ieee")
+        tl.store(to + column[None, :], y.to(out.dtype.element_ty), mask=real)
+    else:
+        after_previous(PDL)
+        half = tl.arange(0, HALF)[None, :]
+        low = tl.load(of_head + PLAIN + half, mask=real, other=0.0).to(tl.float32)
+        high = tl.load(of_head + PLAIN + HALF + half, mask=real, other=0.0).to(tl.float32)
+        position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
+        angle = position[:, None] * HALF + half
+        c, s = tl.load(cos + angle, mask=real, other=1.0), tl.load(sin + angle, mask=real, other=0.0)
+        tl.store(to + LATENT + half, (low * c - high * s).to(out.dtype.element_ty), mask=real)
+        tl.store(to + LATENT + HALF + half, (high * c + low * s).to(out.dtype.element_ty), mask=real)
+
+
+@kernel(do_not_specialize=["counts", "m", "width"])
+def _values(
+    mixed,
+    lses,
+    counts,
+    factor,
+    out,
+    m,
+    width,
+    HEADS: tl.constexpr,
+    VALUE: tl.constexpr,
+    LATENT: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (heads, tiles of rows, tiles of columns)."""
+    head = tl.program_id(0)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    weights = factor + (head * VALUE + column).to(tl.int64)[None, :] * LATENT
+    place = row.to(tl.int64) * HEADS + head
+    after_previous(PDL)
+    if lses is not None:
+        depth = tl.arange(0, LATENT)
+        x = _added_up(mixed, lses, counts, row, place, m, width, HEADS, ROWS, LATENT)
+        weight = tl.load(weights + depth[:, None], mask=column[None, :] < VALUE, other=0.0)
+        y = tl.dot(x.to(weight.dtype), weight, input_precision="ieee")
+    else:
+        y = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+        for first in range(0, LATENT, DEPTH):
+            depth = first + tl.arange(0, DEPTH)
+            x_at = mixed + place[:, None] * LATENT + depth[None, :]
+            x = tl.load(x_at, mask=row[:, None] < m, other=0.0)
+            weight = tl.load(weights + depth[:, None], mask=column[None, :] < VALUE, other=0.0)
+            y = tl.dot(x, weight, y, input_precision="ieee")
+    at = out + place[:, None] * VALUE + column[None, :]
+    tl.store(at, y.to(out.dtype.element_ty), mask=(row[:, None] < m) & (column[None, :] < VALUE))
+
+
+@kernel(do_not_specialize=["counts", "m", "width"])
+def _values_of_row(
+    parts,
+    lses,
+    counts,
+    factor,
+    out,
+    m,
+    width,
+    HEADS: tl.constexpr,
+    VALUE: tl.constexpr,
+    LATENT: tl.constexpr,
+    MOST: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (heads, m, tiles of columns)."""
+    head, row = tl.program_id(0), tl.program_id(1)
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    depth = tl.arange(0, LATENT)
+    weight_at = factor + (head * VALUE + column)[:, None] * LATENT + depth[None, :]
+    weight = tl.load(weight_at, mask=(column < VALUE)[:, None], other=0.0)
+    after_previous(PDL)
+    count = tl.load(counts + row // width)
+    place, size = row.to(tl.int64) * HEADS + head, m.to(tl.int64) * HEADS
+    each = tl.arange(0, MOST)
+    lse = tl.load(lses + place + each * size, mask=each < count, other=-1.0e30)
+    peak = tl.max(lse)
+    total = tl.sum(tl.where(each < count, tl.exp2(lse - peak), 0.0))
+    acc = tl.full((LATENT,), 0.0, tl.float32)
+    for first in range(0, count, PARTS):
+        part = first + tl.arange(0, PARTS)
+        at = place + part * size
+        share = tl.exp2(tl.load(lses + at, mask=part < count, other=-1.0e30) - peak)
+        x = tl.load(parts + at[:, None] * LATENT + depth[None, :], mask=(part < count)[:, None], other=0.0)
+        acc += tl.sum(x * tl.where(part < count, share, 0.0)[:, None], 0)
+    mixed = (acc / tl.maximum(total, 1.0e-30)).to(weight.dtype).to(tl.float32)
+    y = tl.sum(weight.to(tl.float32) * mixed[None, :], 1)
+    tl.store(out + place * VALUE + column, y.to(out.dtype.element_ty), mask=column < VALUE)
+
+
+@triton.jit
+def _added_up(
+    parts, lses, counts, row, place, m, width, HEADS: tl.constexpr, ROWS: tl.constexpr, LATENT: tl.constexpr
+):  # fmt: skip
+    """The results over a context of `row` [ROWS], float32 [ROWS, LATENT], from the first part to the last."""
+    count = tl.load(counts + row // width, mask=row < m, other=0)
+    peak = tl.full((ROWS,), -1.0e30, tl.float32)
+    total = tl.full((ROWS,), 0.0, tl.float32)
+    acc = tl.full((ROWS, LATENT), 0.0, tl.float32)
+    column = tl.arange(0, LATENT)[None, :]
+    size = m.to(tl.int64) * HEADS
+    for part in tl.range(0, tl.max(count), num_stages=3):
+        there = part < count
+        at = place + part * size
+        lse = tl.load(lses + at, mask=there, other=-1.0e30)
+        x = tl.load(parts + at[:, None] * LATENT + column, mask=there[:, None], other=0.0)
+        new_peak = tl.maximum(peak, lse)
+        weight, kept = tl.exp2(lse - new_peak), tl.exp2(peak - new_peak)
+        weight = tl.where(there, weight, 0.0)
+        total = total * kept + weight
+        acc = acc * kept[:, None] + x * weight[:, None]
+        peak = new_peak
+    return acc / tl.maximum(total, 1.0e-30)[:, None]

@@ -1,0 +1,140 @@
+"""What becomes of the rows that the first products of latent attention give: norms, and the row that is kept.
+
+A cached row is the latent, normalised, and behind it the rotated key that all heads share. The queries'
+row between the two factors of their projection is normalised as well. One program each; sums are float32,
+results are rounded once. It knows one layer's rows of a pool; what attends to them it does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.engine.checkpoint.fp8 import Rounding
+from eyas.engine.kernels.launch.launching import after_previous, kernel
+from eyas.engine.kernels.launch.sizes import power_of_2
+from eyas.engine.kernels.products.blocks import LARGEST, SIDE, Fp8Rows, mode_of, room_for, rounded_row
+from eyas.engine.kernels.products.skinny import KvRows, Rotation, empty_padded
+
+
+@dataclass(frozen=True)
+class InnerNorms:
+    """Gains of the norm of the latent [latent], and of the queries' inner row [query rank] (None: none).
+
+    `rounding`: by which the product that reads the queries' inner row rounds it; None: as it is.
+    """
+
+    latent: torch.Tensor
+    query: torch.Tensor | None
+    eps: float
+    rounding: Rounding | None = None
+
+
+def write_latents(
+    x: torch.Tensor, norms: InnerNorms, rotation: Rotation, kv: KvRows, pdl: bool = False
+) -> torch.Tensor | Fp8Rows:
+    """Rows x [m, queries + latent + rotated] -> the queries [m, queries], normalised if there is a gain.
+
+    Latents go to the pool, normalised, and keys, rotated in float32, element i with i + rotated / 2. kv.layer
+    [pages, 1, page_size, 1, latent + rotated]; a row at -1 writes nothing. Without a gain the queries are
+    those of x itself, strided.
+    """
+    latent, width = norms.latent.shape[0], kv.layer.shape[4]
+    queries = x.shape[1] - width
+    rounding = norms.rounding if norms.query is not None else None
+    out = scales = rounded = None
+    if rounding is not None:
+        rounded = room_for(x[:, :queries], rounding)
+        out, scales = rounded.stored, rounded.scales
+    elif norms.query is not None:
+        out = empty_padded(x.shape[0], queries, like=x)
+    _write[(x.shape[0], 1 if out is None else 2)](
+        *(x, out, norms.query, norms.latent, kv.layer, kv.layer.stride(0), kv.rows),
+        *(rotation.cos, rotation.sin, rotation.positions, norms.eps),
+        *(scales, 0.0 if rounding is None else rounding.scale),
+        MODE="" if rounding is None else mode_of(rounding),
+        QUERIES=queries,
+        BLOCK=power_of_2(max(queries, SIDE)),
+        LATENT=latent,
+        HALF=(width - latent) // 2,
+        PAGE=kv.layer.shape[2],
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return rounded or (x[:, :queries] if out is None else out)
+
+
+@kernel(do_not_specialize=["kv_rows", "positions"])
+def _write(
+    x,
+    out,
+    query_gain,
+    latent_gain,
+    layer,
+    page_stride,
+    kv_rows,
+    cos,
+    sin,
+    positions,
+    eps,
+    scales,
+    given,
+    MODE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LATENT: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (m, 2): what is kept of a row, and its queries."""
+    after_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    start = x + row * (QUERIES + LATENT + 2 * HALF)
+    if tl.program_id(1) == 0:
+        place = tl.load(kv_rows + row).to(tl.int64)
+        angle = tl.load(positions + row).to(tl.int64) * HALF
+        kept = layer + place // PAGE * page_stride + place % PAGE * (LATENT + 2 * HALF)
+        _keep(start + QUERIES, kept, place >= 0, latent_gain, cos + angle, sin + angle, eps, LATENT, HALF)
+    elif out is not None:
+        of_row = tl.arange(0, BLOCK)
+        inside = of_row < QUERIES
+        query = tl.load(start + of_row, mask=inside, other=0.0).to(tl.float32)
+        query = _normed(query, tl.load(query_gain + of_row, mask=inside, other=0.0), eps, QUERIES)
+        made = query.to(x.dtype.element_ty)
+        if MODE == "":
+            tl.store(out + row * QUERIES + of_row, made, mask=inside)
+        else:
+            rounded_row(made, row, out, scales, given, QUERIES, MODE)
+
+
+@triton.jit
+def _keep(source, kept, there, gain, cos, sin, eps, LATENT: tl.constexpr, HALF: tl.constexpr):
+    """One row: its latent, normalised, and its key, rotated."""
+    column, half = tl.arange(0, LATENT), tl.arange(0, HALF)
+    latent = tl.load(source + column).to(tl.float32)
+    latent = _normed(latent, tl.load(gain + column), eps, LATENT)
+    _store(kept + column, latent, there & (column >= 0))
+    low = tl.load(source + LATENT + half).to(tl.float32)
+    high = tl.load(source + LATENT + HALF + half).to(tl.float32)
+    c, s = tl.load(cos + half), tl.load(sin + half)
+    there = there & (half >= 0)
+    _store(kept + LATENT + half, low * c - high * s, there)
+    _store(kept + LATENT + HALF + half, high * c + low * s, there)
+
+
+@triton.jit
+def _store(to, values, mask):
+    """In the pool's type; in FP8 what is beyond its largest number becomes that."""
+    if to.dtype.element_ty == tl.float8e4nv:
+        values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(to, values.to(to.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _normed(row, gain, eps, WIDTH: tl.constexpr):
+    return row * tl.rsqrt(tl.sum(row * row) / WIDTH + eps) * gain.to(tl.float32)

@@ -1,0 +1,1 @@
+"""How kernels are launched, and compiled before they are needed."""

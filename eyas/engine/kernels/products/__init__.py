@@ -1,0 +1,1 @@
+"""Products of rows with weights, few rows or many, and what rides along: norms, RoPE, activations."""

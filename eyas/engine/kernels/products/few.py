@@ -1,0 +1,84 @@
+"""Products of a few rows with a dense weight in FP8 blocks: weights wait in registers until rows are there.
+
+What such a product takes is not its bytes, which kernels before it hide: it is the way from the rows to the
+sum. So each program loads its weight rows, and lays them out for the matrix unit, before it waits for the
+kernel that makes the rows. Its warps share k: each multiplies a stretch of it, and they add up what they have
+once, at the end. `single` does this for one row without the matrix unit. Tests compare it with plain torch,
+and with `grouped`, which takes any number of rows. It knows rows and weights, and refuses to know models.
+What it computes is no `exact` arithmetic.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from eyas.engine.kernels.launch.launching import after_previous, kernel
+from eyas.engine.kernels.launch.sizes import cdiv
+from eyas.engine.kernels.products.blocks import SIDE, Fp8Rows, StoredWeight
+
+MOST_ROWS = 8  # which the matrix unit takes at once
+_COLUMNS = 16  # of the result, for each program: weight rows that the matrix unit takes at once
+_WARPS = 8
+_HELD = 128 * 1024  # bytes of weights that a program's registers hold
+_MOST_BYTES = 26 << 20  # of a weight: of more, most programs begin only after the rows are there
+
+
+def takes(rows: int, weight: StoredWeight) -> bool:
+    """Whether `dense` takes this: few rows, scales by blocks, and a weight that fits into registers."""
+    n, k = weight.shape
+    held = _COLUMNS * cdiv(k, SIDE * _WARPS) * SIDE * _WARPS
+    fits = held <= _HELD and n * k <= _MOST_BYTES
+    by_blocks = weight.rounding is not None and weight.rounding.rows == "block"
+    return rows <= MOST_ROWS and by_blocks and fits
+
+
+def dense(x: Fp8Rows, weight: StoredWeight, pdl: bool = False) -> torch.Tensor:
+    """x [m, k] . weight [n, k]^T -> [m, n] in x's type."""
+    (n, k), m = weight.shape, len(x.stored)
+    out = x.scales.new_empty(m, n, dtype=x.dtype)
+    _few[(cdiv(n, _COLUMNS),)](
+        *(x.stored, x.scales, weight.stored, weight.scales, out, m),
+        N=n,
+        K=k,
+        ROWS=MOST_ROWS,
+        COLUMNS=_COLUMNS,
+        SHARES=_WARPS,
+        STEPS=cdiv(k, SIDE * _WARPS),
+        PDL=pdl,
+        num_warps=_WARPS,
+        launch_pdl=pdl,
+    )
+    return out
+
+
+@kernel(do_not_specialize=["m"])
+def _few(
+    x, x_scales, weights, scales, out, m,
+    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHARES: tl.constexpr,
+    STEPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles of columns). A share of k has STEPS blocks of 128."""
+    WIDTH: tl.constexpr = (K + 127) // 128
+    first = tl.program_id(0) * COLUMNS
+    share = tl.arange(0, SHARES)[:, None, None]
+    column = first + tl.arange(0, COLUMNS)[None, :, None]
+    row = tl.arange(0, ROWS)[None, None, :]
+    of_column, of_row = weights + column.to(tl.int64) * K, x + row * K
+    held = ()
+    for step in tl.static_range(STEPS):
+        at = (share * STEPS + step) * 128 + tl.arange(0, 128)[None, None, :]
+        weight = tl.load(of_column + at, mask=(column < N) & (at < K), other=0.0)
+        held = held + (weight,)  # type: ignore[assignment]
+    after_previous(PDL)
+    total = tl.zeros((SHARES, COLUMNS, ROWS), tl.float32)
+    for step in tl.static_range(STEPS):
+        block = share * STEPS + step
+        at = block * 128 + tl.arange(0, 128)[None, :, None]
+        values = tl.load(of_row + at, mask=(row < m) & (at < K), other=0.0)
+        by_row = tl.load(x_scales + row * WIDTH + block, mask=(row < m) & (block < WIDTH), other=0.0)
+        scale = tl.load(scales + first // 128 * WIDTH + block, mask=block < WIDTH, other=0.0)
+        total += tl.dot(held[step], values) * (by_row * scale)
+    y = tl.sum(total, 0)
+    column, row = first + tl.arange(0, COLUMNS)[:, None], tl.arange(0, ROWS)[None, :]
+    tl.store(out + row * N + column, y.to(out.dtype.element_ty), mask=(row < m) & (column < N))

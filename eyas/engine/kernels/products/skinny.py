@@ -1,0 +1,280 @@
+"""Matrix products of at most 128 rows: reading the weight is the whole cost, so all else rides along.
+
+A decoder layer takes four of them (`qkv_rope`, `linear`, `gated`, `linear`) and attention, nothing more.
+They are computed transposed, weight rows on the matrix unit's long side. RMSNorm costs no kernel: its gain is
+folded into the columns of the next weight at load time, the kernel that writes a row leaves sums of its
+squares, and the kernel that reads it scales the finished product by 1 / rms.
+
+These functions know contiguous tensors, aligned to 16 bytes, with sides that are multiples of 16. They refuse
+to know models and who owns a KV row. None allocates or waits: all can be captured.
+
+Signatures: one is compiled for each (product, n, k, padded rows 16 / 32 / 64 / 128). A Llama has five
+products: qkv_rope, linear with residual and sums (o and down), gated, and a linear to float32 (the head); an
+EAGLE-3 head has its own four, its lm_head and fc. Where a norm follows a product, that linear has neither
+residual nor sums. Called once each, with `compile_only` or in a recipe of
+`compile_ahead`, they compile all that ever runs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from eyas.engine.kernels.launch.sizes import power_of_2
+from eyas.engine.kernels.products.halving import SUM_GROUP
+from eyas.engine.kernels.products.skinny_kernels import (
+    SUMS_WIDTH,
+    Heads,
+    Plan,
+    gated_kernel,
+    linear_kernel,
+    qkv_rope_kernel,
+)
+from eyas.engine.kernels.products.skinny_tiles import (
+    MEASURED,
+    MOST_SHARES,
+    Shape,
+    Table,
+    exact_tile_for,
+    tile_for,
+)
+
+MAX_ROWS = SUMS_WIDTH.value
+"""Rows of the tallest product, and columns of every tensor of sums."""
+
+_LINE_BYTES = 128
+_LEAST_SLOTS = 64  # sums are read as one block of at least this many parts: their number may vary
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the products of one stream share; `Launch.on` makes one.
+
+    partials float32 and tickets int32 serve products whose k is split; tickets are zero between kernels.
+    pdl: programmatic dependent launch, for streams in which every kernel so launched waits before it touches
+    what others may. compile_only: kernels are compiled and not run. exact: a row's bits do not depend on how
+    many rows there are: k is cut by the weight alone, sums of squares are taken over fixed groups of columns
+    in one order, and no multiplication is fused with an addition. It holds for types of 16 bits; float32
+    products have no order of their own. cublas: exact products of more rows are cuBLAS's, which has been
+    found to give the same bits.
+    """
+
+    partials: torch.Tensor
+    tickets: torch.Tensor
+    pdl: bool
+    compile_only: bool = False
+    exact: bool = False
+    cublas: bool = False
+    tiles: Table = field(default_factory=lambda: MEASURED)
+
+    @classmethod
+    def on(cls, device: str, pdl: bool, exact: bool = False) -> Launch:
+        """Allocates the scratch memory on `device`."""
+        partials = torch.empty(MOST_SHARES * MAX_ROWS, dtype=torch.float32, device=device)
+        tickets = torch.zeros(MOST_SHARES, dtype=torch.int32, device=device)
+        return cls(partials, tickets, pdl, exact=exact)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows x [m, k], m <= 128. With `sums`, float32 [parts, 128] of squares: RMS-normalised, no gain."""
+
+    x: torch.Tensor
+    sums: torch.Tensor | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Gains [2, head_dim] of the RMSNorm that each head of q, and of k, passes before it is rotated."""
+
+    gains: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class QkvWeights:
+    """weight [(heads + 2 kv_heads) * head_dim, k] of q, k and v, their bias [rows of the weight], if there is
+    one, and what the heads pass before they are rotated.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    norms: HeadNorms | None = None
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """cos and sin float32 [length, head_dim / 2], and each row's position, int32 or int64 [m]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True)
+class KvRows:
+    """One layer of a pool, [pages, 2, page_size, kv_heads, head_dim], and each row's place in it.
+
+    rows, int32 or int64 [m]: page * page_size + slot, or -1 for a row that is not kept.
+    """
+
+    layer: torch.Tensor
+    rows: torch.Tensor
+
+
+def empty_padded(m: int, *sizes: int, like: torch.Tensor) -> torch.Tensor:
+    """An empty [m, *sizes] that products read fast: behind it is memory for all rows of the padding."""
+    return like.new_empty(_padded(m) if m <= MAX_ROWS else m, *sizes)[:m]
+
+
+def linear(
+    source: Source,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    launch: Launch,
+    residual: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+) -> None:
+    """out [m, n] = source . weight [n, k]^T (+ residual [m, n]), rounded once to out's dtype.
+
+    `sums` float32 [linear_parts(...), 128] receives, for each tile of columns (exact: group of them), the
+    rows' sums of squares (of what was rounded). `out` may be `residual`. Raises ValueError for shapes that
+    do not fit.
+    """
+    plan = _plan("linear", source, weight, weight.shape[0], launch)
+    _expect("out", out, source.x.shape[0], plan.n)
+    if residual is not None:
+        _expect("residual", residual, source.x.shape[0], plan.n)
+    if sums is not None:
+        _expect("sums", sums, plan.n // plan.group, MAX_ROWS)
+    x, weights = _rows(source.x, plan), _blocks(weight, [plan.columns], plan)
+    args = (x, weight, weights, out, residual, source.sums, sums, launch.partials, launch.tickets)
+    _start(linear_kernel, plan, (*args, *_counts(source)), launch)
+
+
+def linear_parts(source: Source, weight: torch.Tensor, launch: Launch) -> int:
+    """How many parts `linear`, called with these, leaves of each row's sum of squares."""
+    plan = _plan("linear", source, weight, weight.shape[0], launch)
+    return plan.n // plan.group
+
+
+def sum_group(width: int) -> int:
+    """Columns of each sum of squares that the exact arithmetic leaves of rows of that width."""
+    return math.gcd(SUM_GROUP, width)
+
+
+def gated(
+    source: Source, weight: torch.Tensor, out: torch.Tensor, launch: Launch, gelu: bool = False
+) -> None:
+    """out [m, inner] = silu(gate) * up in float32, where [gate, up] = source . weight [2 inner, k]^T.
+
+    `gelu`: the gate passes GELU, in its tanh form, instead of SiLU.
+    """
+    plan = replace(_plan("gated", source, weight, weight.shape[0], launch), gelu=gelu)
+    _expect("out", out, source.x.shape[0], plan.n // 2)
+    x, weights = _rows(source.x, plan), _blocks(weight, [plan.half], plan)
+    args = (x, weight, weights, out, source.sums, launch.partials, launch.tickets)
+    _start(gated_kernel, plan, (*args, *_counts(source)), launch)
+
+
+def qkv_rope(
+    source: Source, qkv: QkvWeights, q_out: torch.Tensor, rotation: Rotation, kv: KvRows, launch: Launch
+) -> None:
+    """Queries to q_out [m, heads, head_dim] and keys to the pool, both rotated; values to the pool.
+
+    The rotation pairs element i of a head with i + head_dim / 2, in float32. Raises ValueError for shapes
+    that do not fit.
+    """
+    _, _, page_size, kv_heads, dim = kv.layer.shape
+    weight, norms = qkv.weight, qkv.norms
+    heads = Heads(q_out.shape[1], kv_heads, dim, page_size, kv.layer.stride(0), norms.eps if norms else 0.0)
+    if weight.shape[0] != (heads.q + 2 * heads.kv) * dim or not kv.layer[0].is_contiguous():
+        raise ValueError(f"weight {tuple(weight.shape)} or layer {kv.layer.stride()} does not suit {heads}")
+    plan = _plan("heads" if norms else "qkv", source, weight, dim, launch)
+    _expect("q_out", q_out, source.x.shape[0], heads.q, dim)
+    if qkv.bias is not None:
+        _expect("bias", qkv.bias, plan.n)
+    if norms is not None:
+        _expect("gains", norms.gains, 2, dim)
+    x = _rows(source.x, plan)
+    weights = _blocks(weight.view(-1, 2, dim // 2, plan.k), [1, 2, plan.half], plan)
+    gains = None if norms is None else norms.gains
+    inputs = (x, weight, weights, qkv.bias, gains, q_out, kv.layer, rotation.cos, rotation.sin)
+    rows = (rotation.positions, kv.rows, source.sums, launch.partials, launch.tickets)
+    _start(qkv_rope_kernel, plan, (*inputs, *rows, *_counts(source), heads), launch)
+
+
+def _plan(kind: str, source: Source, weight: torch.Tensor, span: int, launch: Launch) -> Plan:
+    """How this product is cut; a tile's columns divide `span`."""
+    (m, k), (n, width) = source.x.shape, weight.shape
+    if not 0 < m <= MAX_ROWS or width != k:
+        raise ValueError(f"no skinny product of {tuple(source.x.shape)} and {tuple(weight.shape)}")
+    if not (source.x.is_contiguous() and weight.is_contiguous()):
+        raise ValueError("x and weight must be contiguous")
+    itemsize, parts = source.x.element_size(), 0 if source.sums is None else source.sums.shape[0]
+    shape = Shape(kind, _padded(m), n, k, span)
+    tile = (exact_tile_for if launch.exact else tile_for)(shape, itemsize, launch.tiles)
+    return Plan(
+        rows=shape.rows,
+        n=n,
+        k=k,
+        columns=tile.columns,
+        depth=tile.depth,
+        split=tile.split,
+        warps=tile.warps,
+        stages=tile.stages,
+        slots=max(_LEAST_SLOTS, power_of_2(parts)) if parts else 0,
+        eps=source.eps,
+        pdl=launch.pdl,
+        ahead=tile.ahead * itemsize // _LINE_BYTES,
+        line=_LINE_BYTES // itemsize,
+        folds=tile.folds,
+        group=sum_group(n) if launch.exact else tile.columns,
+        exact=launch.exact,
+    )
+
+
+def _padded(m: int) -> int:
+    return max(16, power_of_2(m))
+
+
+def _rows(x: torch.Tensor, plan: Plan) -> TensorDescriptor:
+    """x by steps of its columns. Rows beyond m are read as they are where memory goes on, else as zeros.
+
+    The products leave them out either way; that zeros need no memory makes them slower.
+    """
+    behind = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    rows = plan.rows if behind >= plan.rows * plan.k else x.shape[0]
+    return TensorDescriptor(x, [rows, plan.k], [plan.k, 1], [plan.rows, plan.depth])
+
+
+def _blocks(weight: torch.Tensor, sizes: list[int], plan: Plan) -> TensorDescriptor:
+    """The weight [..., k] by blocks of its rows and steps of its columns."""
+    return TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [*sizes, plan.depth])
+
+
+def _expect(name: str, tensor: torch.Tensor, *sizes: int) -> None:
+    """The kernels check nothing: a wrong shape would be written beyond its end."""
+    if tensor.shape != sizes or not tensor.is_contiguous():
+        raise ValueError(f"{name} {tuple(tensor.shape)} {tensor.stride()} should be {sizes}, contiguous")
+
+
+def _counts(source: Source) -> tuple[int, int]:
+    """m, and the parts of its sums."""
+    return source.x.shape[0], 0 if source.sums is None else source.sums.shape[0]
+
+
+def _start(kernel: Any, plan: Plan, args: tuple[Any, ...], launch: Launch) -> None:
+    grid = (plan.n // plan.columns, plan.split)
+    options = {"num_warps": plan.warps, "num_stages": plan.stages, "launch_pdl": plan.pdl}
+    if plan.exact:
+        options["enable_fp_fusion"] = False
+    if launch.compile_only:
+        kernel.warmup(*args, plan, grid=grid, **options)
+    else:
+        kernel[grid](*args, plan, **options)

@@ -1,0 +1,381 @@
+"""The device side of `skinny`: three kernels, which differ in what they do with a finished tile.
+
+All are one story: ask L2 for the first weights while the kernel before still runs, wait for it, read what is
+small, stream the weights through shared memory by the tensor memory accelerator, multiply, and finish the
+tile in float32. They know a `Plan`, descriptors and addresses, and check nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from eyas.engine.kernels.launch.launching import call_ahead, kernel
+from eyas.engine.kernels.products.activation import steepness
+from eyas.engine.kernels.products.halving import halving_sum, halving_total
+
+SUMS_WIDTH = tl.constexpr(128)
+"""Columns of every tensor of sums: the rows of the tallest product."""
+
+
+_MOST_PARTS = 64  # of a row's sum that a thread's registers hold beside the product
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a kernel knows when it is compiled: x [rows, k] (padded), weight [n, k], and how they are cut.
+
+    A program owns `columns` weight rows and one of `split` parts of k, by steps of `depth`. `slots`: the most
+    parts of sums (0: there are none). `ahead`: lines of 128 bytes, `line` elements each, that L2 is asked for
+    in advance, of each of a program's weight rows. `gelu`: the gate's activation; else it is SiLU. `folds`:
+    stretches of k that a program adds up side by side. `group`: columns of each sum of squares that is left.
+    `exact`: no sum's order depends on how the product is cut.
+    """
+
+    rows: int
+    n: int
+    k: int
+    columns: int
+    depth: int
+    split: int
+    warps: int
+    stages: int
+    slots: int
+    eps: float
+    pdl: bool
+    ahead: int
+    line: int
+    gelu: bool = False
+    folds: int = 1
+    group: int = 0
+    exact: bool = False
+
+    @property
+    def half(self) -> int:
+        """Weight rows of each of the two blocks that a tile may pair."""
+        return self.columns // 2
+
+    @property
+    def chunk(self) -> int:
+        """Elements of k per program."""
+        return self.k // self.split
+
+    @property
+    def row_a_thread(self) -> bool:
+        """Whether each thread has a row's parts of sums to itself: in their order they then cost little."""
+        return self.exact and self.rows == SUMS_WIDTH.value and 0 < self.slots <= _MOST_PARTS
+
+    @property
+    def stretch(self) -> int:
+        """Elements of k that one accumulator takes."""
+        return self.chunk // self.folds
+
+    @property
+    def ahead_of_each(self) -> int:
+        """Lines that are asked for in advance of each stretch."""
+        return max(self.ahead // self.folds, 1)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of `qkv_rope` and the pool's layout, in elements. `eps`: of the heads' norms."""
+
+    q: int
+    kv: int
+    dim: int
+    page_size: int
+    page_stride: int
+    eps: float = 0.0
+
+    @property
+    def half(self) -> int:
+        """Elements of half a head, which rotate with those of its other half."""
+        return self.dim // 2
+
+    @property
+    def token(self) -> int:
+        """One slot's keys, or values."""
+        return self.kv * self.dim
+
+
+@kernel(do_not_specialize=["m", "parts"])
+def linear_kernel(
+    x, weight, weights, out, residual, sums, sums_out, partials, tickets, m, parts, plan: tl.constexpr
+):
+    """out [m, n] = normalised x . weight^T, plus `residual`; `sums_out`: the squares of its rows, by tile."""
+    tile = tl.program_id(0)
+    row = tl.arange(0, plan.rows)
+    column = tile * plan.columns + tl.arange(0, plan.columns)
+    _begin(weight, column, plan)
+    squares = _squares(sums, m, parts, plan)
+    place = row[:, None] * plan.n + column[None, :]
+    if residual is not None:
+        added = tl.load(residual + place, mask=row[:, None] < m, other=0.0)
+    y = _product(x, weights, plan)
+    if plan.split > 1:
+        shares = _shares(partials, tl.arange(0, plan.columns), plan)
+        _leave(shares, y, m, plan)
+        m = _finisher(tickets, m, plan)
+        y = _total(shares, m, plan, plan.split)
+    if out.dtype.element_ty != tl.float32:
+        y = _rounded(y, weight, plan)
+    y *= _scale(squares, plan)[:, None]
+    if residual is not None:
+        y += added.to(tl.float32)
+    y = y.to(out.dtype.element_ty)
+    tl.store(out + place, y, mask=row[:, None] < m)
+    if sums_out is not None:
+        wide = y.to(tl.float32)
+        if plan.exact:
+            _leave_groups(sums_out, wide * wide, m, plan)
+        else:
+            tl.store(sums_out + tile * SUMS_WIDTH + row, tl.sum(wide * wide, 1), mask=row < m)
+
+
+@kernel(do_not_specialize=["m", "parts"])
+def gated_kernel(x, weight, weights, out, sums, partials, tickets, m, parts, plan: tl.constexpr):
+    """out [m, n / 2] = act(gate) * up; the first half of the weight rows is the gate's."""
+    row = tl.arange(0, plan.rows)
+    first = tl.program_id(0) * plan.half
+    pair = tl.arange(0, plan.columns)
+    _begin(weight, first + pair % plan.half + pair // plan.half * (plan.n // 2), plan)
+    squares = _squares(sums, m, parts, plan)
+    gate, up = _pair(x, weights, first, first + plan.n // 2, plan)
+    if plan.split > 1:
+        shares = _shares(partials, tl.arange(0, plan.half), plan)
+        _leave(shares, gate, m, plan)
+        _leave(shares + plan.half, up, m, plan)
+        m = _finisher(tickets, m, plan)
+        gate = _total(shares, m, plan, plan.split)
+        up = _total(shares + plan.half, m, plan, plan.split)
+    scale = _scale(squares, plan)[:, None]
+    gate, up = _rounded(gate, weight, plan), _rounded(up, weight, plan)
+    gate *= scale
+    y = gate * (up * scale) / (1.0 + tl.exp(-steepness(gate, plan.gelu)))
+    place = row[:, None] * (plan.n // 2) + (first + tl.arange(0, plan.half))[None, :]
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=row[:, None] < m)
+
+
+@kernel(do_not_specialize=["m", "parts"], do_not_specialize_on_alignment=["positions", "kv_rows"])
+def qkv_rope_kernel(
+    x, weight, weights, bias, gains, q_out, pool, cos, sin, positions, kv_rows, sums, partials, tickets,
+    m, parts, heads: tl.constexpr, plan: tl.constexpr,
+):  # fmt: skip
+    """Queries go to `q_out`, keys and values to the pool's `kv_rows` (-1: nowhere); q and k are rotated."""
+    # A tile lies within one head: some elements of its lower half, and their partners in its upper half.
+    # Where heads are normalised it is all of them.
+    row = tl.arange(0, plan.rows)
+    first = tl.program_id(0) * plan.half
+    head = first // heads.half
+    offset = first % heads.half
+    element = offset + tl.arange(0, plan.half)
+    lower = head * heads.dim + offset
+    pair = tl.arange(0, plan.columns)
+    _begin(weight, lower + pair % plan.half + pair // plan.half * heads.half, plan)
+    position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
+    kv_row = tl.load(kv_rows + row, mask=row < m, other=-1).to(tl.int64)
+    squares = _squares(sums, m, parts, plan)
+    y = _head_product(x, weights, head, offset, plan)
+    if plan.split > 1:
+        shares = _shares(partials, tl.arange(0, plan.columns), plan)
+        _leave(shares, y, m, plan)
+    angle = position[:, None] * heads.half + element[None, :]
+    turned = (row[:, None] < m) & (head < heads.q + heads.kv)
+    c = tl.load(cos + angle, mask=turned, other=1.0)
+    s = tl.load(sin + angle, mask=turned, other=0.0)
+    if plan.split > 1:
+        m = _finisher(tickets, m, plan)
+        y = _total(shares, m, plan, plan.split)
+    y = _rounded(y, weight, plan) * _scale(squares, plan)[:, None]
+    if bias is not None:
+        element_bias = tl.load(bias + lower + pair % plan.half + pair // plan.half * heads.half)
+        y += element_bias.to(tl.float32)[None, :]
+    if gains is not None and head < heads.q + heads.kv:
+        gain = tl.load(gains + (head >= heads.q) * heads.dim + pair).to(tl.float32)
+        squares_of_head = halving_sum(y * y) if plan.exact else tl.sum(y * y, 1)
+        y *= tl.rsqrt(squares_of_head / heads.dim + heads.eps)[:, None] * gain[None, :]
+    low, high = tl.split(tl.permute(tl.reshape(y, (plan.rows, 2, plan.half)), (0, 2, 1)))
+    low, high = low * c - high * s, high * c + low * s
+    is_query = head < heads.q
+    queries = q_out + (row * heads.q + head)[:, None] * heads.dim + element[None, :]
+    _store_pair(queries, low, high, (row < m) & is_query, heads.half)
+    which = (head - heads.q) // heads.kv  # keys or values
+    slot = kv_row // heads.page_size * heads.page_stride
+    slot += (which * heads.page_size + kv_row % heads.page_size) * heads.token
+    kept = pool + (slot + (head - heads.q) % heads.kv * heads.dim)[:, None] + element[None, :]
+    _store_pair(kept, low, high, (row < m) & (kv_row >= 0) & (head >= heads.q), heads.half)
+
+
+@triton.jit
+def _store_pair(to, low, high, mask, half: tl.constexpr):
+    tl.store(to, low.to(to.dtype.element_ty), mask=mask[:, None])
+    tl.store(to + half, high.to(to.dtype.element_ty), mask=mask[:, None])
+
+
+@triton.jit
+def _leave_groups(sums_out, squares, m, plan: tl.constexpr):
+    """The sums of `squares` [rows, columns] over each group of columns, wherever a tile begins."""
+    GROUPS: tl.constexpr = plan.columns // plan.group
+    row = tl.arange(0, plan.rows)[:, None]
+    group = tl.arange(0, GROUPS)[None, :]
+    sums = halving_sum(tl.reshape(squares, (plan.rows * GROUPS, plan.group)))
+    place = sums_out + (tl.program_id(0) * GROUPS + group) * SUMS_WIDTH + row
+    tl.store(place, tl.reshape(sums, (plan.rows, GROUPS)), mask=row < m)
+
+
+@triton.jit
+def _squares(sums, m, parts, plan: tl.constexpr):
+    """The parts of each row's sum of squares, [slots, rows], or (where a thread has a row) `slots` tensors
+    [rows]; they are added up when the product is done.
+    """
+    row = tl.arange(0, plan.rows)
+    if plan.slots == 0:
+        squares = ()
+    elif plan.row_a_thread:
+        squares = ()
+        SLOTS: tl.constexpr = plan.slots
+        for part in tl.static_range(SLOTS):
+            at = sums + part * SUMS_WIDTH + row
+            one = tl.load(at, mask=(part < parts) & (row < m), other=0.0)
+            squares = squares + (one,)  # type: ignore[assignment]
+    else:
+        part = tl.arange(0, plan.slots)[:, None]
+        at = sums + part * SUMS_WIDTH + row[None, :]
+        squares = tl.load(at, mask=(part < parts) & (row < m)[None, :], other=0.0)
+    return squares
+
+
+@triton.jit
+def _rounded(y, weight, plan: tl.constexpr):
+    """A product before anything is done to it: the exact arithmetic rounds it, since cuBLAS does."""
+    if plan.exact:
+        y = y.to(weight.dtype.element_ty).to(tl.float32)
+    return y
+
+
+@triton.jit
+def _scale(squares, plan: tl.constexpr):
+    """What normalises each row, [rows]."""
+    if plan.slots == 0:
+        scale = tl.full((plan.rows,), 1.0, tl.float32)
+    elif plan.row_a_thread:
+        SLOTS: tl.constexpr = plan.slots
+        scale = tl.rsqrt(halving_total(squares, SLOTS) / plan.k + plan.eps)
+    else:
+        total = halving_sum(tl.trans(squares)) if plan.exact else tl.sum(squares, 0)
+        scale = tl.rsqrt(total / plan.k + plan.eps)
+    return scale
+
+
+@triton.jit
+def _begin(weight, rows, plan: tl.constexpr):
+    """Waits for the kernel before; meanwhile L2 gets the first of these rows, which no kernel writes."""
+    if plan.pdl:
+        if plan.ahead > 0:
+            start = rows.to(tl.int64) * plan.k + tl.program_id(1) * plan.chunk
+            line = tl.arange(0, plan.ahead)
+            if plan.folds == 1:
+                ahead = line * plan.line
+            else:
+                ahead = line % plan.ahead_of_each * plan.line + line // plan.ahead_of_each * plan.stretch
+            lines = start[:, None] + ahead[None, :]
+            call_ahead(weight + lines)
+        gdc_wait()
+
+
+@triton.jit
+def _product(x, weights, plan: tl.constexpr):
+    """This program's share of x . weight^T, float32 [rows, columns]."""
+    first = tl.program_id(0) * plan.columns
+    start = tl.program_id(1) * plan.chunk
+    acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
+    if plan.folds == 1:
+        for at in range(start, start + plan.chunk, plan.depth):
+            acc = tl.dot(weights.load([first, at]), x.load([0, at]).T, acc, input_precision="ieee")
+    else:
+        acc = _two_stretches(x, weights, first, acc, plan)
+    if plan.pdl:
+        gdc_launch_dependents()
+    return tl.trans(acc)
+
+
+@triton.jit
+def _two_stretches(x, weights, first, zeros, plan: tl.constexpr):
+    """Both halves of k, each added up as by a program of its own, then they as the last of two adds them."""
+    tl.static_assert(plan.folds == 2 and plan.split == 1)
+    a, b = zeros, zeros
+    for at in range(0, plan.stretch, plan.depth):
+        a = tl.dot(weights.load([first, at]), x.load([0, at]).T, a, input_precision="ieee")
+        then = at + plan.stretch
+        b = tl.dot(weights.load([first, then]), x.load([0, then]).T, b, input_precision="ieee")
+    return a + b
+
+
+@triton.jit
+def _head_product(x, weights, head, offset, plan: tl.constexpr):
+    """As `_product`, of `half` weight rows from `offset` on in the head's lower half, and their partners."""
+    start = tl.program_id(1) * plan.chunk
+    acc = tl.full((plan.columns, plan.rows), 0.0, tl.float32)
+    for at in range(start, start + plan.chunk, plan.depth):
+        tile = weights.load([head, 0, offset, at]).reshape(plan.columns, plan.depth)
+        acc = tl.dot(tile, x.load([0, at]).T, acc, input_precision="ieee")
+    if plan.pdl:
+        gdc_launch_dependents()
+    return tl.trans(acc)
+
+
+@triton.jit
+def _pair(x, weights, first, second, plan: tl.constexpr):
+    """As `_product`, of the two blocks of weight rows that begin there: float32 [rows, half] of each."""
+    start = tl.program_id(1) * plan.chunk
+    a = tl.full((plan.half, plan.rows), 0.0, tl.float32)
+    b = tl.full((plan.half, plan.rows), 0.0, tl.float32)
+    for at in range(start, start + plan.chunk, plan.depth):
+        rows = x.load([0, at]).T
+        a = tl.dot(weights.load([first, at]), rows, a, input_precision="ieee")
+        b = tl.dot(weights.load([second, at]), rows, b, input_precision="ieee")
+    if plan.pdl:
+        gdc_launch_dependents()
+    return tl.trans(a), tl.trans(b)
+
+
+# --- of a tile whose k is split: every program leaves its share, the last to arrive adds them up ---------
+
+
+@triton.jit
+def _shares(partials, column, plan: tl.constexpr):
+    """Where the first program of this tile leaves its share of these columns, [rows, columns]."""
+    row = tl.arange(0, plan.rows)[:, None]
+    tile = tl.program_id(0) * plan.split * (plan.rows * plan.columns)
+    return partials + tile + row * plan.columns + column[None, :]
+
+
+@triton.jit
+def _leave(shares, share, m, plan: tl.constexpr):
+    row = tl.arange(0, plan.rows)[:, None]
+    tl.store(shares + tl.program_id(1) * (plan.rows * plan.columns), share, mask=row < m)
+
+
+@triton.jit
+def _finisher(tickets, m, plan: tl.constexpr):
+    """m for the last of a tile's programs to arrive, 0 for the others."""
+    tl.debug_barrier()  # one thread takes the ticket, for the stores of all
+    tile = tl.program_id(0)
+    last = tl.atomic_add(tickets + tile, 1, sem="acq_rel") == plan.split - 1
+    tl.store(tickets + tile, 0, mask=last)
+    return tl.where(last, m, 0)
+
+
+@triton.jit
+def _total(shares, m, plan: tl.constexpr, split: tl.constexpr):
+    """The sum of all shares, in order."""
+    row = tl.arange(0, plan.rows)[:, None]
+    total = tl.zeros(shares.shape, tl.float32)
+    for other in tl.static_range(split):
+        # Past L1, which knows nothing of other SMs' stores.
+        place = shares + other * (plan.rows * plan.columns)
+        total += tl.load(place, mask=row < m, other=0.0, cache_modifier=".cg")
+    return total

@@ -1,0 +1,1 @@
+"""The choice of a token on the device: noise, filters, penalties and log-probabilities."""

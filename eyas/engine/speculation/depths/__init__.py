@@ -1,0 +1,1 @@
+"""How deep rounds draft: acceptance and times, estimated, and the depth that promises most."""

@@ -1,0 +1,105 @@
+"""Tells the policy of depth what became of each step, and asks it about the next: sequences become numbers.
+
+A runner that drafts inside its steps asks as it composes one, and a step's flight says how deep it was. For a
+drafter outside the steps the next depth is chosen when a step has landed: what is then asked of the drafter
+is verified by the step after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from eyas.common.config import EngineConfig
+from eyas.engine.batch.sequence import Sequence
+from eyas.engine.batch.step_result import StepResult
+from eyas.engine.speculation.depths.acceptance import Ints
+from eyas.engine.speculation.depths.depth import AdaptiveDepth, Batch
+
+
+class Pacing:
+    """`depths` learns from every step. `sparse`: drafts are looked up and no head proposes, so that a round
+    may have none, and takes as long as one of many.
+    """
+
+    def __init__(self, depths: AdaptiveDepth, *, sparse: bool = False) -> None:
+        self.depths = depths
+        self._sparse = sparse
+        self._before: int | None = None  # the depth of the step that landed last, if that had rounds alone
+
+    @property
+    def depth(self) -> int:
+        """How deep rounds are drafted now; 0: they are plain."""
+        return self.depths.current
+
+    @property
+    def beside_prompts(self) -> int:
+        """How deep they are drafted in a step that has prompts too."""
+        return self.depths.beside_prompts
+
+    def choose(self, sequences: SequenceOf[Sequence], followed: SequenceOf[bool]) -> None:
+        """Sets `depth` for the next round of these sequences; `followed`: those for which a head drafts.
+
+        They are looked at one by one only where a choice is due.
+        """
+        if self.depths.keep(len(sequences)):
+            return
+        both = zip(sequences, followed, strict=True)
+        told = [(seq.slot, seq.occupancy, self._limit(seq) if drafted else 0) for seq, drafted in both]
+        self.depths.choose(Batch(*_columns(told)))
+
+    def _limit(self, seq: Sequence) -> int:
+        most, own = self.depths.spec.steps, seq.generation.request.draft_limits.deepest
+        return min(own, most) if own else most
+
+    def landed(self, landed: SequenceOf[StepResult], depth: int | None, seconds: float | None) -> None:
+        """A step has landed. `depth`: of its rounds; None: as was chosen when the last one landed, and
+        then the next is chosen now. `seconds`: since the last one landed; None: the loop rested between them.
+        """
+        rounds = [one for one in landed if one.work.round]
+        asked = self.depth if depth is None else depth
+        if rounds:
+            self._learn(rounds, asked)
+        alone = bool(rounds) and len(rounds) == len(landed)
+        if alone and self._before is not None and seconds is not None:
+            gave = sum(len(one.tokens) for one in rounds)
+            self.depths.took(len(rounds), asked, seconds, gave, alike=asked == self._before)
+        self._before = asked if alone else None
+        if depth is None:
+            here = [one.work.seq for one in rounds if one.work.seq.occupancy == one.work.occupancy]
+            self.choose(here, [seq.generation.request.speculative for seq in here])
+
+    def _learn(self, rounds: SequenceOf[StepResult], depth: int) -> None:
+        """Only from those whose slot is still theirs, and nothing from a plain round."""
+        if not depth and not any(one.drafts.offered for one in rounds):
+            return
+        told = [
+            (one.work.seq.slot, one.work.occupancy, one.drafts.accepted, self._offered(one, depth))
+            for one in rounds
+            if one.work.seq.occupancy == one.work.occupancy
+        ]
+        if not told:
+            return
+        slots, occupancies, accepted, offered = _columns(told, 4)
+        limits = np.full(len(told), self.depths.spec.steps)
+        self.depths.landed(Batch(slots, occupancies, limits), depth, accepted, offered)
+
+    def _offered(self, one: StepResult, depth: int) -> int:
+        """How deep its drafts were; one that was not found was as good as refused."""
+        seq, drafts = one.work.seq, one.drafts
+        if not (self._sparse and seq.generation.request.speculative):
+            return drafts.offered
+        return max(drafts.offered, min(drafts.accepted + 1, depth, self._limit(seq)))
+
+
+def _columns(rows: SequenceOf[tuple[int, ...]], count: int = 3) -> Ints:
+    return np.array(rows, np.int64).reshape(-1, count).T
+
+
+def pacing_of(config: EngineConfig) -> Pacing | None:
+    """If the configuration wants depths to be adaptive."""
+    spec = config.speculation
+    if not spec.adaptive:
+        return None
+    return Pacing(AdaptiveDepth(spec, config.max_running), sparse=config.draft is None)

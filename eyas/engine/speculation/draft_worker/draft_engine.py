@@ -1,0 +1,295 @@
+"""The engine of a draft worker: it answers the commits of many decode engines with proposals, in batches.
+
+One loop, like the target engine's: receive, answer, send. Commits come by the front or by mailboxes, and so
+do their answers go. What was drafted ahead of a commit is sent before
+anything is computed; for the others it extends and proposes in batches. While it has nothing to answer it
+may draft ahead, in runs that it looks for between messages. Nothing here can change a token: whatever is
+missing, full or late leads to `DraftClosed` or to no answer.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from eyas.common.config import EngineConfig, SpeculationConfig
+from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
+from eyas.engine.batch.tree import DraftTree
+from eyas.engine.ipc.link import EngineLink
+from eyas.engine.ipc.messages import (
+    DraftClosed,
+    DraftDown,
+    DraftPeerGone,
+    DraftUp,
+    Drain,
+    Load,
+    ProbeLink,
+    Proposal,
+    Ready,
+    Shutdown,
+    Stopped,
+)
+from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.pulse import Pulse
+from eyas.engine.ipc.row_memory import Gpu
+from eyas.engine.kv.pages import PagePool
+from eyas.engine.kv.pulls import TOLD, Pulls
+from eyas.engine.speculation.draft_worker.ahead_drafter import AheadDrafter
+from eyas.engine.speculation.draft_worker.draft_commits import DraftRefused
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, KeptChain
+from eyas.engine.speculation.draft_worker.draft_sequences import (
+    BatchRunner,
+    DraftedSequence,
+    DraftSequences,
+    Key,
+)
+from eyas.engine.speculation.draft_worker.posted import PostedCommits
+from eyas.engine.speculation.drafters.ahead import AheadRunner
+from eyas.engine.speculation.drafters.channels import DraftChannels
+from kv_transfer.copier import Copier
+
+IDLE_S = 0.1
+COPYING_S = 0.001
+MAILBOX_S = 0.001  # between two looks into mailboxes that have been quiet for a while: no bell rings for them
+LOAD_S = 0.5
+STOP_S = 5.0
+
+Asking = tuple[Key, DraftedSequence]
+Answered = tuple[Key, DraftedSequence, KeptChain]
+
+ROWS_ALONE = SpeculationConfig(steps=1, topk=1, draft_tokens=2)
+"""Of rows that are written though nothing is wanted below them: the smallest proposal, which is dropped."""
+
+
+@dataclass(frozen=True)
+class DraftParts:
+    """Everything a draft engine is made of, loaded and warm. `ahead`: what drafts ahead, if anything does.
+
+    `gpu`: its own, if features may come there from other GPUs.
+    """
+
+    config: EngineConfig
+    runner: BatchRunner
+    ahead: AheadRunner | None
+    pool: PagePool
+    pulls: Pulls
+    copier: Copier
+    outbox: Outbox
+    ready: Ready
+    gpu: Gpu | None = None
+
+
+class DraftEngine:
+    """Built from `DraftParts`; `run` blocks until `Drain` or `Shutdown`.
+
+    `pulse`: of all that the engine computes with.
+    """
+
+    def __init__(self, parts: DraftParts, link: EngineLink, pulse: Pulse | None = None) -> None:
+        self._parts = parts
+        self._link = link
+        self._pulse = pulse or Pulse(link)
+        self._sequences = DraftSequences(parts.ready, parts.pool, parts.pulls, parts.runner)
+        self._channels = DraftChannels(parts.ready.draft_width, parts.config.pool_dir, parts.gpu)
+        self._posted = PostedCommits(self._sequences, self._channels.mailbox)
+        self._ahead = AheadDrafter(parts.ahead, self._sequences, self._channels.rows)
+        self._proposals: dict[int, list[Proposal]] = defaultdict(list)  # for the fronts, by peer
+        self._mailed: set[int] = set()  # peers with new proposals in their mailboxes
+        self._stopping = False
+        self._progress = 0
+        self._heard = 0  # commands carried out
+        self._told_at = 0.0
+        self._step_seconds = Histogram(STEP_SECONDS)
+        self._step_sequences = Histogram(STEP_SEQUENCES)
+        self._handlers: dict[type, Callable[..., None]] = {
+            DraftUp: self._up,
+            DraftPeerGone: self._peer_gone,
+            **dict.fromkeys(TOLD, parts.pulls.told),
+            ProbeLink: lambda probe: parts.pulls.prober.begin(probe, parts.pool, None, time.monotonic()),
+            Drain: self._shut_down,  # drafts are advice: decoding goes on without them
+            Shutdown: self._shut_down,
+        }
+
+    # --- the loop ------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """The loop: receives, drafts and sends until it is told to stop."""
+        gc.collect()
+        gc.freeze()  # as in `eyas.engine.loop.engine`: a search of all that was loaded makes a round late
+        self._link.send([self._parts.ready])
+        try:
+            while not self._stopping:
+                self._pulse.loop()
+                if self._posted.pass_on(patient=not self._ahead.busy):
+                    self._step()  # devices wait for these: nothing else goes before them
+                for command in self._link.recv(self._nap(), self._channels.descriptors):
+                    self._handlers[type(command)](command)
+                    self._heard += 1
+                    self._pulse()
+                self._channels.listen()
+                self._step()
+                self._parts.pulls.poll(time.monotonic())
+                self._tell()
+                self._ahead.advance()
+        finally:
+            self._close()
+        self._link.send([Stopped()])
+
+    def _nap(self) -> float:
+        """How long to wait for commands."""
+        if self._ahead.busy or self._posted.busy:
+            return 0.0
+        if self._posted.any:
+            return MAILBOX_S
+        return COPYING_S if self._parts.pulls.active else IDLE_S
+
+    def _up(self, up: DraftUp) -> None:
+        """By the front: the channel that it may offer comes first."""
+        if up.channel is not None and (reason := self._channels.answer(up.peer, up.channel)):
+            self._link.send([DraftDown(no_channel=reason, peer=up.peer)])
+        self._sequences.up(up)
+
+    def _peer_gone(self, gone: DraftPeerGone) -> None:
+        self._channels.end(gone.peer)
+        self._sequences.forget(gone.peer)
+
+    @torch.inference_mode()
+    def _step(self) -> None:
+        """Answers all commits: those drafted ahead of at once, the others by the shape they ask for."""
+        followed = self._sequences.followed.items()
+        asking = [(key, one) for key, one in followed if one.is_here and one.is_due]
+        answered, missed = [], []
+        for key, one in asking:
+            chain = self._drafted_ahead(key, one)
+            if chain is None:
+                missed.append((key, one))
+            else:
+                answered.append((key, one, chain))
+        if answered:
+            self._go_on(answered)
+        groups: dict[SpeculationConfig, list[Asking]] = defaultdict(list)
+        for key, one in missed:
+            spec = one.wanted or ROWS_ALONE
+            if self._sequences.reserve(key, spec):
+                groups[spec].append((key, one))
+        for spec, group in groups.items():
+            self._pulse()
+            began = time.monotonic()
+            self._draft(spec, group)
+            self._step_seconds.add(time.monotonic() - began)
+            self._step_sequences.add(len(group))
+
+    def _drafted_ahead(self, key: Key, followed: DraftedSequence) -> KeptChain | None:
+        """Answers a commit with what was drafted ahead of it, if that is what it asks for."""
+        if followed.wanted is None:
+            self._sequences.end_ahead(followed)
+            return None
+        chain = self._ahead.answer(followed)
+        if chain is not None:
+            followed.answered()
+            self._propose(key, followed, chain.tree)
+        return chain
+
+    def _go_on(self, answered: list[Answered]) -> None:
+        """Sends the answers first, since devices wait for them; then begins to draft ahead of verdicts on
+        these chains.
+        """
+        self._send_replies()
+        for key, followed, chain in answered:
+            self._ahead.begin(key, followed, chain)
+
+    def _draft(self, spec: SpeculationConfig, group: list[Asking]) -> None:
+        """Writes the rows of their commits, and proposes below them."""
+        asked = self._asked(group)
+        if not asked:
+            return
+        proposed = self._parts.runner.draft(list(asked.values()), spec)
+        answered = []
+        for key, one in zip(asked, proposed, strict=True):
+            if not one.whole:  # the decode engine has them still, and opens it anew
+                self._sequences.close(key, "its features were not in its ring any more")
+                continue
+            followed = self._sequences.followed[key]
+            wanted = followed.wanted is not None
+            followed.answered()
+            followed.written()
+            if wanted:
+                self._propose(key, followed, one.tree)
+                if one.chain is not None:
+                    answered.append((key, followed, one.chain))
+        self._go_on(answered)
+
+    def _asked(self, group: list[Asking]) -> dict[Key, Asked]:
+        """By sequence; one whose features are nowhere is closed."""
+        asked = {}
+        for key, followed in group:
+            try:
+                new = followed.unwritten(self._channels.rows(key[0]))
+            except DraftRefused as error:
+                self._sequences.close(key, str(error))
+                continue
+            asked[key] = followed.asks(key, new)
+        return asked
+
+    def _propose(self, key: Key, followed: DraftedSequence, tree: DraftTree) -> None:
+        peer, seq = key
+        base = followed.first + followed.end
+        proposal = Proposal(seq, followed.open.generation, base, tuple(tree.tokens), tuple(tree.parents))
+        if self._posted.answer(key, followed, proposal):
+            self._mailed.add(peer)
+        else:
+            self._proposals[peer].append(proposal)
+
+    def _shut_down(self, _: Drain | Shutdown) -> None:
+        self._stopping = True
+
+    # --- answers, and the end ------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Everything since the last time, and now and then the load."""
+        self._progress += 1
+        self._send_replies()
+        now = time.monotonic()
+        if now - self._told_at > LOAD_S:
+            self._told_at = now
+            self._link.send([self._load()])
+
+    def _send_replies(self) -> None:
+        closed: dict[int, list[DraftClosed]] = defaultdict(list)
+        for peer, one in self._sequences.take_closed():
+            closed[peer].append(one)
+        self._channels.wake(self._mailed)
+        self._mailed.clear()
+        proposals, self._proposals = self._proposals, defaultdict(list)
+        peers = proposals.keys() | closed.keys()
+        downs = [DraftDown(tuple(proposals[p]), tuple(closed[p]), peer=p) for p in peers]
+        self._link.send([*self._parts.outbox.take(), *downs])
+
+    def _load(self) -> Load:
+        followed, pulls = self._sequences.followed.values(), self._parts.pulls
+        return Load(
+            progress=self._progress,
+            pending=any(one.commits for one in followed),
+            running=len(followed),
+            waiting=0,
+            pages_used=self._parts.pool.used,
+            moved=dict(pulls.moved),
+            pulls_failed=pulls.failed,
+            heard=self._heard,
+            step_seconds=tuple(self._step_seconds.counts),
+            step_seconds_total=self._step_seconds.total,
+            step_sequences=tuple(self._step_sequences.counts),
+            step_sequences_total=self._step_sequences.total,
+            ahead=self._ahead.counts,
+        )
+
+    def _close(self) -> None:
+        self._ahead.end()
+        self._channels.close()
+        if self._parts.copier.close(time.monotonic() + STOP_S):
+            self._parts.runner.pool.close()

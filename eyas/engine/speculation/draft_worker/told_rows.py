@@ -1,0 +1,188 @@
+"""What a draft worker's device is told of a batch: one block of words, sent by one copy.
+
+It knows the layout of that block on both sides, and how rows of sequences are written down in it. What is
+launched with it, and which sequence sits in which slot, it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from eyas.engine.batch.sections import sections
+from eyas.engine.batch.tables import Tables
+from eyas.engine.kernels.exchange import row_ring
+from eyas.engine.speculation.draft_worker.draft_runner import Asked, Extension
+
+
+@dataclass(frozen=True)
+class ToldLayout:
+    """Of a batch of `batch` sequences with up to `few` rows each, in words of 4 bytes. `writes`: changes to
+    the tables that it has room for. `more`: words of further parts.
+    """
+
+    batch: int
+    few: int
+    writes: int
+    more: dict[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def rows(self) -> int:
+        """Of all sequences."""
+        return self.batch * self.few
+
+    @cached_property
+    def sections(self) -> dict[str, tuple[int, int]]:
+        """First word and number of words of each part. `ends`: rows that each sequence then has; `last`: its
+        newest of these rows; `rings`: int64 [2, rows], address and tag; `places`, `words`: of table writes.
+        """
+        whole = ("tokens", "positions", "kv_rows")
+        each = ("slots", "starts", "ends", "last", "lowest")
+        counts = dict.fromkeys(whole, self.rows) | dict.fromkeys(each, self.batch) | {"rings": 4 * self.rows}
+        counts |= dict.fromkeys(("places", "words"), self.writes)
+        return sections(counts | self.more)
+
+
+@dataclass(frozen=True)
+class ToldMemory:
+    """What batches are told, in one block: `words` int32 from `begin` on, features before it. So a batch's
+    part is one piece, with its features or without, and no float of one is a whole number of another.
+    """
+
+    words: torch.Tensor
+    begin: int
+
+    @classmethod
+    def of(cls, largest: ToldLayout, width: int, device: str, *, pinned: bool = False) -> ToldMemory:
+        """Zeros for layouts up to the `largest`. `width`: of a feature."""
+        begin = -(-largest.rows * width // 4) * 4
+        size = begin + largest.sections["all"][1]
+        return cls(torch.zeros(size, dtype=torch.int32, device=device, pin_memory=pinned), begin)
+
+    def parts(self, layout: ToldLayout) -> dict[str, torch.Tensor]:
+        """The parts of a batch's words."""
+        own = self.words[self.begin :]
+        return {name: own[first : first + count] for name, (first, count) in layout.sections.items()}
+
+    def near(self, layout: ToldLayout, width: int) -> torch.Tensor:
+        """Float32 [rows, width]: features that come from the host."""
+        own = self.words[self.begin - layout.rows * width : self.begin]
+        return own.view(torch.float32).view(-1, width)
+
+    def told(self, layout: ToldLayout, width: int) -> torch.Tensor:
+        """All words of a batch, behind its features of `width`; 0: without these."""
+        return self.words[self.begin - layout.rows * width : self.begin + layout.sections["all"][1]]
+
+
+class Telling:
+    """Both sides of the memory: what the host writes down, and `there`, what the device reads."""
+
+    def __init__(self, largest: ToldLayout, width: int, page_size: int, device: str) -> None:
+        self.there = ToldMemory.of(largest, width, device)
+        self._here = ToldMemory.of(largest, width, "cpu", pinned=device != "cpu")
+        self._width, self._page_size = width, page_size
+        self._views: dict[int, dict[str, np.ndarray]] = {}  # by batch
+
+    def parts(self, layout: ToldLayout) -> dict[str, np.ndarray]:
+        """Of what the host sends. `addresses` and `tags`: those of `rings`."""
+        found = self._views.get(layout.batch)
+        if found is None:
+            found = {name: words.numpy() for name, words in self._here.parts(layout).items()}
+            found["addresses"], found["tags"] = found["rings"].view(np.int64).reshape(2, -1)
+            self._views[layout.batch] = found
+        return found
+
+    def rows(self, layout: ToldLayout, runs: SequenceOf[Extension]) -> None:
+        """Writes down all rows of the batch; those behind a run's own are empty."""
+        part, few, size = self.parts(layout), layout.few, self._page_size
+        tokens: list[int] = []
+        positions: list[int] = []
+        kv_rows: list[int] = []
+        addresses: list[int] = []
+        tags: list[int] = []
+        for new in runs:
+            count, pages, near = len(new.tokens), new.pages, [0] * new.features.shape[0]
+            rest, rows = [0] * (few - count), range(new.base, new.base + count)
+            nowhere = [0] * (few - len(near) - len(new.ringed))
+            tokens += [*new.tokens, *rest]
+            positions += [*range(new.offset + new.base, new.offset + new.base + count), *rest]
+            kv_rows += [pages[row // size] * size + row % size for row in rows]
+            kv_rows += [-1] * (few - count)
+            addresses += [*near, *[row[0] for row in new.ringed], *nowhere]
+            tags += [*near, *[row[1] for row in new.ringed], *nowhere]
+        end = len(tokens)
+        lists = {"tokens": tokens, "positions": positions, "addresses": addresses, "tags": tags}
+        for name, values in lists.items():
+            part[name][:end], part[name][end:] = values, 0
+        part["kv_rows"][:end], part["kv_rows"][end:] = kv_rows, -1
+
+    def sequences(
+        self, layout: ToldLayout, asked: SequenceOf[Asked], slots: SequenceOf[int], padding: int
+    ) -> None:
+        """Writes down where each one's certain rows begin and end. `padding`: the slot that fills up."""
+        part, count = self.parts(layout), len(asked)
+        starts = [one.extension.offset + one.extension.base for one in asked]
+        counts = [len(one.extension.tokens) for one in asked]
+        part["slots"][:count], part["slots"][count:] = slots, padding
+        for name, values in {
+            "starts": starts,
+            "ends": [start + rows for start, rows in zip(starts, counts, strict=True)],
+            "last": [i * layout.few + rows - 1 for i, rows in enumerate(counts)],
+            "lowest": [one.lowest for one in asked],
+        }.items():
+            part[name][:count], part[name][count:] = values, 0
+
+    def writes(self, layout: ToldLayout, tables: Tables, writes: np.ndarray) -> None:
+        """Writes down changes to the tables, int32 [2, n]; more than there is room for are made at once."""
+        if writes.shape[1] > layout.writes:
+            tables.apply(torch.from_numpy(writes).to(tables.memory.device))
+            writes = writes[:, :0]
+        part, some = self.parts(layout), writes.shape[1]
+        part["places"][:some], part["words"][:some] = writes
+        part["places"][some:] = tables.places("choice", tables.padding_slot, 0, 1)[0]  # which is always 0
+        part["words"][some:] = 0
+
+    def send(self, layout: ToldLayout, runs: SequenceOf[Extension]) -> None:
+        """All of it goes there, with the features that the host has, if it has any."""
+        width = self._features(layout, runs)
+        self.there.told(layout, width).copy_(self._here.told(layout, width), non_blocking=True)
+
+    def _features(self, layout: ToldLayout, runs: SequenceOf[Extension]) -> int:
+        """Writes down those that the host has; their width, 0 if it has none."""
+        if not any(new.features.shape[0] for new in runs):
+            return 0
+        near = self._here.near(layout, self._width).numpy()
+        for i, new in enumerate(runs):
+            if count := new.features.shape[0]:  # else it may have no width either
+                near[i * layout.few : i * layout.few + count] = new.features.numpy()
+        return self._width
+
+
+class ToldRows:
+    """A batch's rows as its launches read them, from memory that stays where it is."""
+
+    def __init__(self, layout: ToldLayout, there: ToldMemory, width: int, dtype: torch.dtype) -> None:
+        self.part = there.parts(layout)
+        self._near = there.near(layout, width)
+        device = there.words.device
+        self.features = torch.empty(layout.rows, width, dtype=dtype, device=device)
+        self.lost = torch.zeros(layout.batch, dtype=torch.int32, device=device)
+        self._owners = torch.arange(layout.rows, device=device) // layout.few
+
+    def take(self, tables: Tables, firsts: torch.Tensor) -> torch.Tensor:
+        """The tables' new entries, and the rows' `features` [rows, width]; `lost` int32 [batch] is 1 where
+        some were in no ring. Returns the slots, int64 [batch]. `firsts` as of `Followed`.
+        """
+        part = self.part
+        whose = part["slots"].long()
+        tables.apply(torch.stack((part["places"], part["words"])))
+        tables.length.index_copy_(0, whose, part["ends"])
+        firsts.index_copy_(0, whose, part["lowest"])
+        self.features.copy_(self._near)
+        self.lost.zero_()
+        row_ring.take(part["rings"].view(torch.int64).view(2, -1), self._owners, self.features, self.lost)
+        return whose

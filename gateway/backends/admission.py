@@ -1,0 +1,277 @@
+"""Turns a prompt and a caller's options into a request that the cluster can run, or refuses it clearly.
+
+It knows the served model's limits and the defaults. It refuses to know where the options came from: the HTTP
+and the gRPC front both call it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
+from eyas.common.logging import request_id, traceparent
+from eyas.common.params import SamplingParams
+from eyas.common.types import (
+    EXACT,
+    FAST,
+    GenerationRequest,
+    PromptIds,
+    RequestChoice,
+    RequestDraftLimits,
+    Role,
+    WorkerInfo,
+)
+from gateway.http.long_ids import all_below
+
+MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """What a caller wants done with a prompt.
+
+    `max_tokens` None: as many as fit, at most the model's own default or, if it has none,
+    `default_max_tokens`, if there is one. `params.max_tokens` is not read; a `params.top_k` of -1 means all,
+    as 0 does. `seed` None: the server's. `truncate_prompt`: how many of the prompt's last tokens stay; -1: as
+    many as leave space for `max_tokens`. `predicted`: ids of the expected answer. `priority`: see
+    `eyas.common.priority`. `session`: its conversation's name. Prompts with the same `call` share one call's
+    part of a worker. `cut_to_fit`: more than fit are as many as fit, not an error.
+    """
+
+    params: SamplingParams = SamplingParams()
+    max_tokens: int | None = None
+    cut_to_fit: bool = False
+    default_max_tokens: int | None = None
+    seed: int | None = None
+    n: int = 1
+    speculative: bool = True
+    draft_limits: RequestDraftLimits = RequestDraftLimits()
+    truncate_prompt: int | None = None
+    predicted: tuple[int, ...] = ()
+    priority: int = 0
+    session: str = ""
+    call: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def with_params(self, **changes: Any) -> GenerationOptions:
+        """A copy with some sampling parameters changed."""
+        return dataclasses.replace(self, params=msgspec.structs.replace(self.params, **changes))
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What all workers of the model can do: the smallest of their limits.
+
+    `synthetic`: they accept drafts by chance, for benchmarks, and answers mean nothing. `arithmetic`: as in
+    `WorkerInfo` if it is the same of all; else "fast". `sampling` holds the model's own
+    defaults of sampling parameters. `seed`: what the seeds of requests that give none are made of; None: they
+    are random. Lengths are in tokens.
+    """
+
+    id: str
+    context_length: int
+    vocab_size: int
+    fingerprint: str
+    synthetic: bool = False
+    arithmetic: str = FAST
+    sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int | None = None
+
+    def params(self, **asked: Any) -> SamplingParams:
+        """What the caller asked for; the model's defaults for all else."""
+        return SamplingParams(**{**self.sampling, **asked})
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Names model and mode in OpenAI's replies."""
+        exact = f"_{self.arithmetic}" if self.arithmetic.startswith(EXACT) else ""
+        return f"fp_{self.fingerprint[:12]}{exact}" + ("_synthetic" if self.synthetic else "")
+
+
+def is_synthetic(workers: Iterable[WorkerInfo]) -> bool:
+    """Whether a decode worker among them accepts drafts by chance."""
+    return any(worker.synthetic and Role.DECODE in worker.roles for worker in workers)
+
+
+def arithmetic_of(workers: Iterable[WorkerInfo]) -> str:
+    """Of answers: exact if all that the target model's workers among them compute is, in one way."""
+    found = {worker.arithmetic for worker in workers if worker.runs_target} or {FAST}
+    return found.pop() if len(found) == 1 else FAST
+
+
+def served_model(config: GatewayConfig, workers: Sequence[WorkerInfo]) -> ServedModel:
+    """The model behind this gateway. Raises Unavailable if no worker serves it."""
+    targets = [worker for worker in workers if worker.serving and worker.runs_target]
+    if not targets:
+        raise Unavailable("no worker is serving the model")
+    return ServedModel(
+        id=config.served_model,
+        context_length=min(worker.context_length for worker in targets),
+        vocab_size=min(worker.vocab_size for worker in targets),
+        fingerprint=targets[0].fingerprint,
+        synthetic=is_synthetic(targets),
+        arithmetic=arithmetic_of(targets),
+        sampling=config.sampling,
+        seed=config.seed,
+    )
+
+
+def check_model(config: GatewayConfig, name: str) -> None:
+    """Raises ModelNotFound unless `name` is the model served here."""
+    if name not in config.names:
+        has = " and ".join(map(repr, config.names))
+        raise ModelNotFound(f"the model {name[:200]!r} does not exist: this server has {has}", param="model")
+
+
+def called(model: ServedModel, config: GatewayConfig, name: str) -> ServedModel:
+    """The model by the name that a caller gave it, which its answer repeats.
+
+    Raises ModelNotFound unless it is one of the model's names.
+    """
+    check_model(config, name)
+    return model if name == model.id else dataclasses.replace(model, id=name)
+
+
+def admit(
+    model: ServedModel, prompt_ids: PromptIds, options: GenerationOptions, timeout_s: float
+) -> GenerationRequest:
+    """The request for one prompt, its id and seed chosen. `timeout_s`: seconds until its deadline.
+
+    Raises InvalidRequest for an empty prompt, for a bad parameter, and for one that has no meaning while
+    drafts are accepted by chance; ContextLengthExceeded if prompt and answer do not fit.
+    """
+    if not prompt_ids:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    if options.truncate_prompt is not None:
+        prompt_ids = prompt_ids[-_prompt_limit(model, options) :]
+    max_tokens = _max_tokens(model, len(prompt_ids), options)  # before any id is looked at
+    if not all_below(prompt_ids, model.vocab_size):
+        raise InvalidRequest(
+            f"the prompt holds a token id outside 0 .. {model.vocab_size - 1}", param="prompt"
+        )
+    if model.synthetic and options.speculative:
+        _refuse_synthetic(options)
+    params = msgspec.structs.replace(
+        options.params,
+        max_tokens=max_tokens,
+        top_k=0 if options.params.top_k == -1 else options.params.top_k,
+        seed=_seed(model, options, prompt_ids),
+    )
+    params.validate(model.vocab_size)
+    _check_prompt_logprobs(params, len(prompt_ids))
+    return GenerationRequest(
+        id=secrets.token_hex(12),
+        prompt_ids=prompt_ids,
+        params=params,
+        choices=tuple(map(RequestChoice, range(options.n))),
+        timeout_s=timeout_s,
+        speculative=options.speculative,
+        draft_limits=options.draft_limits,
+        call=options.call,
+        predicted=_predicted(model, options, len(prompt_ids)),
+        priority=options.priority,
+        session=options.session,
+        request_id=request_id.get(),
+        traceparent=traceparent.get(),
+    )
+
+
+def _seed(model: ServedModel, options: GenerationOptions, prompt_ids: PromptIds) -> int:
+    """The request's own seed; else one that follows the prompt alone, or a random one."""
+    if options.seed is not None:
+        return options.seed % 2**64
+    if model.seed is None:
+        return secrets.randbits(64)
+    said = f"{model.seed % 2**64} {','.join(map(str, prompt_ids))}"
+    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest(), "little")
+
+
+def _refuse_synthetic(options: GenerationOptions) -> None:
+    """Raises InvalidRequest for options that only have a meaning for the model's own tokens."""
+    params = options.params
+    for name, given in (("seed", options.seed), ("logprobs", params.logprobs), ("grammar", params.grammar)):
+        if given is not None:
+            raise InvalidRequest(
+                f"{name} means nothing here: this server accepts drafts by chance, for benchmarks "
+                "(--rejection-sample-method synthetic); leave it out, or turn speculative off",
+                param=name,
+            )
+
+
+def _predicted(model: ServedModel, options: GenerationOptions, prompt: int) -> tuple[int, ...]:
+    """As much of the prediction as an answer to `prompt` tokens can have.
+
+    Raises InvalidRequest for ids that the model does not have.
+    """
+    if not options.speculative:
+        return ()
+    predicted = options.predicted[: model.context_length - prompt]
+    if predicted and not 0 <= min(predicted) <= max(predicted) < model.vocab_size:
+        raise InvalidRequest(
+            f"the prediction holds a token id outside 0 .. {model.vocab_size - 1}", param="prediction"
+        )
+    return predicted
+
+
+def _check_prompt_logprobs(params: SamplingParams, prompt: int) -> None:
+    """Raises InvalidRequest if they start beyond the `prompt` tokens, or are too many."""
+    top, start = params.prompt_logprobs, params.prompt_logprobs_start
+    if top is None:
+        return
+    if start >= prompt:
+        raise InvalidRequest(
+            f"prompt_logprobs_start is {start}, but the prompt has {prompt} tokens",
+            param="prompt_logprobs_start",
+        )
+    if (prompt - start) * (1 + top) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs of {prompt - start} prompt tokens and {top} more ids each are too many: "
+            f"{MAX_PROMPT_LOGPROBS} numbers is the most",
+            param="prompt_logprobs",
+        )
+
+
+def _prompt_limit(model: ServedModel, options: GenerationOptions) -> int:
+    """How many of a prompt's last tokens are kept, at least one."""
+    if options.truncate_prompt is not None and options.truncate_prompt > 0:
+        return options.truncate_prompt
+    return max(1, model.context_length - (1 if options.max_tokens is None else options.max_tokens))
+
+
+def answer_limit(model: ServedModel, prompt: int, least: int) -> int:
+    """The most tokens that an answer to `prompt` tokens can have.
+
+    Raises ContextLengthExceeded if these are fewer than `least`.
+    """
+    left = model.context_length - prompt
+    if left < least:
+        answer = ", and at least one token must be left for the answer" if least else ""
+        raise ContextLengthExceeded(f"{_most(model)}, but the prompt has {prompt}{answer}", param="prompt")
+    return left
+
+
+def _max_tokens(model: ServedModel, prompt: int, options: GenerationOptions) -> int:
+    asked = options.max_tokens
+    left = answer_limit(model, prompt, least=0 if asked == 0 else 1)
+    if asked is None:
+        default: int | None = model.sampling.get("max_tokens", options.default_max_tokens)
+        return left if default is None else min(left, default)
+    if asked > left and options.cut_to_fit:
+        return left
+    if asked > left:
+        raise ContextLengthExceeded(
+            f"{_most(model)}, but the prompt has {prompt} and max_tokens is {asked}", param="max_tokens"
+        )
+    return asked
+
+
+def _most(model: ServedModel) -> str:
+    """The beginning of a refusal, in words by which clients know it."""
+    return f"this model's maximum context length is {model.context_length} tokens"

@@ -1,0 +1,161 @@
+"""The interface between the gateway's fronts (HTTP, gRPC) and what makes tokens behind them.
+
+It knows tokens and workers. It refuses to know text, HTTP, protobuf, or how a request is routed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from eyas.common.errors import EyasError
+from eyas.common.types import Entry, GenerationRequest, WorkerInfo
+from gateway.routing.router import Candidate
+
+
+class BackendHealth(msgspec.Struct, frozen=True):
+    """Whether a request sent now would succeed.
+
+    `problem`: why it would fail, as a sentence; empty if it would succeed. `degraded`: what it would have to
+    do without; empty if nothing.
+    """
+
+    problem: str = ""
+    degraded: str = ""
+
+
+class Lane(Protocol):
+    """A short way for entries."""
+
+    __slots__ = ()
+
+    def offer(self, entry: Entry, now: float) -> bool:
+        """Takes an entry that came now (monotonic seconds): nothing else gets it then. False: it did not."""
+        ...
+
+
+Lanes = Callable[[int], Lane | None]
+"""The lane of a choice; None: it has none yet."""
+
+
+class GenerationStream(Protocol):
+    """The tokens of one admitted request. Its reader owns it and calls `aclose`, however it ended."""
+
+    @property
+    def tokens(self) -> int:
+        """How many have come, those that a request began with among them."""
+        ...
+
+    def take(self) -> Awaitable[Sequence[Entry]]:
+        """What has come since the last call, once there is something; () at the end.
+
+        It gives each output index of each choice exactly once and in order, and ends after every choice
+        finished or was cancelled. Raises EyasError if the request fails or its deadline passes, and if its
+        reader is so slow that the stream's bounded buffer is full.
+        """
+        ...
+
+    def use_lanes(self, lanes: Lanes | None) -> None:
+        """From now on, an entry that comes while the reader waits is offered to its choice's lane (None: to
+        none).
+
+        Lanes leave a request's first two tokens to `take`, which alone gives the end and errors. A stream
+        may do without lanes.
+        """
+
+    async def cancel(self, choice: int | None = None) -> None:
+        """Ends one choice, or (None) the whole request, at any stage. Idempotent."""
+        ...
+
+    def fail(self, error: EyasError) -> None:
+        """Ends the stream with `error` after the entries that it holds already."""
+        ...
+
+    async def aclose(self) -> None:
+        """Cancels what still runs and frees everything. Idempotent."""
+        ...
+
+
+class WatchedStream(GenerationStream):
+    """A stream that calls `on_close` when it is closed, once."""
+
+    def __init__(self, stream: GenerationStream, on_close: Callable[[WatchedStream], None]) -> None:
+        self._stream = stream
+        self._on_close: Callable[[WatchedStream], None] | None = on_close
+
+    @property
+    def tokens(self) -> int:
+        return self._stream.tokens
+
+    def take(self) -> Awaitable[Sequence[Entry]]:
+        return self._stream.take()
+
+    def use_lanes(self, lanes: Lanes | None) -> None:
+        self._stream.use_lanes(lanes)
+
+    async def cancel(self, choice: int | None = None) -> None:
+        await self._stream.cancel(choice)
+
+    def fail(self, error: EyasError) -> None:
+        self._stream.fail(error)
+
+    async def aclose(self) -> None:
+        if self._on_close is not None:
+            self._on_close(self)
+            self._on_close = None
+        await self._stream.aclose()
+
+
+class GenerationBackend(Protocol):
+    """Turns requests into tokens: the cluster, or a script in a test."""
+
+    async def start(self, request: GenerationRequest) -> GenerationStream:
+        """Returns once every worker involved has admitted the request.
+
+        Raises EyasError (Overloaded, Unavailable, ...) if one refuses it; then, and when this call is
+        cancelled, no worker keeps any of it.
+        """
+        ...
+
+    async def models(self) -> list[WorkerInfo]:
+        """The workers known now and those expected back, from the last snapshot: it never waits."""
+        ...
+
+    def links(self) -> list[Candidate]:
+        """The workers known now, each with this gateway's requests and connection to it."""
+        ...
+
+    def health(self) -> BackendHealth:
+        """Whether a request sent now would succeed, as far as is known already: it never waits."""
+        ...
+
+    async def flush(self, wait_s: float) -> dict[str, int]:
+        """Empties the prefix cache of each worker on which nothing runs; the pages that each had.
+
+        Raises Busy if something still runs on one after `wait_s`, and what else keeps one from it.
+        """
+        ...
+
+
+class PassingBackend(GenerationBackend):
+    """Passes everything to the backend behind it: what stands before a backend says only what it changes."""
+
+    def __init__(self, backend: GenerationBackend) -> None:
+        self._backend = backend
+
+    async def start(self, request: GenerationRequest) -> GenerationStream:
+        return await self._backend.start(request)
+
+    async def models(self) -> list[WorkerInfo]:
+        return await self._backend.models()
+
+    def links(self) -> list[Candidate]:
+        return self._backend.links()
+
+    def health(self) -> BackendHealth:
+        return self._backend.health()
+
+    async def flush(self, wait_s: float) -> dict[str, int]:
+        return await self._backend.flush(wait_s)

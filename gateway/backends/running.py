@@ -1,0 +1,89 @@
+"""The calls that run on this gateway, by the ids that they are known by, so that a caller can end one.
+
+Of a gateway of several processes each has its own calls, and each asks the others to end theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+import msgspec
+
+from eyas.common.errors import Cancelled, DeadlineExceeded
+from gateway.http.siblings import Siblings
+
+ABORT = "abort"
+ABORT_S = 5.0  # a process that takes longer ends its calls all the same, and they are not counted
+
+
+class Lifetime:
+    """The time that a call has: until its deadline (by the event loop's clock), or until it is aborted."""
+
+    def __init__(self, deadline: float, caller: str = "", ids: Iterable[str] = ()) -> None:
+        self.deadline = deadline
+        self.caller = caller
+        self.ids = frozenset(ids)
+        self._scopes: list[asyncio.Timeout] = []
+        self._aborted = False
+
+    def abort(self) -> None:
+        """Ends what runs within `limit`, and what would."""
+        self._aborted = True
+        for scope in self._scopes:
+            scope.reschedule(asyncio.get_running_loop().time())
+
+    @contextlib.asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Around a part of the call's work. Raises DeadlineExceeded at its deadline, Cancelled if aborted."""
+        try:
+            async with asyncio.timeout_at(0.0 if self._aborted else self.deadline) as scope:
+                self._scopes.append(scope)
+                try:
+                    yield
+                finally:
+                    self._scopes.remove(scope)
+        except TimeoutError as error:
+            if self._aborted:
+                raise Cancelled("the request was aborted (/abort_request)") from error
+            raise DeadlineExceeded("the request took longer than its timeout") from error
+
+
+class RunningCalls:
+    """All of them. A caller reaches its own calls alone. `siblings`: the gateway's other processes."""
+
+    def __init__(self, siblings: Siblings | None = None) -> None:
+        self._calls: set[Lifetime] = set()
+        self._siblings = siblings
+        if siblings is not None:
+            siblings.on(ABORT, self._asked)
+
+    @contextlib.contextmanager
+    def one(self, call: Lifetime) -> Iterator[None]:
+        """Around a call."""
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+
+    async def abort(self, caller: str, id: str | None) -> int:
+        """Aborts the caller's calls that are known by `id` (None: all of its calls) in every process of this
+        gateway; returns how many, without those of a process that does not answer in time.
+        """
+        count = self._abort(caller, id)
+        if self._siblings is not None:
+            told = await self._siblings.ask(ABORT, msgspec.json.encode((caller, id)), ABORT_S)
+            count += sum(int(ended) for ended in told.values() if ended)
+        return count
+
+    def _asked(self, about: bytes) -> bytes:
+        """By another process."""
+        return str(self._abort(*msgspec.json.decode(about, type=tuple[str, str | None]))).encode()
+
+    def _abort(self, caller: str, id: str | None) -> int:
+        found = [call for call in self._calls if call.caller == caller and (id is None or id in call.ids)]
+        for call in found:
+            call.abort()
+        return len(found)

@@ -1,0 +1,186 @@
+"""Turns the validated body of a chat into a call: its prompt, and what is looked for in the answer.
+
+It knows what the fields of a chat mean for the model's template. It refuses to know how answers are written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import InvalidRequest
+from gateway.backends.admission import GenerationOptions, ServedModel, admit, called
+from gateway.formats.chat_fields import ChatMessage
+from gateway.formats.openai_request import ApiCall, api_call, generation_options, named, text_rules, timeout_s
+from gateway.formats.schema import ChatBody, TemplateFields
+from gateway.grammars.tool_grammar import answer_grammar
+from gateway.parsers import reasoning
+from gateway.parsers.message import MessageReading
+from gateway.text.dialect import TemplateDialect, dialect_of
+from gateway.text.entries import TextRules
+from gateway.text.history import calls_in, template_messages, texts_of
+from gateway.text.tokenizer import Tokenizer
+
+_NO_EFFORT, _USUAL_EFFORT = "none", "medium"  # OpenAI's words; the second is what silence means there
+_SWITCHES = ("enable_thinking", "thinking")  # what templates call the switch of their reasoning
+
+
+class ChatModel(NamedTuple):
+    """The model as chats see it."""
+
+    tokenizer: Tokenizer
+    dialect: TemplateDialect
+
+    @classmethod
+    def of(cls, config: GatewayConfig, tokenizer: Tokenizer) -> ChatModel:
+        """The model of this tokenizer; the flags of `config` may name its formats."""
+        dialect = dialect_of(tokenizer.template, config.tool_call_parser, config.reasoning_parser)
+        return cls(tokenizer, dialect)
+
+
+async def chat_prompt(
+    model: ChatModel, messages: Sequence[ChatMessage], body: TemplateFields, *, special: bool = False
+) -> tuple[str, tuple[int, ...]]:
+    """The text of the messages, and its ids. `special`: with what the tokenizer puts around a text.
+
+    Raises InvalidRequest if the model's template refuses them or cannot do what is asked.
+    """
+    tools = _shown_tools(model.dialect, body)
+    text, ids = await model.tokenizer.chat_prompt(
+        template_messages(messages, model.dialect),
+        add_generation_prompt=body.asks_for_a_message,
+        continue_final_message=body.continue_final_message,
+        template_kwargs=_variables(model.dialect, body),
+        tools=tools,
+        special=special,
+    )
+    _check_seen(model.dialect, messages, body, text)
+    return text, ids
+
+
+async def chat_call(
+    config: GatewayConfig, served: ServedModel, model: ChatModel, body: ChatBody, *, cut_to_fit: bool = False
+) -> ApiCall:
+    """The call of a chat. `cut_to_fit`: its longest answer may be more than the context has space for.
+
+    Raises EyasError for what the model cannot do.
+    """
+    served = called(served, config, body.model)
+    text, prompt = await chat_prompt(model, body.messages, body, special=body.add_special_tokens)
+    reading = reading_of(model.dialect, body, body.messages, text)
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    options = await _options(served, model, body, reading, limit)
+    options = dataclasses.replace(options, cut_to_fit=cut_to_fit)
+    names = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+    with named(names, "messages"):
+        request = admit(served, prompt, options, timeout_s(config, body.timeout))
+    rules = text_rules(body, continues_prompt=body.continue_final_message, include_stop=body.includes_stop)
+    if reading is None:
+        return api_call("chatcmpl-", served, body, rules, [request])
+    call = api_call("chatcmpl-", served, body, read_rules(rules, reading), [request])
+    field, older = call.grammar_field or body.tools_field, body.speaks_functions
+    return dataclasses.replace(call, reading=reading, grammar_field=field, speaks_functions=older)
+
+
+async def _options(
+    served: ServedModel, model: ChatModel, body: ChatBody, reading: MessageReading | None, limit: int | None
+) -> GenerationOptions:
+    options = await generation_options(served, model.tokenizer, body, limit)
+    options = options.with_params(logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    options = held(options, model, body, reading)
+    if body.prediction is not None:
+        predicted = await model.tokenizer.encode_prompt(body.prediction.text, add_special_tokens=False)
+        options = dataclasses.replace(options, predicted=predicted)
+    return options
+
+
+def held(
+    options: GenerationOptions, model: ChatModel, body: TemplateFields, reading: MessageReading | None
+) -> GenerationOptions:
+    """The options with the grammar of what tools, reasoning and the options' own grammar ask for."""
+    if reading is None:
+        return options
+    grammar = answer_grammar(body, reading, options.params.grammar, model.tokenizer.special_id)
+    return options.with_params(grammar=grammar)
+
+
+def read_rules(rules: TextRules, reading: MessageReading) -> TextRules:
+    """The rules of a text that is read: it shows what the reader looks for."""
+    return msgspec.structs.replace(rules, shown=reading.markers, offsets=reading.reasoning is not None)
+
+
+def _variables(dialect: TemplateDialect, body: TemplateFields) -> dict[str, Any]:
+    """What the template reads beside messages and tools. Raises InvalidRequest for what it does not read."""
+    told: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if body.documents:
+        _check(dialect, "documents", "documents" in dialect.reads, "reads no documents")
+        told["documents"] = body.documents
+    thinks, field, effort = body.enable_thinking, "enable_thinking", body.reasoning_effort
+    if effort is not None and "reasoning_effort" in dialect.reads:
+        told["reasoning_effort"] = effort
+    elif effort == _NO_EFFORT and thinks is None:
+        thinks, field = False, "reasoning_effort"
+    elif effort not in (None, _NO_EFFORT, _USUAL_EFFORT):
+        _check(dialect, "reasoning_effort", False, "knows no effort")
+    if thinks is not None:
+        switches = [name for name in _SWITCHES if name in dialect.reads]
+        idle = not thinks and dialect.reasoning is None  # such a model never thinks
+        _check(dialect, field, bool(switches) or idle, "has no switch for its reasoning")
+        told |= dict.fromkeys(switches, thinks)
+    return told
+
+
+def _shown_tools(dialect: TemplateDialect, body: TemplateFields) -> list[dict[str, Any]] | None:
+    """The tools that the template shows to the model; none of them if it may call none."""
+    tools = body.callable_tools
+    if not tools:
+        return None
+    _check(dialect, body.tools_field, dialect.calls is not None, "writes no calls of tools")
+    return [tool.written for tool in tools]
+
+
+def _check_seen(
+    dialect: TemplateDialect, messages: Sequence[ChatMessage], body: TemplateFields, prompt: str
+) -> None:
+    """Raises InvalidRequest for a tool whose name does not reach the model.
+
+    Where the template shows none, a caller may do so in a system message. (A user's question may hold the
+    name by chance.)
+    """
+    told = prompt
+    if not dialect.shows_tools:
+        system = [message for message in messages if message.role in ("system", "developer")]
+        told = "\n".join(text for message in system for text in texts_of(message))
+    for name in [tool.function.name for tool in body.callable_tools]:
+        if name not in told:
+            lack = f"does not show {name[:100]!r} to the model (--chat-template gives another one)"
+            _check(dialect, body.tools_field, False, lack)
+
+
+def _check(dialect: TemplateDialect, field: str, can: bool, lack: str) -> None:
+    if not can:
+        raise InvalidRequest(f"{field} is not supported: the model's chat template {lack}", param=field)
+
+
+def reading_of(
+    dialect: TemplateDialect, body: TemplateFields, messages: Sequence[ChatMessage], prompt: str
+) -> MessageReading | None:
+    """What is looked for in the answer; None if it is content from its first character to its last."""
+    tools = {tool.function.name: tool.function.parameters or {} for tool in body.callable_tools}
+    tags = dialect.reasoning
+    if not tools and tags is None:
+        return None
+    continues = body.continue_final_message
+    return MessageReading(
+        calls=dialect.calls if tools or (dialect.calls and dialect.calls.frame) else None,
+        tools=tools,
+        most_calls=1 if body.named_tool or not body.parallel_tool_calls else None,
+        calls_before=calls_in(messages),
+        is_named=body.named_tool is not None,
+        reasoning=tags,
+        is_open=tags is not None and reasoning.is_open(tags, prompt, continues=continues),
+    )

@@ -1,0 +1,206 @@
+"""How the fields of a JSON body are read: strictly typed, null means absent, errors name the field.
+
+An unknown field is ignored and named to the caller. A known field that is not supported and would change the
+answer is an error that names it. It knows JSON and pydantic. It refuses to know what any field means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, NoReturn, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.logging import REQUEST_ID
+from gateway.formats.field_rules import or_null
+from gateway.http import long_ids
+from gateway.http.half_pairs import half_pair
+
+_REFUSED = "refused"
+_MAX_QUOTED = 100  # characters of a name that an error repeats
+# Words of the library that mean nothing to the caller: "List should have at least 1 item after validation".
+_NOISE = re.compile(r"^Value error, |^\w+ (?=should )| after validation")
+
+
+class Unsupported(NamedTuple):
+    """A known field that is not supported. `neutral`: its values that ask for nothing, beside null."""
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+    def admits(self, value: Any) -> bool:
+        """Whether the value asks for nothing."""
+        # JSON knows true from 1, Python does not.
+        return any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in self.neutral)
+
+
+class Body(BaseModel):
+    """A JSON object. Undeclared fields are ignored, but for those in `unsupported`, which may be errors."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+    rules: ClassVar[tuple[dict[str, Any], ...]] = ()  # JSON schemas of what more than one field must keep
+    ids_field: ClassVar[str] = ""  # a field that may hold many token ids
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core))
+        for name, field in schema["properties"].items():
+            if name not in schema.get("required", ()):
+                schema["properties"][name] = or_null(field)
+        if cls.rules:
+            schema["allOf"] = list(cls.rules)
+        for name, known in cls.unsupported.items():
+            values = [None, *known.neutral]
+            schema["properties"][name] = {"enum": values, "description": f"Not supported: {known.reason}."}
+        return schema
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Parts of known fields that nothing reads: they are named to the caller as unknown fields are."""
+        return ()
+
+    def take_ids(self, ids: array[int]) -> None:
+        """Puts the ids in the place of `ids_field`, where `long_ids.STAND_IN` stood while it was read."""
+        raise NotImplementedError
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _judge(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        """Reads null as absent, and refuses unsupported fields that ask for something."""
+        if isinstance(value, dict) and None in value.values():
+            value = {name: field for name, field in value.items() if field is not None}
+        body = read(value)
+        for name, field in (body.model_extra or {}).items():
+            known = cls.unsupported.get(name)
+            if known is not None and not known.admits(field):
+                refuse(name, f"is not supported: {known.reason}")
+        return body
+
+
+def refuse(field: str, reason: str) -> NoReturn:
+    """Fails the validation of the body that holds `field`, with an error that names it."""
+    raise PydanticCustomError(_REFUSED, "{reason}", {"field": field, "reason": reason})
+
+
+def _request_id(value: str) -> str:
+    if not REQUEST_ID.fullmatch(value):
+        raise ValueError("must be 1 to 128 printable ASCII characters without spaces")
+    return value
+
+
+RequestId = Annotated[
+    str, AfterValidator(_request_id), WithJsonSchema({"type": "string", "pattern": f"^{REQUEST_ID.pattern}$"})
+]
+
+
+def whole(value: Any) -> Any:
+    """A whole number that is written with a fraction, as 2.0, as the integer that it is to JSON schemas."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(whole)
+"""Stands behind the bounds of a whole number: what stands before them would keep them from the schema."""
+
+
+def as_ids(value: Any) -> list[int] | None:
+    """The token ids that it is, at least one; None if it is something else."""
+    if not isinstance(value, list):
+        return None
+    kinds = set(map(type, value))  # a millisecond for a long prompt: once
+    if kinds == {int}:
+        return value
+    if float not in kinds:
+        return None
+    ids = [whole(id) for id in value]
+    return ids if set(map(type, ids)) == {int} else None
+
+
+B = TypeVar("B", bound=Body)
+
+
+def parse(kind: type[B], body: bytes) -> B:
+    """The JSON body as `kind`. Raises InvalidRequest naming the first field that is wrong.
+
+    A long list of ids in `kind.ids_field` is an array of C integers.
+    """
+    if kind.ids_field and (parts := long_ids.split(body, kind.ids_field)) is not None:
+        rest, ids = parts
+        with contextlib.suppress(ValidationError):  # the whole body's says where
+            read = kind.model_validate_json(rest)
+            read.take_ids(ids)
+            return read
+    try:
+        return _read(lambda: kind.model_validate_json(body))
+    except InvalidRequest as error:
+        if error.param is None and (name := half_pair(body)):
+            reason = f"{name} holds half of a surrogate pair, which is no text"
+            raise InvalidRequest(reason, param=name) from None
+        raise
+
+
+def validated(kind: type[B], body: dict[str, Any]) -> B:
+    """The object as `kind`. Raises as `parse` does."""
+    return _read(lambda: kind.model_validate(body))
+
+
+def _read(read: Callable[[], B]) -> B:
+    try:
+        return read()
+    except ValidationError as error:
+        raise _first_problem(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def ignored(body: Body, prefix: str = "") -> Iterator[str]:
+    """The fields that nothing reads, of the body and of bodies in it, as messages[0].name."""
+    if extra := body.model_extra:
+        yield from (prefix + name for name in extra if name not in body.unsupported)
+    yield from (prefix + name for name in body.skipped)
+    for name, value in body.__dict__.items():
+        if isinstance(value, Body):
+            yield from ignored(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Body):
+            for i, item in enumerate(value):
+                yield from ignored(item, f"{prefix}{name}[{i}].")
+
+
+def _first_problem(error: ErrorDetails) -> InvalidRequest:
+    kind, reason = error["type"], error["msg"]
+    if kind == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {error['ctx']['error']}")
+    if kind == _REFUSED:
+        name = _path([*error["loc"], error["ctx"]["field"]])
+        return InvalidRequest(f"{name} {reason}", param=name)
+    name = _path(error["loc"])
+    if not name:
+        return InvalidRequest("the body must be a JSON object")
+    if kind == "missing":
+        return InvalidRequest(f"{name} is required", param=name)
+    return InvalidRequest(f"{name}: {_NOISE.sub('', reason)}", param=name)
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """("messages", 0, "content") as messages[0].content."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part != "[key]":  # what the library writes after a bad key of a dictionary
+            part = part[:_MAX_QUOTED]
+            path += f".{part}" if path else part
+    return path

@@ -1,0 +1,173 @@
+"""The grammar of a chat's answer: what its tools, its format and the model's reasoning make of it together.
+
+A pure function of the request. It knows which fields ask for what. It refuses to know how a format writes
+calls and how a grammar is followed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.grammars.json_schema import types_of
+from eyas.common.grammars.notations import POINTER, Grammar, GrammarKind, renewed
+from eyas.common.grammars.schemas.refusals import refuse
+from gateway.formats.tool_fields import ChatTool, ToolFields
+from gateway.parsers.message import MessageReading
+from gateway.parsers.parameters import unfollowed
+from gateway.parsers.reasoning import Tags
+from gateway.parsers.table import ToolFormat
+from gateway.parsers.tags import Format, Mark, either, optional, sequence, text
+
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_ANY_TYPES = {"null", "boolean", "number", "string", "array", "object"}
+_SPACE: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}  # between the reasoning and the answer
+
+
+def answer_grammar(
+    body: ToolFields, reading: MessageReading, asked: Grammar | None, special_id: Callable[[str], int | None]
+) -> Grammar | None:
+    """What holds the answer to all that is asked; None: nothing need.
+
+    `asked`: the grammar of the answer's content. `special_id`: the id of a special token, None for any other
+    text. Raises InvalidRequest if calls are asked for that no grammar can tell.
+    """
+
+    def mark(marker: str) -> Format:
+        id = special_id(marker)
+        return text(marker) if id is None else {"type": "token", "token": id}
+
+    answer = _answer(body, reading.calls, asked, mark)
+    if answer is None or (reading.calls is None and reading.reasoning is None):
+        return asked
+    if reading.reasoning is not None and (reading.calls is None or reading.calls.frame is None):
+        answer = sequence(*_thought(reading.reasoning, reading.is_open, mark), answer)
+    return Grammar.structural_tag({"type": "structural_tag", "format": answer})
+
+
+def as_format(grammar: Grammar) -> Format:
+    """The grammar as a part of another."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return {"type": "json_schema", "json_schema": json.loads(grammar.text), POINTER: "#"}
+        case GrammarKind.JSON_OBJECT:
+            return {"type": "json_schema", "json_schema": dict(_ANY_OBJECT)}
+        case GrammarKind.REGEX:
+            return {"type": "regex", "pattern": grammar.text}
+        case GrammarKind.EBNF:
+            return {"type": "grammar", "grammar": grammar.text}
+        case GrammarKind.CHOICE:
+            return either([text(choice) for choice in json.loads(grammar.text)])
+    tag = json.loads(grammar.text)
+    if isinstance(tag, dict) and "structures" in tag and "format" not in tag:
+        tag = renewed(tag)
+    if not isinstance(tag, dict) or "format" not in tag:
+        raise InvalidRequest("structural tags must have a format", param="response_format")
+    inner: Format = tag["format"]
+    return inner
+
+
+def _answer(body: ToolFields, calls: ToolFormat | None, asked: Grammar | None, mark: Mark) -> Format | None:
+    """The answer after its reasoning; None if it may be any text."""
+    content = None if asked is None else as_format(asked)
+    if calls is None:
+        return content
+    frame = calls.frame
+    if content is not None and frame is not None:
+        content = frame.content(content, mark)
+    if not body.callable_tools:
+        return content
+    must = body.must_call
+    strict = any(tool.function.strict for tool in body.callable_tools)
+    if not (must or strict or content):
+        return None
+    held = _calls(body, calls, must, mark)
+    if must:
+        return held
+    if content is not None:
+        return either([content, held])
+    if frame is not None:
+        return either([frame.content(frame.free(mark), mark), held])
+    if calls.opener:
+        openers = "".join(f"\\{character}" for character in calls.opener)
+        return either([held, {"type": "regex", "pattern": rf"([^{openers}\s][\s\S]*)?"}])
+    begin = mark(calls.markers[0])
+    free = {"type": "any_text", "excludes": [begin["value"]] if begin["type"] == "const_string" else []}
+    return sequence(free, optional(held))
+
+
+def _calls(body: ToolFields, format: ToolFormat, must: bool, mark: Mark) -> Format:
+    """The calls that the answer is held to. `must`: it must be calls."""
+    name = body.named_tool
+    may = {name} if name else {tool.function.name for tool in body.callable_tools}
+    schemas = {
+        tool.function.name: _schema(tool, must, f"{body.tool_field(i)}.parameters")
+        for i, tool in enumerate(body.tools or ())
+        if tool.function.name in may
+    }
+    fields = {
+        tool.function.name: f"{body.tool_field(i)}.parameters" for i, tool in enumerate(body.tools or ())
+    }
+    try:
+        held = format.grammar(schemas, mark, body.parallel_tool_calls and name is None)
+    except InvalidRequest as error:
+        for title, field in fields.items():
+            if error.message.startswith(unfollowed(title)):
+                message = f"{field} cannot be followed: {error.message.removeprefix(unfollowed(title))}"
+                raise InvalidRequest(message, param=field) from None
+        raise
+    _point(held, {fields[name]: schema for name, schema in schemas.items()})
+    return held
+
+
+def _point(format: Any, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    """Says of each tool's schema in the format where the caller wrote it, for errors that compiling meets."""
+    todo = [format]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict) and part.get("type") == "json_schema":
+            for field, schema in schemas.items():
+                if schema == part["json_schema"]:
+                    part.setdefault(POINTER, field)
+        elif isinstance(part, dict | list):
+            todo += part.values() if isinstance(part, dict) else part
+
+
+def _schema(tool: ChatTool, must: bool, field: str) -> Mapping[str, Any]:
+    """What a call's arguments follow. Where calls are asked for that is the tool's schema, unless it says
+    `"strict": false`; else only if it says true. Raises InvalidRequest, which names the field, for a schema
+    that cannot be followed.
+    """
+    function = tool.function
+    strict = function.strict if function.strict is not None else must
+    if not strict:
+        return _ANY_OBJECT
+    if function.parameters is None:
+        return _NO_ARGUMENTS
+    parameters = function.parameters
+    try:
+        types = types_of(parameters)
+        if not types:
+            refuse("#", "no value that can be written fits the schema")
+        if types != {"object"} and ("type" in parameters or types != _ANY_TYPES):
+            refuse("#", "the parameters of a tool must be an object")
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{field} cannot be followed: {error.message}", param=field) from None
+    return parameters if types == {"object"} else {"type": "object", **parameters}
+
+
+def _thought(tags: Tags, is_open: bool, mark: Mark) -> list[Format]:
+    """The reasoning before an answer, which the prompt may have begun."""
+    inside: Format = {"type": "any_text"}
+    if is_open:
+        return [{"type": "tag", "begin": "", "content": inside, "end": _edge(mark(tags.end))}, _SPACE]
+    begin, end = _edge(mark(tags.begin)), _edge(mark(tags.end))
+    return [optional(sequence({"type": "tag", "begin": begin, "content": inside, "end": end}, _SPACE))]
+
+
+def _edge(marker: Format) -> Any:
+    """A marker at either end of a tag: its text, or its token."""
+    return marker["value"] if marker["type"] == "const_string" else marker

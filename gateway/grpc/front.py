@@ -1,0 +1,266 @@
+"""The gRPC front: the service `eyas.v1.Eyas` over the same backend, limits and text as the HTTP front.
+
+It translates messages to calls and back. It refuses to know how tokens are made and routed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import msgspec
+
+from eyas.common.cluster.listening import listen
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import InvalidRequest
+from eyas.common.logging import request_id, traceparent
+from eyas.common.security.tls import door_context
+from eyas.common.types import GenerationRequest
+from eyas.common.wire import rpc
+from gateway.backends.admission import ServedModel, admit, answer_limit, called, check_model, served_model
+from gateway.backends.base import GenerationBackend, GenerationStream
+from gateway.formats.chat_request import ChatModel, chat_prompt, held, read_rules, reading_of
+from gateway.grpc import door as grpc_door
+from gateway.grpc import messages as grpc_messages
+from gateway.grpc.chat import Chat, chat_of, read_delta_to_pb
+from gateway.grpc.messages import delta_to_pb
+from gateway.grpc.relay import Relay
+from gateway.limits.keys import Keys
+from gateway.limits.pace import ReadQueue
+from gateway.limits.quotas import Quotas, headers, pay
+from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.timings import timings_object
+from gateway.parsers.message import MessageReading
+from gateway.text.entries import TextRules, TextStream
+from gateway.text.message_reader import MessageReader
+from gateway.text.tokenizer import Tokenizer
+from protos import eyas_pb2, eyas_pb2_grpc
+
+SERVICE = "eyas.v1.Eyas"
+HEALTH_EVERY_S = 1.0
+STOP_GRACE_S = 1.0
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Response = TypeVar("Response", eyas_pb2.ChatResponse, eyas_pb2.GenerateResponse)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A call with its prompt in ids. `reading`: what is looked for in the answers of the `chat`."""
+
+    prompt: tuple[int, ...]
+    request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest
+    rules: TextRules
+    context: Context
+    chat: Chat | None = None
+    reading: MessageReading | None = None
+
+    @property
+    def options(self) -> eyas_pb2.GenerateOptions:
+        """Those of the request."""
+        return self.request.options
+
+    def named(self, error: InvalidRequest) -> InvalidRequest:
+        """With the names of this API's fields; of a grammar that tools alone ask for, with theirs."""
+        name = error.param or ""
+        if name == "grammar" and not self.options.HasField("grammar"):
+            ours, theirs = "grammar", "tools"
+        elif name.startswith("speculative."):
+            ours, theirs = "speculative", "draft_limits"
+        else:
+            return error
+        message = error.message.replace(ours, theirs, 1)
+        return type(error)(message, param=name.replace(ours, theirs, 1))
+
+
+class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
+    """`Chat`, `Generate` and `Models`. Errors go to the server's interceptor."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        backend: GenerationBackend,
+        tokenizer: Tokenizer,
+        metrics: GatewayMetrics,
+        pace: ReadQueue,
+    ) -> None:
+        self.keys = Keys(config)
+        self._config = config
+        self._backend = backend
+        self._tokenizer = tokenizer
+        self._chats = ChatModel.of(config, tokenizer)
+        self._metrics = metrics
+        self._pace = pace
+
+    async def Chat(
+        self, request: eyas_pb2.ChatRequest, context: Context
+    ) -> AsyncGenerator[eyas_pb2.ChatResponse, None]:
+        """Answers a chat: deltas, then the usage. Raises InvalidRequest naming the field, or what fails."""
+        await self._check(request, context)
+        chat = chat_of(request)
+        text, prompt = await chat_prompt(self._chats, chat.messages, chat)
+        reading = reading_of(self._chats.dialect, chat, chat.messages, text)
+        rules = grpc_messages.text_rules(request.options, continues_prompt=False)
+        if reading is not None:
+            rules = read_rules(rules, reading)
+        asked = _Asked(prompt, request, rules, context, chat, reading)
+        async with contextlib.aclosing(self._run(asked, eyas_pb2.ChatResponse)) as responses:
+            async for response in responses:
+                yield response
+
+    async def Generate(
+        self, request: eyas_pb2.GenerateRequest, context: Context
+    ) -> AsyncGenerator[eyas_pb2.GenerateResponse, None]:
+        """Continues a text or token ids: deltas, then the usage. Raises as `Chat` does."""
+        await self._check(request, context)
+        if request.WhichOneof("prompt") == "ids":
+            if not request.options.HasField("truncate_prompt_tokens"):
+                answer_limit(await self._served(), len(request.ids.ids), least=0)  # before they are copied
+            prompt = tuple(request.ids.ids)
+        else:
+            prompt = await self._tokenizer.encode_prompt(request.text)
+        rules = grpc_messages.text_rules(request.options, continues_prompt=True)
+        asked = _Asked(prompt, request, rules, context)
+        async with contextlib.aclosing(self._run(asked, eyas_pb2.GenerateResponse)) as responses:
+            async for response in responses:
+                yield response
+
+    async def Models(self, request: eyas_pb2.ModelsRequest, context: Context) -> eyas_pb2.ModelsResponse:
+        """The served model, by all its names. Raises Unavailable while no worker serves it."""
+        model = await self._served()
+        await _begin(model, context)
+        length = model.context_length
+        models = [eyas_pb2.ModelInfo(id=name, context_length=length) for name in self._config.names]
+        return eyas_pb2.ModelsResponse(models=models)
+
+    async def _check(
+        self, request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest, context: Context
+    ) -> None:
+        """Waits for the turn of the request. Raises Overloaded if too much waits, ModelNotFound unless it
+        names the served model, or none.
+        """
+        if request.model:
+            check_model(self._config, request.model)
+        await self._pace.enter(grpc_door.caller_of(context, self.keys).name, request.ByteSize())
+
+    async def _served(self) -> ServedModel:
+        return served_model(self._config, await self._backend.models())
+
+    async def _run(self, asked: _Asked, response: type[Response]) -> AsyncGenerator[Response, None]:
+        """Admits the prompt, then yields its deltas and its usage; every way out frees the cluster."""
+        began = time.monotonic()
+        model = await self._served()
+        model = called(model, self._config, asked.request.model or model.id)
+        request = await self._admit(model, asked)
+        readers = [MessageReader(asked.reading) for _ in request.choices if asked.reading is not None]
+        async with contextlib.AsyncExitStack() as owned:
+            meter = owned.enter_context(self._metrics.meter())
+            generation = await owned.enter_async_context(
+                contextlib.aclosing(await self._start(request, asked))
+            )
+            await _begin(model, asked.context)
+            text = TextStream(generation, request, self._tokenizer, asked.rules)
+            pay(text.usage.prompt_tokens)
+            owned.callback(lambda: pay(text.usage.completion_tokens))
+            owned.callback(lambda: meter.ended(text.usage, [text.trace]))
+            yield response(started=grpc_messages.started_to_pb(model, request))
+            prompt_sent = request.params.prompt_logprobs is None
+            while deltas := await text.take():
+                if not prompt_sent and text.trace.prompt is not None:
+                    prompt_sent = True  # a thread converts it: it is long, and other streams go on
+                    prompt = await asyncio.to_thread(grpc_messages.prompt_to_pb, request, text.trace.prompt)
+                    yield response(prompt_logprobs=prompt)
+                meter.deltas(deltas)
+                for delta in deltas:
+                    told = read_delta_to_pb(delta, readers[delta.choice]) if readers else delta_to_pb(delta)
+                    yield response(delta=told)
+            timings = timings_object(began, text.trace, text.usage)
+            reasoned = sum(reader.reasoning_tokens for reader in readers)
+            yield response(finished=grpc_messages.finished_to_pb(text.usage, timings, reasoned))
+
+    async def _start(self, request: GenerationRequest, asked: _Asked) -> GenerationStream:
+        try:
+            return await self._backend.start(request)
+        except InvalidRequest as error:
+            raise asked.named(error) from None
+
+    async def _admit(self, model: ServedModel, asked: _Asked) -> GenerationRequest:
+        """The admitted request. Raises InvalidRequest naming the option, or ContextLengthExceeded."""
+        words = grpc_messages.bad_words(asked.options)
+        spellings = await self._tokenizer.spellings(words) if words else ()
+        options = grpc_messages.generation_options(model, asked.options, spellings)
+        if asked.chat is not None:
+            options = held(options, self._chats, asked.chat, asked.reading)
+        if asked.options.prediction:
+            told = await self._tokenizer.encode_prompt(asked.options.prediction, add_special_tokens=False)
+            options = replace(options, predicted=told)
+        timeout_s = min(self._config.request_timeout_s, asked.context.time_remaining() or float("inf"))
+        request = admit(model, asked.prompt, options, timeout_s)
+        return msgspec.structs.replace(request, caller=grpc_door.caller_of(asked.context, self.keys).name)
+
+
+class GrpcFront:
+    """The gateway's gRPC server, with reflection, and health: SERVING means that a request would succeed."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        backend: GenerationBackend,
+        tokenizer: Tokenizer,
+        metrics: GatewayMetrics,
+        quotas: Quotas | None = None,
+    ) -> None:
+        """`quotas` None: no limits. Raises ConfigError if the port is taken, or the certificate is bad."""
+        self._backend = backend
+        quotas = quotas or Quotas()
+        servicer = EyasServicer(config, backend, tokenizer, metrics, quotas.pace)
+        self._server = rpc.server(
+            grpc_door.AdmissionInterceptor(SERVICE, servicer.keys, quotas, metrics.tracer),
+            grpc_door.limits(config),
+        )
+        eyas_pb2_grpc.add_EyasServicer_to_server(servicer, self._server)
+        self._health = rpc.HealthService(self._server, [SERVICE])
+        tls = None if config.door is None else door_context(config.door, "h2")
+        listener = listen(config.host, config.grpc_port, "grpc-port", config.member is not None)
+        self._socket = rpc.bind_unnamed(self._server)
+        self._relay = Relay(listener, f"/proc/self/fd/{self._socket}", tls, config.max_connections)
+        self.port = self._relay.port
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Serves, and follows the backend's health, until `aclose`."""
+        await self._health.set(not self._backend.health().problem)
+        await self._server.start()
+        self._relay.start()
+        self._watch = asyncio.create_task(self._follow_health(), name="grpc health")
+
+    async def aclose(self) -> None:
+        """Stops listening, gives running calls `STOP_GRACE_S`, then ends them."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self._relay.stop()
+        await self._server.stop(STOP_GRACE_S)
+        await self._relay.aclose()
+        os.close(self._socket)
+
+    async def _follow_health(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            await self._health.set(not self._backend.health().problem)
+
+
+async def _begin(model: ServedModel, context: Context) -> None:
+    """Sends the initial metadata: the call's id and trace, its key's limits, whether answers mean nothing."""
+    metadata = [(rpc.REQUEST_ID, request_id.get()), *headers().items()]
+    if traceparent.get():
+        metadata.append((rpc.TRACEPARENT, traceparent.get()))
+    if model.synthetic:
+        metadata.append((rpc.SYNTHETIC, "1"))
+    await context.send_initial_metadata(metadata)

@@ -1,0 +1,201 @@
+"""The messages of `eyas.v1.Eyas`: it reads options and writes answers.
+
+It knows every field of the public contract but those that a chat alone has. It refuses to know calls: whose
+they are, and when a message is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from eyas.common.errors import InvalidRequest
+from eyas.common.grammars.notations import Grammar
+from eyas.common.priority import MOST_PRIORITY
+from eyas.common.types import Finish, GenerationRequest, PromptTokenLogprobs, RequestDraftLimits, TokenLogprob
+from gateway.backends.admission import GenerationOptions, ServedModel
+from gateway.formats.field_types import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
+from gateway.formats.schema import MAX_BAD_WORDS
+from gateway.observe.timings import LegObject, TimingsObject
+from gateway.text.entries import TextDelta, TextRules, UsageCounts
+from protos import eyas_pb2
+
+_FINISH = {
+    None: eyas_pb2.FINISH_REASON_UNSPECIFIED,
+    Finish.STOP: eyas_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: eyas_pb2.FINISH_REASON_LENGTH,
+}
+_WORKER_ROLES = {"prefill": eyas_pb2.WORKER_ROLE_PREFILL, "decode": eyas_pb2.WORKER_ROLE_DECODE}
+_SAMPLING = (
+    "min_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty "
+    "ignore_eos logprobs prompt_logprobs prompt_logprobs_start"
+).split()
+
+
+# --- what is asked -----------------------------------------------------------------------------------
+
+
+def text_rules(options: eyas_pb2.GenerateOptions, *, continues_prompt: bool) -> TextRules:
+    """How the answer's text is shown. Raises InvalidRequest for too many, empty or too long stop strings."""
+    stops = tuple(options.stop)
+    if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        raise InvalidRequest(
+            f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", param="stop"
+        )
+    return TextRules(
+        stops,
+        continues_prompt=continues_prompt,
+        skip_special_tokens=_given(options, "skip_special_tokens", True),
+        include_stop=options.include_stop_str_in_output,
+    )
+
+
+def bad_words(options: eyas_pb2.GenerateOptions) -> tuple[str, ...]:
+    """The bad words as texts. Raises InvalidRequest for too many, blank or too long ones."""
+    words = tuple(options.bad_words)
+    if len(words) > MAX_BAD_WORDS or not all(w.strip() and len(w) <= MAX_STOP_LENGTH for w in words):
+        raise InvalidRequest(
+            f"bad_words must be at most {MAX_BAD_WORDS} strings of 1 to {MAX_STOP_LENGTH} characters, "
+            "not all of them spaces",
+            param="bad_words",
+        )
+    return words
+
+
+def generation_options(
+    model: ServedModel, options: eyas_pb2.GenerateOptions, bad_words: tuple[tuple[int, ...], ...]
+) -> GenerationOptions:
+    """The options for `admit`, which checks the sampling parameters; `bad_words` are in ids.
+
+    Raises InvalidRequest for `n`, `truncate_prompt_tokens`, `draft_limits`, `priority` and `grammar`.
+    """
+    given = {name: getattr(options, name) for name in _SAMPLING if options.HasField(name)}
+    params = model.params(
+        **given,
+        logit_bias=dict(options.logit_bias),
+        stop_token_ids=tuple(options.stop_token_ids),
+        bad_words=bad_words,
+        grammar=_grammar(options.grammar) if options.HasField("grammar") else None,
+    )
+    n = _given(options, "n", 1)
+    if not 1 <= n <= MAX_CHOICES:
+        raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
+    kept = _given(options, "truncate_prompt_tokens", None)
+    if kept is not None and kept != -1 and kept < 1:
+        raise InvalidRequest(
+            "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens"
+        )
+    return GenerationOptions(
+        params,
+        max_tokens=_given(options, "max_tokens", None),
+        seed=_given(options, "seed", None),
+        n=n,
+        speculative=_given(options, "speculative", True),
+        draft_limits=_draft_limits(options.draft_limits),
+        truncate_prompt=kept,
+        priority=_priority(options.priority),
+    )
+
+
+def _priority(asked: int) -> int:
+    if abs(asked) > MOST_PRIORITY:
+        raise InvalidRequest(
+            f"priority must be between -{MOST_PRIORITY} and {MOST_PRIORITY}", param="priority"
+        )
+    return asked
+
+
+def _grammar(asked: eyas_pb2.Grammar) -> Grammar:
+    kind = asked.WhichOneof("kind")
+    if kind is None:
+        raise InvalidRequest("grammar is empty", param="grammar")
+    if kind == "json_object":
+        if not asked.json_object:
+            raise InvalidRequest("grammar.json_object must be true", param="grammar.json_object")
+        return Grammar.json_object()
+    if kind == "choice":
+        return Grammar.choice(asked.choice.texts)
+    make: Callable[[str], Grammar] = getattr(Grammar, kind)  # a notation whose grammars are texts
+    return make(getattr(asked, kind))
+
+
+def _draft_limits(limits: eyas_pb2.DraftLimits) -> RequestDraftLimits:
+    for name, least in (("steps", 1), ("topk", 1), ("draft_tokens", 2)):
+        if limits.HasField(name) and getattr(limits, name) < least:
+            field = f"draft_limits.{name}"
+            raise InvalidRequest(f"{field} must be at least {least}", param=field)
+    return RequestDraftLimits(limits.steps, limits.topk, limits.draft_tokens)
+
+
+def _given(options: eyas_pb2.GenerateOptions, name: str, default: Any) -> Any:
+    return getattr(options, name) if options.HasField(name) else default
+
+
+# --- what is answered --------------------------------------------------------------------------------
+
+
+def started_to_pb(model: ServedModel, request: GenerationRequest) -> eyas_pb2.Started:
+    """The first message: the request is admitted."""
+    return eyas_pb2.Started(
+        request_id=request.id, model=model.id, system_fingerprint=model.system_fingerprint
+    )
+
+
+def delta_to_pb(delta: TextDelta) -> eyas_pb2.Delta:
+    """What one delta adds to a choice."""
+    return eyas_pb2.Delta(
+        choice=delta.choice,
+        text=delta.text,
+        tokens=delta.tokens,
+        logprobs=[_logprob_to_pb(logprob) for logprob in delta.logprobs],
+        finish_reason=_FINISH[delta.finish],
+    )
+
+
+def prompt_to_pb(request: GenerationRequest, prompt: PromptTokenLogprobs) -> eyas_pb2.PromptLogprobs:
+    """The prompt's log-probabilities, from the first token that has one."""
+    start = request.params.prompt_logprobs_start + 1
+    logprobs, top_tokens, top_logprobs = prompt.columns()
+    return eyas_pb2.PromptLogprobs(
+        start=start,
+        tokens=request.prompt_ids[start:],
+        logprobs=logprobs,
+        top=prompt.top,
+        top_tokens=top_tokens,
+        top_logprobs=top_logprobs,
+    )
+
+
+def finished_to_pb(usage: UsageCounts, timings: TimingsObject, reasoned: int) -> eyas_pb2.Finished:
+    """The last message: usage and timings. `reasoned`: tokens of reasoning."""
+    return eyas_pb2.Finished(
+        usage=eyas_pb2.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            accepted_prediction_tokens=usage.accepted,
+            rejected_prediction_tokens=usage.rejected,
+            verify_steps=usage.verify_steps,
+            cached_tokens=usage.cached_tokens,
+            reasoning_tokens=reasoned,
+        ),
+        timings=eyas_pb2.Timings(
+            first_token_ms=timings.first_token_ms or 0.0,
+            first_decode_ms=timings.first_decode_ms,
+            total_ms=timings.total_ms,
+            workers=[_worker_to_pb(leg) for leg in timings.legs],
+        ),
+    )
+
+
+def _logprob_to_pb(logprob: TokenLogprob) -> eyas_pb2.TokenLogprob:
+    top = [eyas_pb2.TopLogprob(token=token, logprob=value) for token, value in logprob.top]
+    return eyas_pb2.TokenLogprob(logprob=logprob.logprob, top=top)
+
+
+def _worker_to_pb(leg: LegObject) -> eyas_pb2.WorkerTimings:
+    fields = {
+        name: value for name, value in msgspec.structs.asdict(leg).items() if value is not msgspec.UNSET
+    }
+    return eyas_pb2.WorkerTimings(**fields | {"role": _WORKER_ROLES.get(leg.role)})

@@ -1,0 +1,212 @@
+"""Connections of callers on their way to gRPC, whose limits so hold from a caller's first byte.
+
+gRPC bounds headers and calls by its SETTINGS, but not before a caller has acknowledged them: until then a
+header may have 16 MiB, and its hundred thousand entries all become Python's, which stops every stream for
+that time. So they are acknowledged here in the caller's place (`gateway.grpc.http2_opening`). It knows
+connections. It refuses to know calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from typing import Any
+
+from eyas.common.cluster.listening import BACKLOG
+from eyas.common.logging import Rarely
+from eyas.common.security.tls_door import TlsDoor
+from gateway.grpc.http2_opening import Opening
+
+FLUSH_S = 5.0  # a caller that takes less than what waits for it is gone: gRPC's own pings would say the same
+LAST_S = 3.0  # for the last bytes at the gateway's end, as over HTTP; its group kills it after 5 s
+_log = logging.getLogger("eyas.gateway")
+_alarm = Rarely(_log)
+
+
+class Relay:
+    """Takes connections at `listener`, which is its own from now on, and passes them on to the socket `path`.
+
+    `tls` None: callers speak in plain. `limit`: of TLS handshakes at a time; gRPC itself bounds connections.
+    """
+
+    def __init__(self, listener: socket.socket, path: str, tls: ssl.SSLContext | None, limit: int) -> None:
+        self.port = int(listener.getsockname()[1])
+        self._listener = listener
+        self._path = path
+        self._door = None if tls is None else TlsDoor(listener, tls, limit)
+        self._accepting: asyncio.Task[None] | None = None
+        self._callers: set[_Caller] = set()
+
+    def start(self) -> None:
+        """Takes connections from now on (the socket has listened since it was made)."""
+        accepting = self._accept() if self._door is None else self._door.accept(self._protocol)
+        self._accepting = asyncio.create_task(accepting, name="grpc relay")
+
+    async def stop(self) -> None:
+        """Takes no more connections. Open ones go on."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+        self._listener.close()
+
+    async def aclose(self) -> None:
+        """After gRPC has ended its connections: callers have `LAST_S` to take their last bytes."""
+        if self._callers:
+            await asyncio.wait([caller.gone for caller in self._callers], timeout=LAST_S)
+        for caller in self._callers:
+            caller.abort()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._protocol, sock=self._listener, backlog=BACKLOG)
+        with contextlib.closing(server):  # `serve_forever` would wait, at the end, for open connections
+            await loop.create_future()
+
+    def _protocol(self) -> _Caller:
+        return _Caller(self._path, self._callers)
+
+
+class _End(asyncio.Protocol):
+    """One end of a relayed connection. While it takes bytes slowly, the other end is read slowly."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.other: _End | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if (other := self.open_other()) is not None:
+            other.write(data)
+
+    def pause_writing(self) -> None:
+        if (other := self.open_other()) is not None:
+            other.pause_reading()
+
+    def resume_writing(self) -> None:
+        if (other := self.open_other()) is not None:
+            other.resume_reading()
+
+    def open_other(self) -> asyncio.Transport | None:
+        """The other end's transport, unless it is closed or not there yet."""
+        other = None if self.other is None else self.other.transport
+        return None if other is None or other.is_closing() else other
+
+    def abort(self) -> None:
+        """Closes it at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class _Caller(_End):
+    """The caller's end. `callers`: those that are open."""
+
+    def __init__(self, path: str, callers: set[_Caller]) -> None:
+        super().__init__()
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._path = path
+        self._callers = callers
+        self._opening: Opening | None = Opening()
+        self._early: bytes | None = b""  # what came before gRPC's first bytes; None once they are here
+        self._dialling: asyncio.Task[None] | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._callers.add(self)
+        self._dialling = asyncio.create_task(self._dial(), name="grpc relay")
+
+    async def _dial(self) -> None:
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: _Service(self), self._path)
+        except OSError as error:
+            _alarm.warning("a caller does not get through to gRPC: %s", error)
+            self.abort()
+
+    def begin(self) -> None:
+        """gRPC has said its SETTINGS."""
+        early, self._early = self._early, None
+        if early and self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+            self.data_received(early)
+
+    def data_received(self, data: bytes) -> None:
+        if self._early is not None:
+            self._early += data
+            assert self.transport is not None
+            self.transport.pause_reading()
+            return
+        if self._opening is not None:
+            try:
+                data = self._opening.passes(data)
+            except ValueError as error:
+                _alarm.warning("a gRPC connection is closed: %s", error)
+                self.abort()
+                return
+            if self._opening.over:
+                self._opening = None
+        super().data_received(data)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._end_soon()
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None and self.transport is not None and not self.transport.is_closing():
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def eof_received(self) -> None:
+        """The caller says no more: the transport closes once the caller has taken what waits for it."""
+        self._end_soon()
+
+    def close(self) -> None:
+        """Closes it once it has taken what waits for it."""
+        assert self.transport is not None
+        self.transport.close()
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        if self._stalled is None:
+            self._stalled = asyncio.get_running_loop().call_later(FLUSH_S, self.abort)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._callers.discard(self)
+        if self._stalled is not None:
+            self._stalled.cancel()
+        if self._dialling is not None:
+            self._dialling.cancel()
+        if self.other is not None:
+            self.other.abort()
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+
+class _Service(_End):
+    """The end at gRPC."""
+
+    def __init__(self, caller: _Caller) -> None:
+        super().__init__()
+        self.other: _Caller = caller
+        self._begun = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.other.other = self
+        if self.open_other() is None:
+            self.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            self.other.begin()
+        super().data_received(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.open_other() is not None:
+            self.other.close()

@@ -1,0 +1,404 @@
+"""The HTTP front: routes of OpenAI's API and a few of its own, for a backend that makes tokens.
+
+A call is parsed, admitted, and answered whole or as server-sent events. The status line is written only
+after the backend has admitted every prompt, so that a refusal is a real status, streaming or not.
+It refuses to know how tokens are made and routed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from asyncio import to_thread
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import EyasError, InvalidRequest
+from eyas.common.logging import request_id
+from gateway.backends.admission import ServedModel, check_model, is_synthetic, served_model
+from gateway.backends.answer import CallAnswer, admitted, joined
+from gateway.backends.base import GenerationBackend
+from gateway.backends.running import Lifetime, RunningCalls
+from gateway.formats.anthropic_fields import CountBody, MessagesBody
+from gateway.formats.anthropic_reply import AnthropicFormat
+from gateway.formats.anthropic_request import FIELDS as ANTHROPIC_FIELDS
+from gateway.formats.anthropic_request import as_chat as as_anthropic_chat
+from gateway.formats.anthropic_request import skipped_tools
+from gateway.formats.chat_request import ChatModel, chat_call, chat_prompt
+from gateway.formats.fields import Body, ignored, parse
+from gateway.formats.openai_message import MessageFormat
+from gateway.formats.openai_reply import ChatFormat, Format, TextFormat
+from gateway.formats.openai_request import ApiCall, named, text_call
+from gateway.formats.responses_fields import ResponsesBody
+from gateway.formats.responses_reply import ResponsesFormat
+from gateway.formats.responses_request import FIELDS, as_chat
+from gateway.formats.schema import AbortBody, ChatBody, DetokenizeBody, TextBody, TokenizeBody
+from gateway.formats.sglang_reply import SglangFormat
+from gateway.formats.sglang_request import GenerateBody, generate_call
+from gateway.http.openapi import EVENTS, JSON, Answerer, Endpoint, described
+from gateway.http.pages import Pages, json_response
+from gateway.http.upkeep import Upkeep
+from gateway.http.wire import (
+    EXPOSED,
+    Arriving,
+    Cors,
+    RequestMiddleware,
+    WhileConnected,
+    WireReply,
+    body_limit,
+    disconnected,
+    on_eyas_error,
+    on_http_exception,
+    read_body,
+)
+from gateway.limits.keys import Keys
+from gateway.limits.quotas import Quotas, pay
+from gateway.observe.console import Console
+from gateway.observe.metric_names import GatewayPage
+from gateway.observe.metrics import GatewayMetrics, Meter
+from gateway.observe.tracing import failed
+from gateway.text.entries import TextDelta
+from gateway.text.tokenizer import Tokenizer
+
+B = TypeVar("B", bound=Body)
+VECTORS = {
+    "/v1/embeddings": "makes no embeddings",
+    "/v1/rerank": "ranks no texts",
+    "/v1/score": "scores no pairs of texts",
+    "/rerank": "ranks no texts",
+    "/score": "scores no pairs of texts",
+    "/pooling": "makes no embeddings",
+    "/classify": "sorts no texts into classes",
+    "/encode": "makes no embeddings",
+}
+"""Routes of other servers' models that make no text, and why they are refused."""
+_log = logging.getLogger("eyas.gateway")
+
+
+def create_app(
+    config: GatewayConfig,
+    backend: GenerationBackend,
+    tokenizer: Tokenizer,
+    metrics: GatewayMetrics,
+    quotas: Quotas | None = None,
+) -> Starlette:
+    """The ASGI application.
+
+    `backend` stays its owner's, who starts and stops it. `quotas`: None: no limits.
+    """
+    metrics.serving.set_function(lambda: float(not backend.health().problem))
+    metrics.synthetic.set_function(lambda: float(is_synthetic(link.info for link in backend.links())))
+    metrics.exported = GatewayPage(
+        metrics.registry,
+        config.served_model,
+        lambda: (link.info for link in backend.links()),
+        vllm=config.vllm_metrics,
+    )
+    front = HttpFront(config, backend, tokenizer, metrics, quotas or Quotas())
+    pages = [
+        *Pages(config, backend, metrics).endpoints(),
+        *Upkeep(backend).endpoints(),
+        *Console(metrics).endpoints(),
+    ]
+    endpoints = described([*front.endpoints(), *pages], keys=front.keyed, root=config.root_path)
+    app = Starlette(routes=front.routes(endpoints))
+    app.router.redirect_slashes = False  # an address made of the Host that anyone may send
+    app.add_middleware(RequestMiddleware, metrics=metrics)
+    if config.cors_origins:
+        app.add_middleware(
+            Cors,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+        )
+    app.add_exception_handler(EyasError, on_eyas_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    return app
+
+
+class HttpFront:
+    """The endpoints that take text. Each turns a request into a response; `wire` maps what they raise."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        backend: GenerationBackend,
+        tokenizer: Tokenizer,
+        metrics: GatewayMetrics,
+        quotas: Quotas,
+    ) -> None:
+        self._config = config
+        self._quotas = quotas
+        self._keys = Keys(config)
+        self._backend = backend
+        self._tokenizer = tokenizer
+        self._chats = ChatModel.of(config, tokenizer)
+        self._metrics = metrics
+        self._arriving = Arriving()
+        self._running = RunningCalls(metrics.siblings)
+
+    def endpoints(self) -> list[Endpoint]:
+        """The rows of the route table that this class answers."""
+        streams = (JSON, EVENTS)
+        return [
+            Endpoint("POST", "/v1/chat/completions", self.chat, "Answers a chat", ChatBody, gives=streams),
+            Endpoint("POST", "/v1/responses", self.responses, "Answers items", ResponsesBody, gives=streams),
+            *(
+                Endpoint("POST", path, self.vectors, "Refused: the model writes text", gives=())
+                for path in VECTORS
+            ),
+            Endpoint(
+                "POST",
+                "/v1/messages",
+                self.messages,
+                "Answers a chat, as Anthropic",
+                MessagesBody,
+                gives=streams,
+            ),
+            Endpoint(
+                "POST", "/v1/messages/count_tokens", self.count_tokens, "Counts a chat's tokens", CountBody
+            ),
+            Endpoint("POST", "/v1/completions", self.completions, "Continues text", TextBody, gives=streams),
+            Endpoint(
+                "POST", "/generate", self.generate, "Continues text, as SGLang", GenerateBody, gives=streams
+            ),
+            Endpoint("POST", "/abort_request", self.abort, "Ends running requests, as SGLang", AbortBody),
+            Endpoint("POST", "/tokenize", self.tokenize, "Text or a chat to token ids", TokenizeBody),
+            Endpoint("POST", "/detokenize", self.detokenize, "Token ids to text", DetokenizeBody),
+        ]
+
+    def routes(self, endpoints: Sequence[Endpoint]) -> list[Route]:
+        """Starlette's routes of endpoints, behind the key where one asks for it.
+
+        A path with one answer to several methods is one route: who asks by another method hears of them all.
+        """
+        methods: dict[tuple[str, Answerer], list[str]] = {}
+        for endpoint in endpoints:
+            methods.setdefault((endpoint.path, endpoint.answer), []).append(endpoint.method)
+        first = {(endpoint.path, endpoint.answer): endpoint for endpoint in reversed(endpoints)}
+        return [
+            Route(path, self._guarded(first[path, answer]), methods=methods[path, answer])
+            for path, answer in methods
+        ]
+
+    @property
+    def keyed(self) -> bool:
+        """Whether callers need a key."""
+        return self._keys.needed
+
+    def _guarded(self, endpoint: Endpoint) -> Answerer:
+        return self._keyed(endpoint.answer, endpoint.generates) if endpoint.keyed else endpoint.answer
+
+    def _keyed(self, endpoint: Answerer, generates: bool) -> Answerer:
+        """Checks the key and notes the caller, and the limits of one that `generates`.
+
+        Raises Unauthorized or RateLimited before the body is read.
+        """
+
+        async def authorized(request: Request) -> Response:
+            caller = request.state.caller = self._keys.reader(request.headers, request.method)
+            if generates:
+                self._quotas.use(caller.name).enter()
+            return await endpoint(request)
+
+        return authorized
+
+    # --- generation ----------------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Response:
+        """Answers a chat, as OpenAI's /v1/chat/completions."""
+        body = await self._body(ChatBody, request)
+        call = await chat_call(self._config, await self._served(), self._chats, body)
+        format = ChatFormat if call.reading is None else MessageFormat
+        return self._run(request, call, partial(format, call, self._tokenizer.table))
+
+    async def responses(self, request: Request) -> Response:
+        """Answers the items of a chat, as OpenAI's /v1/responses without a memory."""
+        body = await self._body(ResponsesBody, request)
+        with named(FIELDS, "input"):
+            call = await chat_call(self._config, await self._served(), self._chats, as_chat(body))
+        if call.logprobs and call.reading is not None:
+            raise InvalidRequest("top_logprobs is not told beside tools or reasoning", param="top_logprobs")
+        field = call.grammar_field.replace("response_format", "text.format")
+        call = dataclasses.replace(call, id=f"resp_{call.requests[0].id}", grammar_field=field)
+        return self._run(request, call, partial(ResponsesFormat, call, body, self._tokenizer.table))
+
+    async def messages(self, request: Request) -> Response:
+        """Answers a chat, as Anthropic's /v1/messages."""
+        body = await self._body(MessagesBody, request)
+        request.state.ignored = [*request.state.ignored, *skipped_tools(body)]
+        chat = as_anthropic_chat(body, self._chats.dialect.reads)
+        with named(ANTHROPIC_FIELDS, "messages"):
+            call = await chat_call(self._config, await self._served(), self._chats, chat, cut_to_fit=True)
+        call = dataclasses.replace(call, id=f"msg_{call.requests[0].id}")
+        return self._run(request, call, partial(AnthropicFormat, call))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens a chat has, as Anthropic's /v1/messages/count_tokens."""
+        body = await self._body(CountBody, request)
+        check_model(self._config, body.model)
+        chat = as_anthropic_chat(body, self._chats.dialect.reads)
+        _, ids = await chat_prompt(self._chats, chat.messages, chat)
+        return json_response({"input_tokens": len(ids)})
+
+    async def vectors(self, request: Request) -> Response:
+        """Refuses: what is served writes text."""
+        raise InvalidRequest(
+            f"{request.url.path}: the model writes text, it {VECTORS[request.url.path]}", param="model"
+        )
+
+    async def completions(self, request: Request) -> Response:
+        """Continues prompts, as OpenAI's /v1/completions."""
+        body = await self._body(TextBody, request)
+        call = await text_call(self._config, await self._served(), self._tokenizer, body)
+        return self._run(request, call, partial(TextFormat, call, self._tokenizer.table))
+
+    async def generate(self, request: Request) -> Response:
+        """Continues prompts, as SGLang's /generate."""
+        body = await self._body(GenerateBody, request)
+        call = await generate_call(self._config, await self._served(), self._tokenizer, body)
+        return self._run(request, call, partial(SglangFormat, call, body.shape, self._tokenizer.table))
+
+    def _run(self, request: Request, call: ApiCall, make_format: Callable[[CallAnswer], Format]) -> Response:
+        caller = request.state.caller.name
+        life = Lifetime(request.state.came + call.timeout_s, caller, [request_id.get(), call.id, *call.names])
+        return WhileConnected(partial(self._answer, call.of(caller), life, make_format))
+
+    async def _answer(
+        self, call: ApiCall, life: Lifetime, make_format: Callable[[CallAnswer], Format], reply: WireReply
+    ) -> None:
+        """Runs the call and writes its response, all within the request's time."""
+        with self._metrics.meter() as meter, self._running.one(life):
+            async with contextlib.AsyncExitStack() as owned:
+                async with life.limit():
+                    answer = await owned.enter_async_context(admitted(self._backend, self._tokenizer, call))
+                pay(answer.usage.prompt_tokens)
+                _log_begin(call, answer)
+                owned.callback(lambda: pay(answer.usage.completion_tokens))
+                owned.callback(lambda: meter.ended(answer.usage, answer.traces))
+                owned.callback(lambda: _log_end(call, answer))
+                format = make_format(answer)
+                if call.stream:
+                    await _stream(call, answer, format, meter, life, reply)
+                else:
+                    async with life.limit():
+                        choices = await _collect(answer, call.choices, meter)
+                        long = call.prompt_logprobs
+                        body = await to_thread(format.whole, choices) if long else format.whole(choices)
+                    await reply.whole(body)
+
+    async def abort(self, request: Request) -> Response:
+        """Ends the caller's requests that are known by an id, or all of them, as SGLang's /abort_request, in
+        whichever process of the gateway they run.
+        """
+        body = await self._body(AbortBody, request)
+        id = None if body.abort_all else body.rid
+        return json_response({"aborted": await self._running.abort(request.state.caller.name, id)})
+
+    async def _body(self, kind: type[B], request: Request) -> B:
+        """The request's body as `kind`; the response's headers will name its ignored fields."""
+        raw = await read_body(request, await self._body_limit(), self._arriving)
+        request.state.came = asyncio.get_running_loop().time()
+        left = partial(disconnected, request.receive)
+        await self._quotas.pace.enter(request.state.caller.name, len(raw), left)
+        body = parse(kind, raw)
+        request.state.ignored = ignored(body)
+        return body
+
+    async def _body_limit(self) -> int:
+        """The most bytes of a body: as configured, or enough for a prompt that fills the model's context."""
+        if self._config.max_body_bytes is not None:
+            return self._config.max_body_bytes
+        contexts = [worker.context_length for worker in await self._backend.models() if worker.runs_target]
+        return body_limit(max(contexts, default=0))
+
+    async def _served(self) -> ServedModel:
+        return served_model(self._config, await self._backend.models())
+
+    # --- tokens --------------------------------------------------------------------------------------
+
+    async def tokenize(self, request: Request) -> Response:
+        """The ids of a text or a chat."""
+        body = await self._body(TokenizeBody, request)
+        if body.messages is not None:
+            special = bool(body.add_special_tokens)
+            _, ids = await chat_prompt(self._chats, body.messages or (), body, special=special)
+        else:
+            special = body.add_special_tokens is not False
+            ids = await self._tokenizer.encode_prompt(body.prompt or "", add_special_tokens=special)
+        return json_response({"tokens": ids, "count": len(ids)})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of ids. Raises InvalidRequest for an id outside the vocabulary."""
+        body = await self._body(DetokenizeBody, request)
+        known = len(self._tokenizer.table)
+        if not all(0 <= id < known for id in body.tokens):
+            raise InvalidRequest(f"tokens holds an id outside 0 .. {known - 1}", param="tokens")
+        text = self._tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        return json_response({"prompt": text})
+
+
+def _log_begin(call: ApiCall, answer: CallAnswer) -> None:
+    """Logs sizes of what was asked, and nothing that was said."""
+    asked, most = answer.usage.prompt_tokens, call.requests[0].params.max_tokens
+    text = "%s (%s) has %d prompt tokens and %d choices of at most %d tokens"
+    _log.debug(text, call.id, call.requests[0].id, asked, call.n * len(call.requests), most)
+
+
+def _log_end(call: ApiCall, answer: CallAnswer) -> None:
+    """Logs the caller's request id beside the id that the workers know."""
+    tokens, seconds = answer.usage.completion_tokens, time.monotonic() - call.began
+    _log.info("%s (%s) ended after %d tokens, %.3f s", call.id, call.requests[0].id, tokens, seconds)
+
+
+async def _stream(
+    call: ApiCall, answer: CallAnswer, format: Format, meter: Meter, life: Lifetime, reply: WireReply
+) -> None:
+    """Sends events as the deltas come; a failure after the first byte can only be sent as an event."""
+    await reply.begin_events()
+
+    def events(deltas: Sequence[TextDelta]) -> bytes:
+        return b"".join([format.event(delta) for delta in deltas])
+
+    try:
+        async with life.limit():
+            await reply.write(format.opening())
+            if reply.parts is not None and not (call.logprobs or call.prompt_logprobs):
+                answer.use_lanes(format, meter, reply.parts)
+            while deltas := await answer.take():
+                meter.deltas(deltas)
+                part = await to_thread(events, deltas) if call.prompt_logprobs else events(deltas)
+                await reply.write(part)
+        last = format.closing()
+    except EyasError as error:
+        failed(error)
+        meter.failed(error)
+        last = format.failure(error)
+    except Exception:
+        _log.exception("a stream failed")
+        last = format.failure(EyasError("internal error"))
+    finally:
+        answer.leave_lanes()
+    await reply.end(last)
+
+
+async def _collect(answer: CallAnswer, choices: int, meter: Meter) -> list[TextDelta]:
+    """One delta per choice, in order, each with the choice's whole text."""
+    parts: list[list[TextDelta]] = [[] for _ in range(choices)]
+    while deltas := await answer.take():
+        meter.deltas(deltas)
+        for delta in deltas:
+            parts[delta.choice].append(delta)
+    return [joined(part) for part in parts]

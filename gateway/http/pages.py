@@ -1,0 +1,167 @@
+"""What the gateway tells about itself: models, health, workers and metrics.
+
+It knows the paths and fields that callers of OpenAI's, vLLM's and SGLang's servers expect. It refuses to know
+how tokens are made.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+import eyas
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import Unavailable
+from gateway.backends.admission import ServedModel, arithmetic_of, check_model, served_model
+from gateway.backends.base import GenerationBackend
+from gateway.http.openapi import JSON, Endpoint
+from gateway.observe.metrics import GatewayMetrics
+from gateway.text.sampling_defaults import with_file_names
+
+
+class Pages:
+    """The endpoints that read. Each turns a request into a response; `wire` maps what they raise."""
+
+    def __init__(self, config: GatewayConfig, backend: GenerationBackend, metrics: GatewayMetrics) -> None:
+        self._config = config
+        self._backend = backend
+        self._metrics = metrics
+        self._created = int(time.time())
+
+    def endpoints(self) -> list[Endpoint]:
+        """The rows of the route table that this class answers."""
+        metrics = (CONTENT_TYPE_LATEST,)
+        healthy = "200 when a request would succeed, else 503"
+        return [
+            Endpoint("GET", "/v1/models", self.models, "The served model, as a list"),
+            Endpoint("GET", "/v1/models/{name:path}", self.model, "The served model"),
+            Endpoint("GET", "/get_model_info", self.model_info, "The served model, as SGLang describes one"),
+            Endpoint("GET", "/model_info", self.model_info, "The newer name of /get_model_info"),
+            Endpoint("GET", "/server_info", self.server_info, "The server, as SGLang describes one"),
+            Endpoint("GET", "/get_server_info", self.server_info, "The older name of /server_info"),
+            Endpoint("GET", "/cluster", self.cluster, "Every worker, as `eyas doctor` shows it"),
+            Endpoint("GET", "/health", self.health, healthy, keyed=False),
+            Endpoint("GET", "/health_generate", self.health, "The same, by SGLang's name", keyed=False),
+            Endpoint("GET", "/ping", self.health, "The same", keyed=False),
+            Endpoint("POST", "/ping", self.health, "The same", keyed=False),
+            Endpoint("GET", "/version", self.version, "The server's version", keyed=False),
+            Endpoint("GET", "/metrics", self.metrics, "Metrics for Prometheus", gives=metrics),
+        ]
+
+    async def models(self, _: Request) -> Response:
+        """The list of models: the one that is served, by all its names."""
+        model = await self._served()
+        return json_response(
+            {"object": "list", "data": [self._describe(model, name) for name in self._config.names]}
+        )
+
+    async def model(self, request: Request) -> Response:
+        """The served model, or, of no name, the list. Raises ModelNotFound for another name."""
+        if not request.path_params["name"]:  # /v1/models/: names may hold slashes, so it is no other path
+            return await self.models(request)
+        check_model(self._config, request.path_params["name"])
+        return json_response(self._describe(await self._served(), request.path_params["name"]))
+
+    async def model_info(self, _: Request) -> Response:
+        """The served model in SGLang's fields, with the model's own sampling defaults."""
+        model = await self._served()
+        return json_response(
+            {
+                "model_path": self._config.model,
+                "tokenizer_path": str(self._config.texts.folder),
+                "served_model_name": model.id,
+                "is_generation": True,
+                "preferred_sampling_params": with_file_names(model.sampling) or None,
+                "max_model_len": model.context_length,
+                "vocab_size": model.vocab_size,
+                "arithmetic": model.arithmetic,
+                **_mark(model),
+            }
+        )
+
+    async def server_info(self, _: Request) -> Response:
+        """The server in SGLang's fields.
+
+        `avg_spec_accept_length`: tokens per verify step, its own included; null before the first one.
+        """
+        model = await self._served()
+        steps, accepted = (
+            self._metrics.registry.get_sample_value(name) or 0.0
+            for name in ("eyas_verify_steps_total", "eyas_draft_tokens_accepted_total")
+        )
+        return json_response(
+            {
+                "version": eyas.__version__,
+                "model_path": self._config.model,
+                "tokenizer_path": str(self._config.texts.folder),
+                "served_model_name": model.id,
+                "context_length": model.context_length,
+                "internal_states": [{"avg_spec_accept_length": 1 + accepted / steps if steps else None}],
+                **_mark(model),
+            }
+        )
+
+    async def version(self, _: Request) -> Response:
+        """The version of Eyas."""
+        return json_response({"version": eyas.__version__})
+
+    async def health(self, _: Request) -> Response:
+        """Whether a request would succeed, perhaps degraded. Raises Unavailable if it would fail."""
+        health = self._backend.health()
+        if health.problem:
+            raise Unavailable(health.problem)
+        status = {"status": "degraded", "reason": health.degraded} if health.degraded else {"status": "ok"}
+        workers = (link.info for link in self._backend.links())
+        return json_response(status | {"arithmetic": arithmetic_of(workers)})
+
+    async def cluster(self, _: Request) -> Response:
+        """Every worker known, its load, and the gateway's connection to it."""
+        health = self._backend.health()
+        workers = [
+            {
+                **msgspec.structs.asdict(link.info),
+                "epoch": str(link.info.epoch),  # 64 bits are too many for some readers of JSON
+                "connected": link.connected,
+                "in_flight": link.in_flight,
+            }
+            for link in self._backend.links()
+        ]
+        return json_response(
+            {
+                "model": self._config.served_model,
+                "grpc_port": self._config.grpc_port,
+                "health": health,
+                "workers": workers,
+            }
+        )
+
+    async def metrics(self, _: Request) -> Response:
+        """The metrics in Prometheus' text format."""
+        return Response(await self._metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _served(self) -> ServedModel:
+        return served_model(self._config, await self._backend.models())
+
+    def _describe(self, model: ServedModel, name: str) -> dict[str, object]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "eyas",
+            "max_model_len": model.context_length,
+            **_mark(model),
+        }
+
+
+def json_response(value: object) -> Response:
+    """A 200 with `value` as JSON."""
+    return Response(msgspec.json.encode(value), media_type=JSON)
+
+
+def _mark(model: ServedModel) -> dict[str, bool]:
+    """The field that marks a model whose answers mean nothing."""
+    return {"synthetic": True} if model.synthetic else {}

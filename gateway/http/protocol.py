@@ -1,0 +1,327 @@
+"""HTTP/1.1 for untrusted clients: uvicorn's protocol with bounds on everything that a client can stretch.
+
+It bounds the size and the time of headers, idle and stalled connections, and the number of connections. The
+application reads and bounds bodies. This file does not know what is asked or answered. It reads uvicorn's
+private state: `pyproject.toml` bounds the versions that it is written for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from eyas.common.errors import (
+    EyasError,
+    HeadersTooLarge,
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unavailable,
+)
+from eyas.common.logging import Rarely, known_as
+from gateway.formats.openai_reply import error_body
+from gateway.http.expect import closes_unread
+from gateway.http.head import check_framing, target, without_upgrade
+from gateway.http.part_outbox import HeldParts, PartsOutbox
+from gateway.http.parts import PARTS
+from gateway.http.plain import without_chunks
+
+_CHUNK_LINES = 16  # bytes around a chunk of a body: its length and two line ends
+_log = logging.getLogger("eyas.gateway")
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """What a client may use of the server; times in seconds."""
+
+    connections: int = 4096
+    header_bytes: int = 64 * 1024  # the request's line and all headers
+    headers: int = 100
+    chunks: int = 8192  # of a body: each costs as much as some hundred bytes
+    header_s: float = 10.0  # from a request's first byte, or the connection's start, to the last header
+    idle_s: float = 75.0  # between two requests
+    rest_s: float = 5.0  # after the answer, to send or take the remaining bytes
+    stalled_s: float = 60.0  # a client that takes nothing of its answer for this long is cut off
+    pipelined: int = 16  # requests sent ahead of their answers
+
+
+class Connections:
+    """The open connections of a server. When it is full, a new one replaces the one that is idle longest."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self.limits = limits
+        self._open: set[HttpProtocol] = set()
+        self._waiting: dict[HttpProtocol, None] = {}  # they wait for a request; the one idle longest is first
+        self._alarm = Rarely(_log)
+        self.outbox = PartsOutbox()
+
+    def protocol(self, **given: Any) -> HttpProtocol:
+        """The factory that uvicorn calls for each connection."""
+        return HttpProtocol(self, **given)
+
+    def enter(self, connection: HttpProtocol) -> None:
+        """Registers a connection. Raises Unavailable if the server is full and no connection is idle."""
+        if len(self._open) >= self.limits.connections:
+            self._alarm.warning("%d HTTP connections are open: new ones replace idle ones", len(self._open))
+            if not self._waiting:
+                raise Unavailable("the server has too many connections")
+            longest = next(iter(self._waiting))
+            self.leave(longest)
+            longest.transport.abort()
+        self._open.add(connection)
+
+    def waits(self, connection: HttpProtocol) -> None:
+        """The connection waits for a request, or for the rest of one: it may be replaced."""
+        self.works(connection)
+        if connection in self._open:
+            self._waiting[connection] = None
+
+    def works(self, connection: HttpProtocol) -> None:
+        """The connection answers a request: it may not be replaced."""
+        self._waiting.pop(connection, None)
+
+    def leave(self, connection: HttpProtocol) -> None:
+        """The connection is closed."""
+        self.works(connection)
+        self._open.discard(connection)
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. It has one timer, for the event that it waits for, and none while it answers.
+
+    Its methods are callbacks of asyncio, uvicorn and the HTTP parser.
+    """
+
+    def __init__(self, connections: Connections, **given: Any) -> None:
+        super().__init__(**given)
+        self._connections = connections
+        self._limits = connections.limits
+        self._header_bytes = 0  # of this request, in complete headers
+        self._header_lines = 0  # of this request, those behind its body too
+        self._loose_bytes = 0  # of this request, except its body
+        self._chunks = 0  # of this request's body
+        self._in_header = True
+        self._in_body = False
+        self._upgrading = False  # the parser takes what follows this head for another protocol
+        self._refused = False
+        self._stalled: asyncio.TimerHandle | None = None
+
+    # --- the connection --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Admits the connection, or refuses and closes it if there are too many."""
+        super().connection_made(transport)
+        self._parts = HeldParts(transport, self.flow, self._connections.outbox)
+        try:
+            self._connections.enter(self)
+        except EyasError as error:
+            self._refuse(error)
+            transport.close()
+            return
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Frees its place and stops its timers."""
+        self._connections.leave(self)
+        self._unset_keepalive_if_required()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: starts the time after which the connection is cut."""
+        super().pause_writing()
+        self._parts.blocked = True
+        self._stalled = self.loop.call_later(self._limits.stalled_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        self._parts.blocked = False
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No further request came in time: the connection closes, once the client has taken everything."""
+        super().timeout_keep_alive_handler()
+        self._watch()  # it closes when the client has taken everything; that has a time limit too
+
+    # --- a request -------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what came; answers what is not HTTP, or too large, with an error."""
+        if self._refused:
+            return
+        self._loose_bytes += len(data)
+        try:
+            self._feed(data)
+            if self._loose_bytes > self._limits.header_bytes:
+                raise self._too_large()
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, EyasError) else InvalidRequest("this is no HTTP request"))
+        except EyasError as error:
+            self._refuse(error)
+
+    def _feed(self, data: bytes) -> None:
+        """Parses `data`. A head that asks for another protocol is parsed anew without that."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                self._upgrading = False
+                version = self.parser.get_http_version()
+                head = without_upgrade(self.parser.get_method(), self.url, version, self.headers)
+                data = head + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)  # the old one may be at its end
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+
+    def on_message_begin(self) -> None:
+        """A request begins. Raises InvalidRequest if too many wait for their answers."""
+        if len(self.pipeline) >= self._limits.pipelined:
+            raise InvalidRequest("too many requests were sent ahead of their answers")
+        super().on_message_begin()
+        self._header_bytes = self._header_lines = self._chunks = 0
+        self._in_header = True
+        self._watch()
+
+    def on_url(self, url: bytes) -> None:
+        """Counts a part of the request line as header bytes."""
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Counts one header's bytes. One that follows a body is dropped: the request is asked already."""
+        if self._in_header:
+            super().on_header(name, value)
+        self._header_lines += 1
+        self._count(len(name) + len(value))
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self._limits.header_bytes or self._header_lines > self._limits.headers:
+            raise self._too_large()
+
+    def on_headers_complete(self) -> None:
+        """The body's time limit starts. Raises InvalidRequest for a head that is not served."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        check_framing(method, version, self.headers)
+        self._upgrading = self.parser.should_upgrade()
+        if self._upgrading:
+            return
+        self.url = target(method, self.url, self.headers)
+        self.expect_100_continue &= version == "1.1"
+        super().on_headers_complete()
+        if self.expect_100_continue:
+            closes_unread(self.cycle)
+        if version == "1.0":
+            without_chunks(self.cycle)
+        else:
+            extensions: Any = {PARTS: self._parts}
+            self.scope["extensions"] = extensions
+        self._in_header, self._in_body = False, True
+        self._watch()
+
+    def on_chunk_header(self) -> None:
+        """A chunk of the body begins. Raises PayloadTooLarge for one too many."""
+        self._chunks += 1
+        if self._chunks > self._limits.chunks:
+            raise PayloadTooLarge(f"the body has more than {self._limits.chunks} chunks")
+
+    def on_body(self, body: bytes) -> None:
+        """Bytes of a body do not count as header bytes."""
+        self._loose_bytes = max(0, self._loose_bytes - len(body) - _CHUNK_LINES)
+        self.cycle.waiting_for_100_continue = False  # who sends does not wait
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole: no limit on its arrival holds any longer."""
+        if self._upgrading:
+            return
+        self.cycle.waiting_for_100_continue = False
+        super().on_message_complete()
+        if not self.parser.should_keep_alive():  # what follows is not parsed, also if a trailer says so
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
+        self._in_body = False
+        self._loose_bytes = 0
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Starts the time limit for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    # --- limits ----------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Sets the timer for the next event."""
+        self._unset_keepalive_if_required()
+        ending = self._refused or self.transport.is_closing()
+        if self._answering and not ending:
+            self._connections.works(self)
+            return
+        self._connections.waits(self)
+        if ending or self._in_body:
+            self._after(self._limits.rest_s, self.transport.abort)
+        elif self._in_header:
+            self._after(self._limits.header_s, self._late)
+        else:
+            self._after(self._limits.idle_s, self.timeout_keep_alive_handler)
+
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, action)
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _late(self) -> None:
+        """The header did not arrive in time. A client that has sent nothing gets no answer."""
+        if self._loose_bytes == 0:
+            self.transport.close()
+        else:
+            self._refuse(RequestTimeout(f"the header did not arrive within {self._limits.header_s:g} s"))
+
+    def _too_large(self) -> HeadersTooLarge:
+        limits = self._limits
+        return HeadersTooLarge(
+            f"the header has more than {limits.headers} lines or {limits.header_bytes} bytes"
+        )
+
+    def _refuse(self, error: EyasError) -> None:
+        """Answers with `error` and ends the connection; what arrives meanwhile is discarded.
+
+        It does not close at once: that would reset the connection, and a client that still sends would not
+        see the answer.
+        """
+        self._refused = True
+        answered = self._in_body and not self._answering  # before its body was read
+        if self._answering:
+            if not self._in_body or self.pipeline or self.cycle.response_started:
+                self.transport.abort()  # another answer is due first, so this one cannot be sent
+                return
+            self.cycle.disconnected = self._parts.cut = True  # this is the answer: its own is dropped
+            self.cycle.waiting_for_100_continue = False  # nothing more is written before the end
+            self.cycle.message_event.set()
+        if not answered:
+            self.transport.write(_answer(error))
+        if self.transport.can_write_eof():  # TLS cannot end one direction alone
+            self.transport.write_eof()
+        self._watch()
+
+
+def _answer(error: EyasError) -> bytes:
+    """The last answer of a connection."""
+    body = error_body(error)
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+    head += f"x-request-id: {known_as('')}\r\n\r\n"  # the caller's may not have come
+    return STATUS_LINE[error.http_status] + head.encode() + body

@@ -1,0 +1,85 @@
+"""uvicorn inside an event loop that is not its own: it serves an application and leaves signals alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Iterator
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from eyas.common.cluster.listening import listen
+from eyas.common.security.tls_door import TlsDoor
+from gateway.http.protocol import Connections, HttpLimits
+
+GRACE_S = 3  # after `aclose`, the last bytes of answers have this long to leave
+
+
+class HttpServer:
+    """Serves `app` from `start` to `aclose`. Binds at once. Raises ConfigError for an unusable address."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        limits: HttpLimits,
+        shared: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`shared`: other processes may listen there too. `tls` None: in plain."""
+        self._listener = listen(host, port, "port", shared)
+        self._tls = None if tls is None else TlsDoor(self._listener, tls, limits.connections)
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=Connections(limits).protocol,  # type: ignore[arg-type]  # uvicorn only calls it
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                log_level="warning",
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._listener.getsockname()[1])
+
+    async def start(self) -> None:
+        """Accepts requests from now on (the socket has listened since the construction)."""
+        plain = [self._listener] if self._tls is None else []
+        self._serving = asyncio.create_task(self._server.serve(sockets=plain), name="http")
+        self._accepting: list[asyncio.Task[None]] = []
+        if self._tls is not None:
+            self._accepting = [asyncio.create_task(self._tls.accept(self._server.protocol), name="https")]
+
+    async def aclose(self) -> None:
+        """Accepts nothing more, gives open answers GRACE_S to be written, then cancels them."""
+        self._server.should_exit = True
+        for accepting in self._accepting:
+            accepting.cancel()
+        if self._accepting:
+            await asyncio.wait(self._accepting)
+            self._listener.close()  # which uvicorn closes if it accepts itself
+        await self._serving
+
+
+class _Server(uvicorn.Server):
+    def protocol(self) -> asyncio.Protocol:
+        """For one more connection, as uvicorn itself makes it."""
+        make: Any = self.config.http_protocol_class
+        return cast(
+            asyncio.Protocol,
+            make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state),
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the process: uvicorn's handlers would end it before its other servers."""
+        yield

@@ -1,0 +1,100 @@
+"""What web pages may do to a server without keys: any page, in any browser that reaches the server.
+
+A page's own name may be made to lead to this server (DNS rebinding), and then the browser lets the page read:
+so the Host must be a name that is this server's. And a browser sends simple requests for every page without
+asking: so a page elsewhere must send JSON, for which the browser asks first (CORS). This file knows headers.
+It refuses to know what is asked, and keys: where there are any, a page does not have them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import threading
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import Forbidden
+from eyas.common.logging import known_as
+from gateway.http.wire import error_response
+from gateway.limits.keys import Keys
+
+ANY = "*"
+_PORT = re.compile(r":[0-9]*$")
+_JSON = re.compile(r"[a-z0-9!#$&^_.+-]+/([a-z0-9!#$&^_.+-]+\+)?json", re.ASCII)
+_READING = ("GET", "HEAD", "OPTIONS")
+
+
+def guarded(app: ASGIApp, config: GatewayConfig) -> ASGIApp:
+    """`app`, behind the guard if callers need no key. Raises ConfigError for a key file that is none."""
+    return app if Keys(config).needed else WebGuard(app, config)
+
+
+class WebGuard:
+    """Middleware that refuses with a 403 what another site's page may have sent."""
+
+    def __init__(self, app: ASGIApp, config: GatewayConfig) -> None:
+        self._app = app
+        self._hosts = {_name(host) for host in (*config.allowed_hosts, config.host, socket.gethostname())}
+        self._origins = config.cors_origins
+        threading.Thread(target=self._learn, name="own names", daemon=True).start()
+
+    def _learn(self) -> None:
+        """The machine's name with its domain: DNS may take its time, so nobody waits for it."""
+        self._hosts.add(_name(socket.getfqdn()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            try:
+                self.check(scope["method"], scope["scheme"], headers)
+            except Forbidden as error:
+                response = error_response(error, scope["path"])
+                response.headers["x-request-id"] = known_as(headers.get("x-request-id", ""))
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def check(self, method: str, scheme: str, headers: Headers) -> None:
+        """Raises Forbidden for a Host that is not this server's, and for a foreign page's simple request."""
+        host = headers.get("host", "").strip()
+        if ANY not in self._hosts and not self._is_own(_name(host)):
+            text = "is no name of this server, which has no API keys: --allowed-host makes it one"
+            raise Forbidden(f"Host {host[:200]!r} {text}")
+        if method in _READING or _is_json(headers):
+            return
+        if self._is_foreign(headers, f"{scheme}://{host}"):
+            raise Forbidden("a page of another site must send JSON, as content-type: application/json")
+
+    def _is_own(self, host: str) -> bool:
+        """Whether a page cannot have made the name lead here: also an address, or no name at all."""
+        if not host or host in self._hosts or host == "localhost" or host.endswith(".localhost"):
+            return True
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return True
+
+    def _is_foreign(self, headers: Headers, own: str) -> bool:
+        """Whether a browser says that a page sends this which is neither our own nor an allowed one."""
+        origin = headers.get("origin")
+        if origin is None:
+            return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        return ANY not in self._origins and origin not in self._origins and origin.lower() != own.lower()
+
+
+def _name(host: str) -> str:
+    """The name or address of a Host header, or of --host, in the one form in which they are compared."""
+    host = host if host.count(":") > 1 and not host.startswith("[") else _PORT.sub("", host)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    return host.lower().removesuffix(".")
+
+
+def _is_json(headers: Headers) -> bool:
+    kinds = headers.getlist("content-type")
+    return len(kinds) == 1 and _JSON.fullmatch(kinds[0].partition(";")[0].strip().lower()) is not None

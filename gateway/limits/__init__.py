@@ -1,0 +1,1 @@
+"""What callers may use: keys, quotas, and their turns where much waits."""

@@ -1,0 +1,116 @@
+"""A full cluster, shared by callers: who holds less than another waits for the next place, others get a 429.
+
+Workers bound their queues, and one caller that floods would fill them: this backend keeps the places that
+come free for those who hold fewer. With one caller, or without API keys, it changes nothing. It knows
+callers, weights and places. It refuses to know which worker is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from eyas.common.errors import DeadlineExceeded, Overloaded
+from eyas.common.types import GenerationRequest
+from gateway.backends.base import GenerationBackend, GenerationStream, PassingBackend, WatchedStream
+from gateway.backends.silence import SILENCE_S
+from gateway.limits.turns import Claim, FairQueue
+
+LOOK_S = 0.1  # a place may also be freed by requests of another gateway
+
+
+class FairBackend(PassingBackend):
+    """Passes requests to the backend behind it; where that is full, callers share it by `weight`."""
+
+    def __init__(
+        self, backend: GenerationBackend, weight: Callable[[str], float] = lambda caller: 1.0
+    ) -> None:
+        super().__init__(backend)
+        self._weight = weight
+        self._held: dict[str, int] = {}  # by caller: requests that are open, or wait here
+        self._turns: FairQueue[_Place] = FairQueue()
+
+    async def start(self, request: GenerationRequest) -> GenerationStream:
+        caller = request.caller
+        owed = self._is_owed(caller)
+        self._held[caller] = self._held.get(caller, 0) + 1
+        stream = None
+        try:
+            if not self._turns:
+                with contextlib.suppress(Overloaded) if owed else contextlib.nullcontext():
+                    stream = await self._backend.start(request)
+            elif not owed:
+                raise Overloaded("the server is full, and callers with fewer requests come first")
+            if stream is None:
+                stream = await self._wait(request)
+        finally:
+            if stream is None:
+                self._leave(caller)
+        return WatchedStream(stream, lambda _: self._leave(caller))
+
+    # --- turns -----------------------------------------------------------------------------------------
+
+    def _is_owed(self, caller: str) -> bool:
+        """Whether another caller holds more, for its weight, than this one would."""
+        own = (self._held.get(caller, 0) + 1) / self._weight(caller)
+        return any(
+            count / self._weight(other) > own for other, count in self._held.items() if other != caller
+        )
+
+    async def _wait(self, request: GenerationRequest) -> GenerationStream:
+        """The stream, once a place is free and it is this request's turn. Raises DeadlineExceeded."""
+        clock = asyncio.get_running_loop().time
+        began, wait_s = clock(), min(request.timeout_s, SILENCE_S)
+        tokens = len(request.prompt_ids) + len(request.choices) * request.params.max_tokens
+        place = _Place()
+        self._turns.add(
+            place, Claim(request.caller, tokens, self._weight(request.caller), request.priority, clock())
+        )
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    await place.may_try(is_first=self._turns.first() is place)
+                    if self._turns.first() is not place:
+                        continue
+                    left = msgspec.structs.replace(
+                        request, timeout_s=max(request.timeout_s - (clock() - began), 0.001)
+                    )
+                    with contextlib.suppress(Overloaded):
+                        stream = await self._backend.start(left)
+                        self._turns.serve(place)
+                        return stream
+        except TimeoutError:
+            said = f"the request waited {wait_s:g} s for a place: the server is full"
+            raise DeadlineExceeded(said) from None
+        finally:
+            self._turns.remove(place)
+            self._look()
+
+    def _leave(self, caller: str) -> None:
+        """A request of this caller is over."""
+        self._held[caller] -= 1
+        if not self._held[caller]:
+            del self._held[caller]
+        self._look()
+
+    def _look(self) -> None:
+        """A place may be free."""
+        if self._turns:
+            self._turns.first().free.set()
+
+
+class _Place:
+    """A request that waits."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+
+    async def may_try(self, *, is_first: bool) -> None:
+        """Waits until a place may be free."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S if is_first else None):
+                await self.free.wait()
+        self.free.clear()

@@ -1,0 +1,132 @@
+"""API keys: one rule for both fronts.
+
+It knows which keys are valid, follows the file that has them, and knows how callers are named. It refuses to
+know what callers may do.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from eyas.common.config import GatewayConfig
+from eyas.common.errors import ConfigError, Unauthorized
+from eyas.common.security.key_file import Key, digest_of, read
+
+LOOK_S = 1.0  # a file is looked at when a caller comes, and this long after the last look at the earliest
+_NAME_DIGITS = 12
+_log = logging.getLogger("eyas.gateway")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, as limits and metrics may say: the name of its key; "" where no key is needed."""
+
+    name: str
+
+
+class Keys:
+    """The valid keys. Without a source of keys none is `needed`: every caller is let in, by the same name."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        """Raises ConfigError for a key file that cannot be read."""
+        self._keys = _named(config.api_keys)
+        self._file = None if config.api_key_file is None else _KeyFile(config.api_key_file)
+        self.needed = bool(self._keys) or self._file is not None
+
+    def caller(self, headers: Mapping[str, str]) -> Caller:
+        """Who sends these headers or metadata, by names in lower case. Raises Unauthorized without a key."""
+        return self._who(_key_in(headers))
+
+    def reader(self, headers: Mapping[str, str], method: str) -> Caller:
+        """The same for a browser, which asks its user for a name and a password: the password is the key.
+
+        A browser sends these by itself wherever a page of any site asks for this server. So they count for
+        reading, and for more only if the page is this server's own.
+        """
+        key = _key_in(headers)
+        if not key and (method == "GET" or headers.get("sec-fetch-site") == "same-origin"):
+            key = _password(headers.get("authorization", ""))
+        return self._who(key)
+
+    def _who(self, given: str) -> Caller:
+        if not self.needed:
+            return Caller("")
+        keys = self._keys if self._file is None else self._file.keys()
+        digest = digest_of(given)
+        # Every key is compared in constant time, so that the time does not tell how close a guess was.
+        matches = [key.name for key in keys if secrets.compare_digest(key.digest, digest)]
+        if not given or not matches:
+            raise Unauthorized(
+                "the API key is missing or wrong: send 'Authorization: Bearer KEY' or 'x-api-key: KEY' "
+                "(over gRPC as metadata)"
+            )
+        return Caller(matches[0])
+
+
+class _KeyFile:
+    """The keys of a file, as it is now. A file that turns bad changes nothing but the log."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen = _mark(path)
+        self._keys = read(path)
+        self._looked = time.monotonic()
+
+    def keys(self) -> tuple[Key, ...]:
+        """The keys that count now; none for a file from which all were removed."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            self._look()
+        return self._keys
+
+    def _look(self) -> None:
+        seen = _mark(self._path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._keys = read(self._path)
+        except ConfigError as error:
+            _log.error("%s; until it is mended, the %d keys before count", error.message, len(self._keys))
+            return
+        level = logging.INFO if self._keys else logging.WARNING
+        _log.log(level, "%s has changed: %d keys count from now on", self._path, len(self._keys))
+
+
+def _mark(path: str) -> tuple[int, ...] | None:
+    """What changes when a file changes; None while there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _named(keys: Iterable[str]) -> tuple[Key, ...]:
+    """Keys that came without names: each has the start of its hash, at every gateway the same."""
+    digests = [digest_of(key) for key in keys]
+    return tuple(Key(digest[:_NAME_DIGITS], digest) for digest in digests)
+
+
+def _key_in(headers: Mapping[str, str]) -> str:
+    """The key that headers carry; "" if they carry none."""
+    scheme, _, credential = headers.get("authorization", "").partition(" ")
+    return credential if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def _password(authorization: str) -> str:
+    scheme, _, credential = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(credential, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

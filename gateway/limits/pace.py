@@ -1,0 +1,139 @@
+"""New requests, one after another: between two of them the event loop turns for everyone else.
+
+To read a prompt of 60,000 ids and to send it takes the loop some milliseconds each, and a small request takes
+one or two in all. A hundred of either in a row leave nothing for streams: gRPC hands the loop one message of
+a worker's session per turn, and each new request brings two. So a request waits until the loop has had time
+and turns for others since the one before. It knows sizes and callers. It refuses to know what a piece of work
+does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+from eyas.common.errors import Cancelled, DeadlineExceeded, Overloaded
+from gateway.limits.line import BoundedQueue
+
+LARGE_BYTES = 32 << 10
+"""To send a request from here on is a piece of its own. A smaller one counts as this much among those that
+wait: it is about a millisecond of work too."""
+ID_BYTES = 6  # of a token id, as bodies write them
+MAX_WAITING_BYTES = 64 << 20  # of requests that nothing was done for yet: some seconds of work
+WAIT_S = 10.0  # that they wait
+REST = 0.5  # of a piece's time, which the loop has for others after it
+LEAST_REST_S = 0.001
+TURNS = 16  # that the loop then makes, if more requests wait: some messages of each session
+
+
+class ReadQueue:
+    """The turns of new requests, and of large pieces of work, on this event loop. A piece is what its caller
+    does, without a wait, after `enter` or `go_on` has returned.
+    """
+
+    def __init__(self, weight: Callable[[str], float] = lambda caller: 1.0) -> None:
+        """`weight`: a caller's part, beside others that wait."""
+        self._line: BoundedQueue[asyncio.Future[None]] = BoundedQueue(MAX_WAITING_BYTES, LARGE_BYTES, weight)
+        self._began = 0.0  # the newest piece
+        self._turns = 0  # that the loop owes to others since
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """(pieces that wait for their turn, their bytes, of each `LARGE_BYTES` at least)."""
+        return len(self._line), self._line.waiting
+
+    async def enter(
+        self, caller: str, size: int, left: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """The turn of a request of this many bytes. `left`: returns once its caller has left, where that does
+        not cancel this call.
+
+        Raises Overloaded if too much waits, or it waited for `WAIT_S`; Cancelled if the caller left.
+        """
+        if self._begins():
+            return
+        turn = asyncio.get_running_loop().create_future()
+        said = "too many requests wait to be read: send it again later"
+        for refused in self._line.add_new(turn, caller, max(size, LARGE_BYTES)):
+            if not refused.done():
+                refused.set_exception(Overloaded(said))
+        try:
+            with contextlib.nullcontext() if left is None else _given_up(turn, left):
+                await self._wait(turn, WAIT_S)
+        except TimeoutError:
+            raise Overloaded(said) from None
+
+    async def go_on(self, caller: str, size: int, within_s: float) -> bool:
+        """The turn of more work on what has entered; whether it was waited for. Raises DeadlineExceeded if it
+        takes longer to come.
+        """
+        if self._begins():
+            return False
+        turn = asyncio.get_running_loop().create_future()
+        self._line.add_begun(turn, caller, size)
+        try:
+            await self._wait(turn, within_s)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the request waited {within_s:g} s to be sent to a worker") from None
+        return True
+
+    async def send(self, caller: str, tokens: int, within_s: float) -> bool:
+        """As `go_on`: the turn to send a worker a prompt of this many tokens. A small one has it at once."""
+        size = ID_BYTES * tokens
+        return size >= LARGE_BYTES and await self.go_on(caller, size, within_s)
+
+    def _begins(self) -> bool:
+        """Whether a piece may begin at once."""
+        if self._turns:
+            return False
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
+        self._began = time.monotonic()
+        self._turns = TURNS
+        asyncio.get_running_loop().call_soon(self._rest)  # behind the piece
+
+    async def _wait(self, turn: asyncio.Future[None], within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                await turn
+        finally:
+            self._line.remove(turn)
+
+    def _rest(self) -> None:
+        """A piece has worked."""
+        pause_s = max(REST * (time.monotonic() - self._began), LEAST_REST_S)
+        asyncio.get_running_loop().call_later(pause_s, self._turn)
+
+    def _turn(self) -> None:
+        """The loop has turned for others. If none waits, it is enough."""
+        if not self._line:
+            self._turns = 0
+            return
+        self._turns -= 1
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._turn)
+            return
+        turn = self._line.next()
+        if not turn.done():  # its caller may be leaving
+            turn.set_result(None)
+        self._begin()
+
+
+@contextlib.contextmanager
+def _given_up(turn: asyncio.Future[None], left: Callable[[], Awaitable[object]]) -> Iterator[None]:
+    """Raises Cancelled where `turn` is awaited once `left` returns."""
+
+    async def give_up() -> None:
+        await left()
+        if not turn.done():
+            turn.set_exception(Cancelled("the client left before its request was read"))
+
+    watch = asyncio.create_task(give_up(), name="client of a waiting request")
+    try:
+        yield
+    finally:
+        watch.cancel()

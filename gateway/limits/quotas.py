@@ -1,0 +1,231 @@
+"""What each API key may use: requests and tokens per minute, and requests at a time.
+
+Rates are buckets: they hold a minute's worth, fill evenly, and a call may overdraw the tokens, whose number
+is known only at its end; the next call then waits until the debt is paid. This file knows counts and clocks.
+It refuses to know how callers are named, and how a call is answered.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from eyas.common.errors import ConfigError, RateLimited
+from gateway.limits.pace import ReadQueue
+
+FLAG = "key-limits"
+
+# What the call that this code serves has used; tasks inherit it from the code that starts them.
+current: ContextVar[Use | None] = ContextVar("use", default=None)
+
+
+@dataclass(frozen=True)
+class KeyLimits:
+    """Of one key; None: no limit. `weight`: its part of a full cluster, beside those of others."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class CallerLimits:
+    """What callers may use. `keys`: by caller (`gateway.limits.keys.Caller.name`). `default`: of each other
+    key, and of callers without one.
+    """
+
+    default: KeyLimits = KeyLimits()
+    keys: Mapping[str, KeyLimits] = field(default_factory=dict)
+
+    def of(self, caller: str) -> KeyLimits:
+        """The limits of a caller."""
+        return self.keys.get(caller, self.default)
+
+
+def read_limits(path: str | None) -> CallerLimits:
+    """The limits in a TOML file: a table `default`, and in `keys.NAME` what differs for one key.
+
+    No limits for None. Raises ConfigError, naming the table and the word, for what is no limit.
+    """
+    if path is None:
+        return CallerLimits()
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _wrong(f"{path} cannot be read: {error}") from error
+    for name in tables.keys() - {"default", "keys"}:
+        raise _wrong(f"{path}: {name} is neither default nor keys")
+    default = _limits(tables.get("default", {}), "default", path)
+    keys = tables.get("keys", {})
+    if not isinstance(keys, dict):
+        raise _wrong(f"{path}: keys must be tables [keys.NAME]")
+    given = vars(default)
+    return CallerLimits(default, {n: _limits(t, f"keys.{n}", path, given) for n, t in keys.items()})
+
+
+def _limits(table: Any, name: str, path: str, given: Mapping[str, Any] | None = None) -> KeyLimits:
+    known = {item.name for item in fields(KeyLimits)}
+    if not isinstance(table, dict):
+        raise _wrong(f"{path}: {name} must be a table")
+    for word, value in table.items():
+        if word not in known:
+            raise _wrong(f"{path}: {name} has {word}; a key has {', '.join(sorted(known))}")
+        whole = isinstance(value, int) or (word == "weight" and isinstance(value, float))
+        if not whole or isinstance(value, bool) or not 0 < value < math.inf:
+            raise _wrong(f"{path}: {name}.{word} must be a number above 0, and whole but for weight")
+    return KeyLimits(**{**(given or {}), **table})
+
+
+def _wrong(reason: str) -> ConfigError:
+    return ConfigError(f"--{FLAG}: {reason}", param=FLAG)
+
+
+class Bucket:
+    """Holds up to `per_minute` and fills by as much per minute. Times are seconds of one clock."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._at = now
+
+    def level(self, now: float) -> float:
+        """What is in it; below 0: what it owes."""
+        return min(self._level + (now - self._at) * self.per_minute / 60, self.per_minute)
+
+    def take(self, count: int, now: float) -> None:
+        """Takes out `count`, also what is not in it."""
+        self._level, self._at = self.level(now) - count, now
+
+    def until(self, level: float, now: float) -> float:
+        """Seconds until it holds `level`."""
+        return max(level - self.level(now), 0.0) * 60 / self.per_minute
+
+
+class Account:
+    """What one caller has used. Its buckets are there only for the limits that it has."""
+
+    def __init__(self, limits: KeyLimits, now: float) -> None:
+        self.limits = limits
+        self.open = 0  # requests
+        self.requests = _bucket(limits.requests_per_minute, now)
+        self.tokens = _bucket(limits.tokens_per_minute, now)
+
+    def enter(self, now: float) -> None:
+        """A call begins. Raises RateLimited if that is one too many."""
+        most = self.limits.concurrent_requests
+        if most is not None and self.open >= most:
+            raise RateLimited(f"{most} requests of this key are open already: that is the most", 1)
+        for bucket, name in ((self.requests, "requests"), (self.tokens, "tokens")):
+            if bucket is not None and bucket.level(now) < 1:
+                wait = max(math.ceil(bucket.until(1, now)), 1)
+                said = f"this key has used its {bucket.per_minute} {name} per minute"
+                raise RateLimited(f"{said}: come back in {wait} s", wait)
+        if self.requests is not None:
+            self.requests.take(1, now)
+        self.open += 1
+
+    def is_idle(self, now: float) -> bool:
+        """Whether it is as it began."""
+        full = (b is None or b.level(now) >= b.per_minute for b in (self.requests, self.tokens))
+        return not self.open and all(full)
+
+    def headers(self, now: float) -> dict[str, str]:
+        """OpenAI's: of each rate what is allowed, what is left, and when all of it is back."""
+        told: dict[str, str] = {}
+        for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                told[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
+                told[f"x-ratelimit-remaining-{name}"] = str(max(int(bucket.level(now)), 0))
+                told[f"x-ratelimit-reset-{name}"] = _span(bucket.until(bucket.per_minute, now))
+        return told
+
+
+def _bucket(per_minute: int | None, now: float) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute, now)
+
+
+def _span(seconds: float) -> str:
+    """As OpenAI writes it: 6m0s, 1.5s, 20ms."""
+    if seconds < 1:
+        return f"{math.ceil(1e3 * seconds)}ms"
+    minutes, rest = divmod(math.ceil(10 * seconds) / 10, 60)
+    return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
+
+
+class Quotas:
+    """The accounts of all callers of one gateway process. `pace`: the turns of their requests."""
+
+    def __init__(
+        self, limits: CallerLimits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits or CallerLimits()
+        self.clock = clock
+        self.pace = ReadQueue(lambda caller: self.limits.of(caller).weight)
+        self._accounts: dict[str, Account] = {}
+
+    def use(self, caller: str) -> Use:
+        """A call of this caller that has not begun."""
+        if caller not in self._accounts:
+            now = self.clock()
+            self._accounts = {n: a for n, a in self._accounts.items() if not a.is_idle(now)}
+            self._accounts[caller] = Account(self.limits.of(caller), now)
+        return Use(self._accounts[caller], self.clock)
+
+
+class Use:
+    """What one call uses of its caller's account, from `enter` to `leave`."""
+
+    def __init__(self, account: Account, clock: Callable[[], float]) -> None:
+        self._account = account
+        self._clock = clock
+        self._entered = False
+
+    def enter(self) -> None:
+        """The call that this code serves begins. Raises RateLimited."""
+        current.set(self)
+        self._account.enter(self._clock())
+        self._entered = True
+
+    def leave(self) -> None:
+        """The call has ended. Idempotent; nothing if it has not begun."""
+        self._account.open -= self._entered
+        self._entered = False
+
+    def pay(self, tokens: int) -> None:
+        """The call has used these tokens."""
+        if self._account.tokens is not None:
+            self._account.tokens.take(tokens, self._clock())
+
+    def headers(self) -> dict[str, str]:
+        """See `Account.headers`."""
+        return self._account.headers(self._clock())
+
+
+class Metered:
+    """Around one call: what it has entered by its end, it leaves. (A class: every request pays for it.)"""
+
+    def __enter__(self) -> None:
+        self._token = current.set(None)
+
+    def __exit__(self, *_: object) -> None:
+        if (use := current.get()) is not None:
+            use.leave()
+        current.reset(self._token)
+
+
+def headers() -> dict[str, str]:
+    """Of the call that this code serves; none if nothing of it is limited."""
+    return {} if (use := current.get()) is None else use.headers()
+
+
+def pay(tokens: int) -> None:
+    """The call that this code serves has used these tokens."""
+    if (use := current.get()) is not None:
+        use.pay(tokens)

@@ -1,0 +1,166 @@
+"""The gateway process: builds all parts of a gateway on one event loop, and closes them again.
+
+HTTP and gRPC are two fronts of one backend. This file loads no torch and knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import uvloop
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+
+from eyas.common import logging as eyas_logging
+from eyas.common.cluster.address import is_loopback, join
+from eyas.common.cluster.discovery import registry
+from eyas.common.config import GatewayConfig
+from eyas.common.machine.descriptors import raise_limit
+from eyas.common.machine.leave import Leave
+from eyas.common.security.tls import door_context, service_tls
+from eyas.common.tokenizers.source import tokenizer_digest
+from eyas.common.wire import rpc
+from gateway.backends.base import GenerationBackend
+from gateway.backends.exit import DrainableBackend
+from gateway.backends.generate import ClusterBackend
+from gateway.grammars.checks import GrammarBackend, GrammarChecks
+from gateway.grpc.front import GrpcFront
+from gateway.heap import keep_all
+from gateway.http.front import create_app
+from gateway.http.protocol import HttpLimits
+from gateway.http.root_path import rooted
+from gateway.http.server import HttpServer
+from gateway.http.siblings import Siblings
+from gateway.http.web_guard import guarded
+from gateway.limits.fair import FairBackend
+from gateway.limits.quotas import Quotas, read_limits
+from gateway.observe import tracing
+from gateway.observe.canary import Canary
+from gateway.observe.metrics import GatewayMetrics
+from gateway.routing.auto import AutoLayout
+from gateway.routing.cluster import Cluster
+from gateway.routing.placement import Targets
+from gateway.text.sampling_defaults import chosen_defaults, with_file_names
+from gateway.text.tokenizer import Tokenizer
+from gateway.waiting import tell_waiting
+
+_log = logging.getLogger("eyas.gateway")
+
+
+def run_gateway(config: GatewayConfig) -> None:
+    """Serves until SIGTERM or SIGINT; then open requests have `drain_s` seconds to finish.
+
+    A second signal, or SIGHUP, ends it at once. Raises ConfigError for a bad port, registry or tokenizer.
+    """
+    name = Path(config.member).stem if config.member else "gateway"
+    eyas_logging.setup(name, config.log_format, config.log_level, reads_text=True)
+    if config.member is None:
+        warn_if_open(config)
+    uvloop.run(_run(config))
+
+
+def fitting(config: GatewayConfig, files: int) -> GatewayConfig:
+    """The configuration with as many connections per front as `files` open files allow. Logs a cut."""
+    # One connection over HTTP has one, one over gRPC three; each front may have as many TLS handshakes.
+    each = 1 + 3 + (0 if config.door is None else 2)
+    connections = min(config.max_connections, files // (each + 1))
+    if connections < config.max_connections:
+        _log.warning("only %d files may be open: at most %d connections per front", files, connections)
+    return dataclasses.replace(config, max_connections=connections)
+
+
+def warn_if_open(config: GatewayConfig) -> None:
+    """Says in the log if everyone who reaches this machine may use what it serves."""
+    if not is_loopback(config.host) and not config.api_keys and config.api_key_file is None:
+        text = "it listens on %s without API keys: everyone who reaches it may use it (--api-key-file)"
+        _log.warning(text, config.host)
+
+
+async def _run(config: GatewayConfig) -> None:
+    folder = config.texts.folder
+    tokenizer = Tokenizer.load(
+        folder, template=config.chat_template, trust_special_tokens=config.trust_special_tokens
+    )
+    config = dataclasses.replace(config, sampling=chosen_defaults(config))
+    if config.sampling:
+        said = ", ".join(f"{name} {value}" for name, value in with_file_names(config.sampling).items())
+        _log.info("unless a request says otherwise: %s (generation_config.json, or flags)", said)
+    dial = rpc.dialer(service_tls(config.tls_dir))
+    workers = registry(config.registry, dial, config.registry_ca, config.cluster)
+    quotas = Quotas(read_limits(config.key_limits))
+    cluster = Cluster(workers, dial, quotas.pace, tokenizer_digest(folder))
+    grammars = GrammarChecks(folder)
+    leave = Leave()
+    tracer = tracing.tracer(config.otlp_endpoint)
+    config = fitting(config, raise_limit())
+    try:
+        grammars.start()
+        await cluster.start()
+        siblings = None if config.member is None else Siblings(Path(config.member))
+        metrics = GatewayMetrics(_registry(), siblings)
+        metrics.tracer = tracer
+        auto = None
+        if config.layout == "auto":
+            targets = Targets(config.ttft_target, config.tpot_target)
+            auto = AutoLayout(cluster.candidates, targets, metrics.placement)
+        canary = Canary(ClusterBackend(cluster, auto), metrics)
+        fair = FairBackend(canary, lambda caller: quotas.limits.of(caller).weight)
+        exit = DrainableBackend(GrammarBackend(fair, grammars))
+        async with metrics, fronts(config, exit, tokenizer, metrics, quotas), asyncio.TaskGroup() as tasks:
+            keep_all()
+            looks = [tasks.create_task(canary.run()), tasks.create_task(tell_waiting(canary.health, workers))]
+            if auto is not None:
+                looks.append(tasks.create_task(auto.run()))
+            await leave.asked.wait()
+            for look in looks:
+                look.cancel()
+            _log.info("draining: %d open requests may finish within %g s", exit.requests, config.drain_s)
+            exit.close(on_empty=leave.now.set)
+            await leave.within(config.drain_s)
+            exit.cut()
+    finally:
+        await grammars.aclose()
+        await cluster.aclose()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
+
+
+def _registry() -> CollectorRegistry:
+    """A registry that already has the figures of the process."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return registry
+
+
+@contextlib.asynccontextmanager
+async def fronts(
+    config: GatewayConfig,
+    backend: GenerationBackend,
+    tokenizer: Tokenizer,
+    metrics: GatewayMetrics,
+    quotas: Quotas | None = None,
+) -> AsyncIterator[None]:
+    """Starts both fronts of `backend` and prints their addresses. At the end, answers get time to leave."""
+    quotas = quotas or Quotas()  # both fronts count together
+    metrics.turns.ask(lambda: quotas.pace.waiting)
+    grpc = GrpcFront(config, backend, tokenizer, metrics, quotas)
+    config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one
+    app = guarded(create_app(config, backend, tokenizer, metrics, quotas), config)
+    app = rooted(app, config.root_path)
+    limits, shared = HttpLimits(config.max_connections), config.member is not None
+    tls = None if config.door is None else door_context(config.door)
+    http = HttpServer(app, config.host, config.port, limits, shared, tls)
+    await grpc.start()
+    await http.start()
+    scheme = "http" if tls is None else "https"
+    where = f"http={scheme}://{join(config.host, http.port)}/v1 grpc={join(config.host, grpc.port)}"
+    eyas_logging.announce(f"gateway listening: model={config.served_model} {where}")
+    try:
+        yield
+    finally:
+        await asyncio.gather(http.aclose(), grpc.aclose())

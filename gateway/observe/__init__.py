@@ -1,0 +1,1 @@
+"""What a gateway shows of itself: metrics, traces, the console, and the canary."""

@@ -1,0 +1,207 @@
+"""`--layout auto`: every worker can do both, and each request goes where it is predicted to be best.
+
+It turns what workers say, and what this gateway has sent them since, into the snapshot by which
+`gateway.routing.placement` decides, and lets the workers' preferences follow the load
+(`gateway.routing.preference`). Both predict from the step times that the workers measured at their start,
+times the pace of their steps of late. A preference acts at the next placement. It refuses to know legs and
+streams; where nothing can be predicted, roles decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from eyas.common.step_pace import mean_pace
+from eyas.common.step_times import StepPace, StepRates
+from eyas.common.types import Role
+from gateway.backends.delivery import TokenTimes
+from gateway.observe.metrics import PlacementMetrics
+from gateway.routing import router
+from gateway.routing.capacity import Mix
+from gateway.routing.demand import FADE, DemandMeter
+from gateway.routing.layouts import RequestLayout
+from gateway.routing.ledger import UnderWay
+from gateway.routing.paces import PaceMemory
+from gateway.routing.placement import Preference, Rates, Targets, WorkerPlace, place
+from gateway.routing.preference import preferring, rethink
+from gateway.routing.router import Candidate, RequestRoute
+
+THINK_EVERY_S = 1.0
+"""How often preferences are thought over, or a tenth of the time where many workers make it take long."""
+
+_log = logging.getLogger("eyas.gateway")
+
+
+class AutoLayout(RequestLayout):
+    """`preferences`: by worker; one that is not named takes what comes.
+
+    Its owner runs `run` as a task: without it no preference changes.
+    """
+
+    def __init__(
+        self,
+        workers: Callable[[], Sequence[Candidate]],
+        targets: Targets,
+        metrics: PlacementMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`workers`: the ones that may get requests now. `clock`: seconds."""
+        self._workers = workers
+        self._targets = targets
+        self._metrics = metrics
+        self._clock = clock
+        self._demand = DemandMeter(clock())
+        self._steps, self._tokens = 0.0, 0.0  # fading sums over answers
+        self._paces, self._pace = PaceMemory(), StepPace()  # the pace is that of the last look
+        self._thought: tuple[Mix, StepPace, frozenset[str]] | None = None
+        self._answer = 0.0  # mean steps of an answer, as of the last thought; 0.0: not known
+        self.preferences: dict[str, Preference] = {}
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a step gives a sequence, in the mean: more than one where drafts are accepted."""
+        return self._tokens / self._steps if self._steps else 1.0
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def route(self, prompt: int, workers: Sequence[Candidate]) -> RequestRoute | None:
+        """By prediction. By roles if no rates are known, or every worker is full: one then refuses it."""
+        rates = self._rates(workers)
+        found = None
+        if rates is not None:
+            sound = [worker for worker in workers if not worker.broken]
+            places = [place_of(worker, self._preference(worker)) for worker in sound]
+            found = place(prompt, places, rates, _meet(workers))
+        if found is None:
+            return router.route(workers)
+        return RequestRoute(found.decode, found.prefill, found.ttft_s, found.tpot_s / self.tokens_per_step)
+
+    def placed(self, route: RequestRoute, prompt: int, missing: int) -> None:
+        """Counts the request in the mix that preferences are chosen for."""
+        self._demand.asked(self._clock(), prompt, missing)
+        self._metrics.placements.labels(_kind(route)).inc()
+
+    def ended(self, route: RequestRoute, pace: TokenTimes) -> None:
+        """Counts its answer, and compares what was predicted with what came."""
+        if not pace.steps:
+            return
+        self._demand.answered(pace.steps)
+        self._steps = FADE * self._steps + pace.steps
+        self._tokens = FADE * self._tokens + pace.tokens
+        if pace.ttft_s is not None and route.ttft_s:
+            self._metrics.ttft_ratio.labels(_kind(route)).observe(pace.ttft_s / route.ttft_s)
+        if pace.tpot_s is not None and route.tpot_s:
+            self._metrics.tpot_ratio.labels(_kind(route)).observe(pace.tpot_s / route.tpot_s)
+
+    # --- preferences ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Thinks preferences over until it is cancelled."""
+        pause = THINK_EVERY_S
+        while True:
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            await self.think()
+            pause = max(THINK_EVERY_S, 9 * (time.monotonic() - began))
+
+    async def think(self) -> None:
+        """Lets preferences follow what was asked lately, and how long steps took: where that, or the set of
+        workers, has changed.
+        """
+        workers = [worker for worker in self._workers() if _does_both(worker)]
+        places = [place_of(worker, self._preference(worker)) for worker in workers]
+        self._look(places, workers)
+        mix, names = self._demand.mix(), frozenset(worker.info.worker for worker in workers)
+        rates = self._rates(workers)
+        if mix is None or rates is None or not _meet(workers) or (mix, self._pace, names) == self._thought:
+            return
+        self._thought, self._answer = (mix, self._pace, names), mix.output
+        # It takes long with many workers.
+        self._prefer(await asyncio.to_thread(rethink, mix, places, rates, self._paces))
+
+    def _look(self, places: Sequence[WorkerPlace], workers: Sequence[Candidate]) -> None:
+        """Takes note of how long steps took."""
+        prefilling = preferring(places)
+        self._paces.saw(prefilling, mean_pace(worker.info.backlog.pace for worker in workers))
+        self._pace = self._paces.at(prefilling)
+        for kind, value in dataclasses.asdict(self._pace).items():
+            self._metrics.pace.labels(kind).set(value)
+
+    def _prefer(self, wanted: dict[str, Preference]) -> None:
+        if wanted != self.preferences:
+            told = ", ".join(f"{worker} {preference.value}" for worker, preference in wanted.items())
+            _log.info("preferences: %s; %s", told, self._thought)
+        self.preferences = wanted
+        self._metrics.preference.clear()
+        for worker, preference in wanted.items():
+            self._metrics.preference.labels(worker, preference.value).set(1)
+
+    def _preference(self, worker: Candidate) -> Preference:
+        return self.preferences.get(worker.info.worker, Preference.ANY)
+
+    def _rates(self, workers: Sequence[Candidate]) -> Rates | None:
+        """What alike workers measured, by the one in the middle, at the pace of late.
+
+        A target per token is one per step here: a step may give several tokens.
+        """
+        told = [w.info.rates for w in workers if _does_both(w) and w.info.rates is not None]
+        if not told:
+            return None
+        middle = sorted(told, key=_chunk_s)[len(told) // 2]
+        targets = dataclasses.replace(self._targets, tpot_s=self._targets.tpot_s * self.tokens_per_step)
+        rates = Rates(dataclasses.replace(middle.times, pace=self._pace), middle.budget, targets)
+        return dataclasses.replace(rates, answer=self._answer) if self._answer else rates
+
+
+def place_of(worker: Candidate, preference: Preference) -> WorkerPlace:
+    """The worker as the policy sees it: its last report, and what this gateway has sent or finished since.
+
+    What other gateways have there is the report without this gateway's own part at its time.
+    """
+    info, now, then = worker.info, worker.under_way, worker.reported
+    told, since = info.backlog, max(now.total - then.total, 0)
+    decodes = worker.can(Role.DECODE) and worker.connected
+    return WorkerPlace(
+        worker=info.worker,
+        sequences=now.sequences + max(told.decoding - then.sequences, 0),
+        context=now.context + max(told.context - then.context, 0),
+        queued=now.queued + max(told.queued - then.queued, 0),
+        prompt_share=told.prompt_share,
+        prefill_room=max(told.prefill_room - since, 0) if worker.can(Role.PREFILL) else 0,
+        decode_room=max(told.decode_room - since, 0) if decodes else 0,
+        cached=worker.cached,
+        preference=preference,
+        kv_room=_kv_room(told.kv_room, now.plus(then, -1)),
+    )
+
+
+def _kv_room(told: int | None, sent: UnderWay) -> float:
+    """Tokens: what the worker said, less what it was `sent` since."""
+    if told is None:
+        return math.inf
+    prompts = max(sent.queued, 0) if sent.prompts > 0 else 0
+    return max(told - max(sent.context, 0) - prompts, 0)
+
+
+def _meet(workers: Sequence[Candidate]) -> bool:
+    """Whether two workers can share a request: the pages of all of them travel."""
+    return not any(worker.info.stays for worker in workers)
+
+
+def _does_both(worker: Candidate) -> bool:
+    return worker.can(Role.PREFILL) and worker.can(Role.DECODE)
+
+
+def _chunk_s(rates: StepRates) -> float:
+    return rates.times.step_s(0, 0, rates.budget.chunk_tokens)
+
+
+def _kind(route: RequestRoute) -> str:
+    if route.ttft_s is None:
+        return "by_roles"
+    return "together" if route.prefill is None else "apart"

@@ -1,0 +1,145 @@
+"""The request rate that a cluster bears within its targets: a closed-form estimate by queueing theory.
+
+It knows means and two moments of a load, and assumes a steady state: prompts arrive as Poisson does, and load
+is spread evenly. It refuses to know single requests; `eyas.simulator` plays them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gateway.routing.placement import Rates
+
+TAIL = 0.1
+"""The part of the requests that may miss a target."""
+
+LONG = 1.28
+"""Standard deviations from the mean of a normal distribution to its TAIL."""
+
+UNBOUNDED = 1e5
+"""More sequences than any worker decodes."""
+
+HALVINGS = 24
+"""Of the gap between a rate that is borne and one that is not."""
+
+ROUNDS = 40
+"""Of the iteration to the steady state."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What requests are like: mean tokens of a prompt, of it not cached, and of an answer.
+
+    `spread`: the mean square of the uncached tokens over the square of their mean; 1: all alike. `burst`: the
+    variance of the number of requests per second over its mean; 1: Poisson.
+    """
+
+    prompt: float
+    missing: float
+    output: float
+    spread: float = 1.0
+    burst: float = 1.0
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Seconds to the first token, which at most TAIL of the requests exceed, and per output token."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+OVERLOADED = Steady(math.inf, math.inf)
+
+
+def capacity(mix: Mix, workers: int, prefilling: int, rates: Rates) -> float:
+    """Requests per second within the targets, with `prefilling` of the workers for prompts alone.
+
+    With 0 of them every worker does both. 0.0: not one request meets the targets.
+    """
+
+    def good(rate: float) -> bool:
+        found = steady(mix, rate, workers, prefilling, rates)
+        return found.ttft_s <= rates.targets.ttft_s and found.tpot_s <= rates.targets.tpot_s
+
+    low, high = 0.0, workers / rates.times.step_s(1, 0)
+    if not good(high * 1e-9):
+        return 0.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def steady(mix: Mix, rate: float, workers: int, prefilling: int, rates: Rates) -> Steady:
+    """The steady state under `rate` requests per second; OVERLOADED if there is none."""
+    if prefilling:
+        tpot = _decoding(mix, rate, workers - prefilling, 0.0, rates)
+        return Steady(_first(mix, _own_s(mix, rates, 0), rate, prefilling), tpot)
+    tpot = _decoding(mix, rate, workers, mix.missing, rates)
+    if math.isinf(tpot):
+        return OVERLOADED
+    sequences = rate / workers * mix.output * tpot
+    return Steady(_first(mix, _own_s(mix, rates, sequences), rate, workers), tpot)
+
+
+def _context(mix: Mix) -> float:
+    return mix.prompt + mix.output / 2
+
+
+def _own_s(mix: Mix, rates: Rates, sequences: float) -> float:
+    """Seconds to compute a mean prompt beside `sequences`, with nothing before it in the queue."""
+    decoding, missing = round(sequences), max(round(mix.missing), 1)
+    rows = min(rates.budget.prompt_rows(decoding, missing), missing)
+    pairs = rows * (mix.prompt - mix.missing / 2)
+    return missing / rows * rates.times.step_s(decoding, decoding * _context(mix), rows, pairs)
+
+
+def _first(mix: Mix, service_s: float, rate: float, servers: int) -> float:
+    """The tail of waiting and service in one line for `servers`, after Pollaczek, Khinchine and Sakasegawa.
+
+    Of requests that come together the last ones wait for the others.
+    """
+    busy = rate * service_s / servers
+    if busy >= 1.0:
+        return math.inf
+    wait = service_s * mix.spread * mix.burst / (2 * servers * (1 - busy))  # the mean of requests that wait
+    waiters = busy ** (math.sqrt(2 * (servers + 1)) - 1)
+    waiting = wait * math.log(waiters / TAIL) if waiters > TAIL else 0.0
+    longest = service_s * (1 + LONG * math.sqrt(mix.spread - 1))
+    before = max(mix.burst / servers - 1, 0.0) * service_s
+    return longest + (1 - TAIL) * before + waiting
+
+
+def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Rates) -> float:
+    """Seconds per output token on `workers` that share the rate and compute `prompts` tokens of each request.
+
+    While a request decodes, a Poisson number of prompts comes, and each makes some of its steps longer; so do
+    the prompts that came with it. What comes in bunches is computed in large steps, and decodes side by side.
+    """
+    rate, burst = all_rate / workers, 1.0 + (mix.burst - 1.0) / workers
+    plain = mean = rates.times.step_s(1, _context(mix))
+    for _ in range(ROUNDS):
+        sequences = rate * mix.output * mean  # by Little's law
+        if sequences > UNBOUNDED:
+            return math.inf
+        decoding, context = max(round(sequences), 1), max(sequences, 1.0) * _context(mix)
+        plain, slower, found = rates.times.step_s(decoding, context), 0.0, 0.0
+        if prompts:
+            waiting = max(round(prompts * burst), 1)
+            rows = min(rates.budget.prompt_rows(decoding, waiting), waiting)
+            mixed = rates.times.step_s(decoding, context, rows, rows * mix.prompt / 2)
+            slower = prompts / rows * (mixed - plain)
+            if rate * prompts / rows * mixed >= 1.0 or rate * slower >= 1.0:
+                return math.inf
+        found = plain / (1.0 - rate * slower)
+        if abs(found - mean) <= 1e-6 * mean:
+            break
+        mean = (mean + found) / 2
+    coming, own = rate * mix.output * mean, (1 - TAIL) * (burst - 1)
+    chance = LONG * math.sqrt(coming * burst)
+    beside = coming + own + chance
+    crowded = rates.times.step_s(max(round(beside), 1), beside * _context(mix))
+    more = own + chance * math.sqrt(mix.spread)
+    return mean + crowded - plain + slower * more / mix.output

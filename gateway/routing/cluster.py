@@ -1,0 +1,274 @@
+"""The workers behind this gateway: their load, what was sent to them, and the channels to them.
+
+It reads a registry and owns channels and sessions. It refuses to know requests: `router` decides which worker
+gets a request, and `generate` what happens then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+
+import msgspec
+
+from eyas.common.cluster.discovery import Registry
+from eyas.common.errors import Busy, EyasError, TransferFailed, Unavailable
+from eyas.common.page_names import PageShape
+from eyas.common.types import KvHandle, Role, WorkerInfo
+from eyas.common.wire import rpc
+from eyas.common.wire.clients import DecodeSessionClient, InfoClient, PrefillClient
+from eyas.common.wire.watch import TransferClient
+from gateway.backends.retries import RetryBudget
+from gateway.backends.sessions import Session
+from gateway.limits.pace import ReadQueue
+from gateway.routing.breakers import Breakers
+from gateway.routing.cache_watch import CacheWatch
+from gateway.routing.holdings import Holdings, Prefix
+from gateway.routing.ledger import Ledger, Stake, UnderWay
+from gateway.routing.prefixes import PrefixIndex
+from gateway.routing.router import Candidate, affinity
+
+FOLLOW_S = 0.25
+SENT_S = 10.0
+"""For how long a worker that says what it holds is believed to hold soon what it was sent."""
+
+NONE = Prefix()
+RETIRE_S = 60.0  # a worker that no registry has listed for this time loses its channel
+
+_log = logging.getLogger("eyas.gateway")
+
+
+class Cluster:
+    """What the gateway routes to: workers of one model, a session per decode worker, requests in flight.
+
+    The first target worker seen fixes model and arithmetic, and the first decode worker whether drafts are
+    accepted by chance (benchmarks). Workers that differ get no requests, so every answer comes from one
+    model; nor do those whose tokenizer is not the gateway's, `tokenizer` ("": it is not compared). A session
+    reconnects by itself and outlives its worker; it ends when the registry has not listed the worker for
+    `RETIRE_S`. `pace`: the turns of large prompts that are sent to workers.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        dial: rpc.Dial = rpc.channel,
+        pace: ReadQueue | None = None,
+        tokenizer: str = "",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.pace = pace or ReadQueue()
+        self._registry = registry
+        self._channels = rpc.Channels(dial)
+        self._sessions: dict[str, Session] = {}
+        self._ledger = Ledger()
+        self._sent = PrefixIndex()
+        self._breakers = Breakers()
+        self.retry_budget = RetryBudget(time.monotonic())
+        self._holdings = Holdings()
+        self._watch = CacheWatch(self._channels, self._holdings)
+        self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
+        self._fingerprint = self._arithmetic = ""
+        self._synthetic: bool | None = None
+        self._reported: set[tuple[str, str]] = set()  # (worker, difference) in the log
+        self._task: asyncio.Task[None] | None = None
+        self._returns: set[asyncio.Task[None]] = set()  # of handles, to their owners
+
+    async def start(self) -> None:
+        """Reads the registry and opens sessions, then keeps doing so until `aclose`."""
+        await self._registry.start()
+        self._open_sessions()
+        self._task = asyncio.create_task(self._follow(), name="cluster")
+
+    async def aclose(self) -> None:
+        """Closes the sessions, the registry and the channels."""
+        ending = [*self._returns, *([] if self._task is None else [self._task])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        await self._watch.aclose()
+        await asyncio.gather(*(session.aclose() for session in self._sessions.values()))
+        await self._registry.aclose()
+        await self._channels.close()
+
+    def workers(self) -> list[WorkerInfo]:
+        """The workers that may get requests, from the last snapshot."""
+        return [info for info in self._registry.workers() if self._is_ours(info)]
+
+    def candidates(self, prefix: Prefix = NONE) -> list[Candidate]:
+        """The same workers as the router sees them for a prompt with this prefix."""
+        now = time.monotonic()
+        return [
+            Candidate(
+                info,
+                in_flight=self._ledger.now(info.worker).total,
+                connected=self._connected(info.worker),
+                cached=self._cached(info, prefix),
+                under_way=self._ledger.now(info.worker),
+                reported=self._ledger.at_report(info),
+                affinity=affinity(prefix.session, info.worker),
+                broken=not self._breakers.of(info.worker, info.epoch).allows(now),
+            )
+            for info in self.workers()
+        ]
+
+    def returning(self) -> list[Candidate]:
+        """Workers that are starting or were just lost, as the router will see them once they serve."""
+        infos = [info for info in self._registry.returning() if info.starting or self._is_ours(info)]
+        return [Candidate(msgspec.structs.replace(info, serving=True)) for info in infos]
+
+    def sends(self, worker: str, prompt: int, prefix: Prefix) -> int:
+        """Notes that `worker` gets a prompt of `prompt` tokens, and its cache this prefix.
+
+        Returns how many of the tokens it should not have yet.
+        """
+        info = self._ours(worker)
+        if info is None:
+            return prompt
+        missing, now = prompt - self._cached(info, prefix), time.monotonic()
+        self._sent.add((worker, info.epoch), prefix.blocks, now)
+        self._breakers.note(worker, info.epoch, self._breakers.of(worker, info.epoch).sent(now))
+        return missing
+
+    def did(self, worker: str, error: EyasError | None = None) -> None:
+        """Notes that `worker` did what it was sent, or failed it; a fault of the caller does not count."""
+        own = isinstance(error, Unavailable | TransferFailed) or type(error) is EyasError
+        info = self._ours(worker)
+        if info is None or (error is not None and not own):
+            return
+        known = self._breakers.of(worker, info.epoch)
+        new = known.succeeded() if error is None else known.failed(time.monotonic())
+        if known.allows(0.0) and not new.allows(0.0):
+            _log.warning("worker %s fails what it is sent: others are preferred", worker)
+        self._breakers.note(worker, info.epoch, new)
+
+    def _ours(self, worker: str) -> WorkerInfo | None:
+        """The worker of this name, if it may get requests."""
+        return next((info for info in self.workers() if info.worker == worker), None)
+
+    def _cached(self, info: WorkerInfo, prefix: Prefix) -> int:
+        """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""
+        holding = self._holdings.of(info.worker, info.epoch)
+        shape = PageShape() if holding is None else holding.shape
+        since = 0.0 if holding is None else max(time.monotonic() - SENT_S, holding.emptied)
+        sent = self._sent.matched((info.worker, info.epoch), prefix.blocks, since)
+        sent -= sent % shape.size
+        return sent if holding is None else max(sent, holding.matched(prefix))
+
+    def session(self, worker: str) -> Session:
+        """The open or reconnecting session of a decode worker among `workers`."""
+        return self._sessions[worker]
+
+    def prefill_client(self, worker: str) -> PrefillClient:
+        """A client over the shared channel to `worker`."""
+        return PrefillClient(self._channels.get(worker))
+
+    def give_back(self, worker: str, handles: tuple[KvHandle, ...], attempt: int) -> None:
+        """Tells `worker` that its pages will not be pulled by any attempt up to this one; it has them back at
+        once, or where that fails at the end of their lease.
+        """
+        for handle in handles:
+            task = asyncio.create_task(self._give_back(worker, handle, attempt), name=f"give back {worker}")
+            self._returns.add(task)
+            task.add_done_callback(self._returns.discard)
+
+    async def _give_back(self, worker: str, handle: KvHandle, attempt: int) -> None:
+        try:
+            await TransferClient(self._channels.get(worker), worker).give_back(handle, attempt)
+        except EyasError as error:
+            _log.info("worker %s keeps pages until their lease ends: %s", worker, error)
+
+    async def flush(self, wait_s: float) -> dict[str, int]:
+        """Empties the prefix cache of each worker on which nothing runs; the pages that each had.
+
+        Raises Busy if something still runs on one after `wait_s`, or what else keeps one from it.
+        """
+        workers = [info.worker for info in self.workers() if info.runs_target and not info.starting]
+        if not workers:
+            raise Unavailable("no worker is known whose cache could be flushed")
+        flushed: dict[str, int] = {}
+        refused: dict[str, EyasError] = {}
+
+        async def one(worker: str) -> None:
+            try:
+                flushed[worker] = await InfoClient(self._channels.get(worker)).flush_cache(wait_s)
+            except EyasError as error:
+                refused[worker] = error
+
+        await asyncio.gather(*map(one, workers))
+        if refused:
+            kind = next((type(why) for why in refused.values() if not isinstance(why, Busy)), Busy)
+            said = "; ".join(f"{worker}: {why.message}" for worker, why in refused.items())
+            raise kind(f"{len(flushed)} of {len(workers)} workers flushed their caches, but not {said}")
+        return flushed
+
+    def occupy(self, worker: str, part: UnderWay) -> Stake:
+        """Counts a leg that starts on `worker`, at once, so that the next request is routed with it in mind.
+
+        Its owner closes the stake at the leg's end.
+        """
+        return Stake(partial(self._ledger.add, worker), part)
+
+    def _connected(self, worker: str) -> bool:
+        return worker in self._sessions and self._sessions[worker].connected
+
+    def _is_ours(self, info: WorkerInfo) -> bool:
+        if not info.runs_target:
+            return True
+        self._fingerprint = self._fingerprint or info.fingerprint
+        self._arithmetic = self._arithmetic or info.arithmetic
+        difference = self._difference(info)
+        if difference and (info.worker, difference) not in self._reported:
+            self._reported.add((info.worker, difference))
+            _log.warning("worker %s %s: it gets no requests", info.worker, difference)
+        return not difference
+
+    def _difference(self, info: WorkerInfo) -> str:
+        """How a target worker differs from the ones that get requests; empty if it does not."""
+        if info.fingerprint != self._fingerprint:
+            return f"serves another model ({info.model})"
+        if self._tokenizer and info.tokenizer and info.tokenizer != self._tokenizer:
+            return "has another tokenizer than the gateway (--tokenizer of either, or the model's folder)"
+        if info.arithmetic != self._arithmetic:
+            return f"computes by {info.arithmetic} arithmetic, and others by {self._arithmetic}"
+        if Role.DECODE not in info.roles:
+            return ""
+        if self._synthetic is None:
+            self._synthetic = info.synthetic
+        if info.synthetic == self._synthetic:
+            return ""
+        return "accepts drafts by chance" if info.synthetic else "accepts no drafts by chance, as others do"
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            self._open_sessions()
+            for info in self.workers():
+                self._ledger.at_report(info)  # notes what is under way at each new report
+            await self._retire(time.monotonic())
+
+    def _open_sessions(self) -> None:
+        self._watch.follow([info.worker for info in self.workers() if info.runs_target])
+        for info in self.workers():
+            if Role.DECODE in info.roles and info.worker not in self._sessions:
+                session = Session(
+                    DecodeSessionClient(self._channels.get(info.worker), info.worker), info.worker
+                )
+                self._sessions[info.worker] = session
+                session.start()
+
+    async def _retire(self, now: float) -> None:
+        """Closes the channels of workers that are gone for good, so that memory does not grow."""
+        known = {info.worker for info in self._registry.workers()}
+        for worker in list(self._channels):
+            in_use = worker in known or self._connected(worker) or self._ledger.now(worker).total > 0
+            if in_use or worker not in self._known_at:
+                self._known_at[worker] = now
+            elif now - self._known_at[worker] > RETIRE_S:
+                del self._known_at[worker]
+                self._ledger.forget(worker)
+                self._breakers.forget(worker)
+                if session := self._sessions.pop(worker, None):
+                    await session.aclose()
+                await self._channels.drop(worker)

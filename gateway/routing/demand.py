@@ -1,0 +1,141 @@
+"""What requests were like lately: the mix that preferences are chosen for.
+
+It knows sums, how they fade, and that a load of another kind makes them worthless. It knows no worker, and
+times only as it is told them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gateway.routing.capacity import Mix
+
+FADE = 0.98
+"""What is left of a value's weight after the next one: about the last hundred count."""
+
+OTHER = 1.8
+"""If the mean of the last ENOUGH values is this many times that of all, or the inverse, they alone count."""
+
+CHANGE = 0.1
+"""A mix within this part of the one told last is told as that one: what follows from it need not change."""
+
+ENOUGH = 20
+"""Requests, and answers, before there is a mix."""
+
+COUNTING_S = 1.0
+"""Requests are counted over this time to see how evenly they come."""
+
+KEPT = 0.96
+"""What is left of a count's weight after the next one: about the last 25 count."""
+
+COUNTS = 5.0
+"""Counts of one kind of load before it is said to come unevenly."""
+
+
+class FadingMean:
+    """The mean of the values of late, and of their squares."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._recent: deque[float] = deque(maxlen=ENOUGH)
+        self._weight = self._sum = self._squares = 0.0
+
+    def add(self, value: float) -> bool:
+        """Whether values have become others, so that those before the last ENOUGH are forgotten."""
+        self.count += 1
+        self._recent.append(value)
+        self._take(value)
+        lately = sum(self._recent) / len(self._recent)
+        if self.count < ENOUGH or self.mean / OTHER <= lately <= self.mean * OTHER:
+            return False
+        self._weight = self._sum = self._squares = 0.0
+        for kept in self._recent:
+            self._take(kept)
+        return True
+
+    def _take(self, value: float) -> None:
+        self._weight = FADE * self._weight + 1.0
+        self._sum = FADE * self._sum + value
+        self._squares = FADE * self._squares + value**2
+
+    @property
+    def mean(self) -> float:
+        """Of at least one value."""
+        return self._sum / self._weight
+
+    @property
+    def spread(self) -> float:
+        """The mean square over the square of the mean; 1.0: all alike."""
+        return max(self._squares / self._weight / max(self.mean, 1.0) ** 2, 1.0)
+
+
+class Evenness:
+    """How evenly requests come: the variance of their number per second over its mean; 1.0: as Poisson's do.
+
+    From neighbouring seconds, each pair with the same weight: (a - b)^2 / (a + b) has the mean 1 for Poisson
+    requests at every rate, so that a rate that changes is not taken for bursts, and a load is soon forgotten.
+    """
+
+    def __init__(self, since_s: float) -> None:
+        self._since_s, self._now, self._before = since_s, 0, 0
+        self._weight = self._sum = 0.0
+
+    def came(self, at_s: float) -> None:
+        """Counts a request."""
+        while at_s >= self._since_s + COUNTING_S:
+            self._end_count()
+        self._now += 1
+
+    def forget(self) -> None:
+        """Of the load before, nothing counts."""
+        self._weight = self._sum = 0.0
+
+    @property
+    def burst(self) -> float:
+        """1.0 while there are too few counts."""
+        return max(self._sum / self._weight, 1.0) if self._weight >= COUNTS * KEPT**COUNTS else 1.0
+
+    def _end_count(self) -> None:
+        self._since_s += COUNTING_S
+        if both := self._now + self._before:
+            self._weight = KEPT * self._weight + 1.0
+            self._sum = KEPT * self._sum + (self._now - self._before) ** 2 / both
+        self._now, self._before = 0, self._now
+
+
+class DemandMeter:
+    """Told of every request and every answer."""
+
+    def __init__(self, since_s: float = 0.0) -> None:
+        """`since_s`: when the first requests may come, on the clock of `asked`."""
+        self._prompt, self._missing, self._output = FadingMean(), FadingMean(), FadingMean()
+        self._evenness = Evenness(since_s)
+        self._told: Mix | None = None
+
+    def asked(self, at_s: float, prompt: int, missing: int) -> None:
+        """Counts a request that came at `at_s`, of whose prompt `missing` tokens are to be computed."""
+        self._evenness.came(at_s)
+        others = self._prompt.add(prompt), self._missing.add(missing)
+        if any(others):
+            self._evenness.forget()
+
+    def answered(self, output: int) -> None:
+        """Counts an answer that took `output` steps."""
+        self._output.add(output)
+
+    def mix(self) -> Mix | None:
+        """The mix; None while there were too few requests."""
+        if min(self._prompt.count, self._output.count) < ENOUGH:
+            return None
+        missing = max(self._missing.mean, 1.0)
+        new = Mix(self._prompt.mean, missing, self._output.mean, self._missing.spread, self._evenness.burst)
+        if self._told is None or _differ(new, self._told):
+            self._told = new
+        return self._told
+
+
+def _differ(new: Mix, old: Mix) -> bool:
+    pairs = [(new.prompt, old.prompt), (new.missing, old.missing), (new.output, old.output)]
+    return any(abs(one - other) > CHANGE * other for one, other in pairs) or not (
+        0.5 < new.burst / old.burst < 2.0
+    )

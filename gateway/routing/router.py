@@ -1,0 +1,133 @@
+"""Which worker gets a request: pure functions of a snapshot.
+
+It knows roles, cached prefixes and load; it refuses to know streams, clocks and the network, so that every
+decision can be tested as a value. A conversation stays on its worker because its prefix is cached there, and
+one that names itself has a home where its prefix is not, or no longer, cached anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from eyas.common.types import Role, WorkerInfo
+from gateway.routing.ledger import UnderWay
+
+CROWD = 4
+"""A worker with more sequences than twice the idlest one's plus this is avoided, cached prefix or not."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A worker as the router sees it, for one prompt.
+
+    `in_flight` counts the sequences of this gateway's own requests there, which is newer than the worker's
+    last report: one per choice that it decodes, one per prompt that it only computes. `connected`: its
+    Session is open (decode needs one, prefill does not). `cached`: how many ids at the start of the prompt
+    its cache should hold. `under_way`: all that `in_flight` sums up; `reported`: as it was at the worker's
+    last report. `affinity`: 0 to 1, the greatest at the home of the request's conversation. `broken`: it
+    fails what it is sent.
+    """
+
+    info: WorkerInfo
+    in_flight: int = 0
+    connected: bool = True
+    cached: int = 0
+    under_way: UnderWay = UnderWay()
+    reported: UnderWay = UnderWay()
+    affinity: float = 0.0
+    broken: bool = False
+
+    @property
+    def ahead(self) -> int:
+        """Prompt tokens to compute there before this prompt's own are done, less those that it holds."""
+        others = self.info.backlog.queued - self.reported.queued
+        return self.under_way.queued + max(others, 0) - self.cached
+
+    @property
+    def sequences(self) -> int:
+        """Running and waiting there: this gateway's own now, and those of others by the last report."""
+        others = self.info.running + self.info.waiting - self.reported.total
+        return self.in_flight + max(others, 0)
+
+    @property
+    def load(self) -> tuple[int, float]:
+        """Sequences, then the share of its pages in use."""
+        return self.sequences, self.info.pages_used / max(self.info.pages_total, 1)
+
+    def can(self, role: Role) -> bool:
+        """Whether it serves now and has the role."""
+        return self.info.serving and role in self.info.roles
+
+
+@dataclass(frozen=True)
+class RequestRoute:
+    """The workers of a request. With `prefill` None the decode worker computes the prompt itself.
+
+    `ttft_s`, `tpot_s`: seconds to the first token and per output token, if they were predicted.
+    """
+
+    decode: str
+    prefill: str | None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+def route(workers: Sequence[Candidate]) -> RequestRoute | None:
+    """The workers for a new request; None while no worker, and no pair of them, can serve it."""
+    decode = choose_decode(workers)
+    if decode is None:
+        return None
+    if decode.can(Role.PREFILL):
+        return RequestRoute(decode.info.worker, None)
+    prefill = choose_prefill(workers)
+    return RequestRoute(decode.info.worker, prefill.info.worker) if prefill else None
+
+
+def missing(workers: Sequence[Candidate]) -> str:
+    """Why `route` finds nothing, as half a sentence."""
+    if choose_decode(workers) is None:
+        known = any(w.can(Role.DECODE) for w in workers)
+        return "no decode worker is connected" if known else "no decode worker is serving"
+    return "no prefill worker is serving"
+
+
+def choose_decode(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
+    """The best connected decode worker; one to `avoid` only if there is no other."""
+    return _best([w for w in workers if w.can(Role.DECODE) and w.connected], avoid)
+
+
+def choose_prefill(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
+    """The best prefill worker; one to `avoid` only if there is no other."""
+    return _best([w for w in workers if w.can(Role.PREFILL)], avoid)
+
+
+def wants_draft(workers: Sequence[Candidate]) -> bool:
+    """Whether some drafter can use the draft KV of a prompt."""
+    return any(w.can(Role.DRAFT) and w.info.draft_fingerprint for w in workers)
+
+
+def _best(workers: Sequence[Candidate], avoid: Collection[str]) -> Candidate | None:
+    """The worker that has the prompt first: what is cached counts against what is queued. Then the home of
+    the conversation, then the least load. Crowded ones come last.
+
+    Workers to `avoid` (they just failed this request) are taken only if there is no other, and broken ones
+    only before those.
+    """
+    usable = [w for w in workers if w.info.worker not in avoid] or workers
+    usable = [w for w in usable if not w.broken] or usable
+    crowded = 2 * min((w.sequences for w in usable), default=0) + CROWD
+    return min(usable, key=lambda w: (w.sequences > crowded, w.ahead, -w.affinity, w.load), default=None)
+
+
+def affinity(session: str, worker: str) -> float:
+    """How much a worker is a conversation's home, 0 to 1: the same in every gateway, and even.
+
+    Rendezvous hashing (Thaler and Ravishankar, 1998): a worker that comes or goes moves only its own. 0.0 for
+    a conversation without a name.
+    """
+    if not session:
+        return 0.0
+    digest = hashlib.blake2b(f"{session} {worker}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64

@@ -1,0 +1,71 @@
+"""The search for a worker that can serve a request: one that serves now, or one that is expected.
+
+It knows which workers serve and which are starting or returning. It refuses to know requests and legs:
+`router` chooses the worker, and `generate` decides what happens then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from eyas.common.errors import Unavailable
+from gateway.routing import router
+from gateway.routing.cluster import Cluster
+from gateway.routing.holdings import Prefix
+from gateway.routing.router import Candidate
+
+PATIENCE_S = 4.0  # how long a search goes on while no suitable worker serves or is expected
+
+Found = TypeVar("Found")
+
+
+class WorkerSearch:
+    """Searches for one request; `pause` waits between two tries, and `wanted` says whether to go on. `turn`
+    comes before what is found is used, and tells whether that took time.
+
+    `lacks`: what the running search is missing, as half a sentence; empty after a success.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        prefix: Prefix,
+        turn: Callable[[], Awaitable[bool]],
+        pause: Callable[[], Awaitable[None]],
+        wanted: Callable[[], bool],
+    ) -> None:
+        self._cluster = cluster
+        self._prefix = prefix
+        self._turn = turn
+        self._pause = pause
+        self._wanted = wanted
+        self._clock = asyncio.get_running_loop().time
+        self.lacks = ""
+
+    async def find(self, choose: Callable[[Sequence[Candidate]], Found | None]) -> Found | None:
+        """What `choose` finds when the request's turn has come; None once nothing is wanted any more.
+
+        Raises Unavailable after `PATIENCE_S` in which no suitable worker served or was expected: meanwhile a
+        connection may come back.
+        """
+        found = await self._first(choose)
+        if found is not None and await self._turn():
+            found = await self._first(choose)  # the worker may have left meanwhile
+        return found
+
+    async def _first(self, choose: Callable[[Sequence[Candidate]], Found | None]) -> Found | None:
+        expected_at = self._clock()
+        while self._wanted():
+            workers = self._cluster.candidates(self._prefix)
+            if (found := choose(workers)) is not None:
+                self.lacks = ""
+                return found
+            self.lacks = router.missing(workers)
+            if choose([*workers, *self._cluster.returning()]) is not None:
+                expected_at = self._clock()
+            elif self._clock() - expected_at >= PATIENCE_S:
+                raise Unavailable(f"no worker can serve the request: {self.lacks}")
+            await self._pause()
+        return None

@@ -1,0 +1,215 @@
+"""Turns token ids into text as they arrive, without ever showing half a character.
+
+Where a text is its tokens' bytes joined (byte-level and SentencePiece models), a `ByteDetokenizer` feeds them
+to an incremental UTF-8 decoder, which holds back an unfinished character. Other texts are streamed by the
+`tokenizers` library (`LibraryDetokenizer`), or told at their end where nothing is certain before. However a
+list of ids is cut, the parts of its text join to the same string.
+"""
+
+from __future__ import annotations
+
+import codecs
+import copy
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Protocol
+
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers.decoders import DecodeStream
+
+from eyas.common.tokenizers.decoders import compile_decoder, decoder_of
+from gateway.text.clean_up import CleanUp
+
+_CONTEXT = 16  # tokens before a text that can change how it begins
+
+
+class _Alone(dict[int, str | None]):
+    """By id: the text of a token that stands alone; None for one with half a character, and for unknown ids.
+
+    It is filled as it is asked, so that streams share what they see.
+    """
+
+    def __init__(self, entries: Sequence[bytes]) -> None:
+        self._entries = entries
+
+    def __missing__(self, id: int) -> str | None:
+        if not 0 <= id < len(self._entries):
+            return None
+        try:
+            self[id] = text = self._entries[id].decode()
+        except UnicodeDecodeError:
+            self[id] = text = None
+        return text
+
+
+_NEVER = _Alone(())
+
+
+class TokenBytes:
+    """What each id contributes to a text, in bytes: nothing for special tokens and unknown ids.
+
+    `decoder` is None for a tokenizer whose text is only known at its end. `cleans_up`: texts lose the spaces
+    that some tokenizers write before English punctuation.
+    """
+
+    def __init__(self, tokenizer: HFTokenizer, *, clean_up: bool) -> None:
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.hf = tokenizer
+        self.decoder = compile_decoder(decoder_of(tokenizer), vocabulary)
+        self.cleans_up = clean_up
+        self._names = [tokenizer.id_to_token(id) for id in range(max(vocabulary.values(), default=-1) + 1)]
+        to_bytes = self.decoder.piece if self.decoder else str.encode
+        self._shown = [b"" if name is None else to_bytes(name) for name in self._names]
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {id for id, token in added.items() if token.special}
+        self._table = [b"" if id in self._special else data for id, data in enumerate(self._shown)]
+        self._alone = {True: _Alone(self._table), False: _Alone(self._shown)}
+        self._views: dict[frozenset[str], TokenBytes] = {}
+
+    def special_id(self, name: str) -> int | None:
+        """The id of the special token of this name; None if there is none."""
+        return next((id for id in self._special if self._names[id] == name), None)
+
+    def showing(self, names: frozenset[str]) -> TokenBytes:
+        """This table, but special tokens of these names show as any other token does. It is made once."""
+        if names not in self._views:
+            view = copy.copy(self)
+            view._special = {id for id in self._special if self._names[id] not in names}
+            view._table = [b"" if id in view._special else data for id, data in enumerate(self._shown)]
+            view._alone = self._alone | {True: _Alone(view._table)}
+            self._views[names] = view
+        return self._views[names]
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def entries(self, skip_special: bool) -> list[bytes]:
+        """What each id contributes after others."""
+        return self._table if skip_special else self._shown
+
+    def alone(self, skip_special: bool) -> Mapping[int, str | None]:
+        """By id: the text of a token after others, None where it cannot be told from the token alone."""
+        return self._alone[skip_special]
+
+    def piece(self, id: int, skip_special: bool) -> str | None:
+        """The vocabulary's entry for `id`; None for an unknown id and for special tokens that are skipped."""
+        if not 0 <= id < len(self._names) or (skip_special and id in self._special):
+            return None
+        return self._names[id]
+
+    def context(self, ids: Sequence[int], skip_special: bool) -> list[int]:
+        """The last of `ids` that show in a text: as many as can change how the next text begins."""
+        parts = (id for id in reversed(ids) if self.piece(id, skip_special) is not None)
+        return [*islice(parts, _CONTEXT)][::-1]
+
+    def detokenizer(self, context: Sequence[int], skip_special: bool) -> Detokenizer:
+        """For a text that continues the text of `context`; () for a text of its own."""
+        if self.decoder is not None and self.decoder.joined:
+            return ByteDetokenizer(self, context, skip_special)
+        return LibraryDetokenizer(self, context, skip_special)
+
+    def label(self, id: int) -> tuple[str, bytes]:
+        """How one token is shown alone: its text (a special token's name) and its bytes."""
+        known = 0 <= id < len(self._names)
+        data = self._table[id] or (self._names[id] or "").encode() if known else b""
+        return data.decode("utf-8", "replace"), data
+
+
+class Detokenizer(Protocol):
+    """The text of one choice, as its tokens come."""
+
+    __slots__ = ()
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The characters that these tokens completed (often one word each, sometimes none)."""
+        ...
+
+    def flush(self) -> str:
+        """Ends the text: a character still unfinished becomes U+FFFD."""
+        ...
+
+
+class ByteDetokenizer(Detokenizer):
+    """For texts that are their tokens' bytes joined."""
+
+    __slots__ = ("_alone", "_begun", "_clean_up", "_entries", "_left", "_partial", "_strip")
+
+    def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
+        """`table`: its decoder joins bytes."""
+        assert table.decoder is not None
+        self._entries = table.entries(skip_special)
+        self._clean_up = CleanUp() if table.cleans_up else None
+        self._strip, count = table.decoder.stripped
+        self._left = count  # how many more of `_strip` the text's beginning loses
+        self._partial = b""  # the first bytes of an unfinished character
+        self._alone: Mapping[int, str | None] = _NEVER  # while the text depends on what is before it
+        self._begun = table.alone(skip_special)
+        self._settle()
+        if context:
+            self.feed(table.context(context, skip_special))
+            if self._clean_up is not None:
+                self._clean_up.flush()  # the caller has that text already
+
+    def feed(self, ids: Sequence[int]) -> str:
+        if len(ids) == 1 and not self._partial and (alone := self._alone[ids[0]]) is not None:
+            return alone
+        entries, known = self._entries, len(self._entries)
+        parts = [self._partial]
+        for id in ids:  # a comprehension would cost twice as much for one token, and most steps have one
+            if 0 <= id < known:
+                parts.append(entries[id])
+        data = b"".join(parts)
+        try:
+            text, self._partial = data.decode(), b""
+        except UnicodeDecodeError:  # it ends inside a character, or has bytes that belong to none
+            text, used = codecs.utf_8_decode(data, "replace", False)
+            self._partial = data[used:]
+        return self._changed(text)
+
+    def flush(self) -> str:
+        text, self._partial = self._changed(self._partial.decode(errors="replace")), b""
+        return text if self._clean_up is None else text + self._clean_up.flush()
+
+    def _changed(self, text: str) -> str:
+        """The text without what its beginning loses, cleaned up."""
+        if self._left and text:
+            rest = text.lstrip(self._strip)
+            taken = min(len(text) - len(rest), self._left)
+            self._left = 0 if rest else self._left - taken
+            text = text[taken:]
+            self._settle()
+        return text if self._clean_up is None else self._clean_up.feed(text)
+
+    def _settle(self) -> None:
+        if not self._left and self._clean_up is None:
+            self._alone = self._begun
+
+
+class LibraryDetokenizer(Detokenizer):
+    """For texts whose tokens depend on their neighbours."""
+
+    def __init__(self, table: TokenBytes, context: Sequence[int], skip_special: bool) -> None:
+        """`table`: without a decoder it gives the whole text at the end."""
+        self._table = table
+        self._skip_special = skip_special
+        self._clean_up = CleanUp() if table.cleans_up else None
+        self._ids = table.context(context, skip_special)
+        self._length = len(self._whole())  # of the text so far
+        self._stream = DecodeStream(ids=self._ids) if table.decoder is not None else None
+
+    def feed(self, ids: Sequence[int]) -> str:
+        shown = [id for id in ids if self._table.piece(id, self._skip_special) is not None]
+        self._ids += shown
+        parts = [] if self._stream is None else [self._stream.step(self._table.hf, id) for id in shown]
+        return self._given("".join(part for part in parts if part is not None))
+
+    def flush(self) -> str:
+        text = self._given(self._whole()[self._length :])
+        return text if self._clean_up is None else text + self._clean_up.flush()
+
+    def _given(self, text: str) -> str:
+        self._length += len(text)
+        return text if self._clean_up is None else self._clean_up.feed(text)
+
+    def _whole(self) -> str:
+        return self._table.hf.decode(self._ids, skip_special_tokens=False) if self._ids else ""

@@ -1,0 +1,162 @@
+"""How a model's chat template writes what is more than text: calls, reasoning, parts of content.
+
+A template is asked, not looked up: it writes a call of a tool that does not exist, and the format whose
+parser reads that call back is the model's. This file knows what to ask. It refuses to know any format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from eyas.common.errors import InvalidRequest
+from gateway.parsers.events import CallArguments, CallBegun, Event, merged
+from gateway.parsers.message import MessageParser, MessageReading
+from gateway.parsers.reasoning import Tags
+from gateway.parsers.table import REASONING, TOOL_FORMATS, Ids, ToolFormat, counted_id
+from gateway.text.templates import ChatTemplate, TooManySteps
+
+AUTO, NONE = "auto", "none"  # of both flags, beside the names in the tables
+ABSENT = object()
+
+_NAME, _ARGUMENTS = "look_up", {"word": "tree"}
+_SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+_FUNCTION = {"name": _NAME, "description": "Looks up a word.", "parameters": _SCHEMA}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
+_SYSTEM = {"role": "system", "content": "You are a dictionary."}
+_QUESTION = {"role": "user", "content": "What is a tree?"}
+
+
+@dataclass(frozen=True)
+class TemplateDialect:
+    """What the model's template knows beside text.
+
+    `calls`: the format of calls, None if it writes none. `text_arguments`: it wants the arguments of calls in
+    the history as the text of an object, not as an object; `object_arguments`: it fails on any that are no
+    object. `no_content`: what it wants where a message has
+    calls and no content; ABSENT: no such key. `lists_parts`: it goes through the parts of content itself.
+    `reads`: the variables that it reads. `shows_tools`: a model hears from it which tools there are.
+    """
+
+    calls: ToolFormat | None = None
+    reasoning: Tags | None = None
+    text_arguments: bool = False
+    object_arguments: bool = False
+    no_content: Any = ABSENT
+    lists_parts: bool = False
+    reads: frozenset[str] = frozenset()
+    shows_tools: bool = False
+
+
+def dialect_of(
+    template: ChatTemplate | None, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> TemplateDialect:
+    """The dialect of a template; the flags may name its formats, or "none" for none."""
+    if template is None:
+        return TemplateDialect()
+    calls, style = _calls_of(template, tool_parser)
+    frame = None if calls is None else calls.frame
+    text_arguments, no_content = style
+    return TemplateDialect(
+        calls=calls,
+        reasoning=_reasoning_of(template, reasoning_parser) if frame is None else frame.reasoning,
+        text_arguments=text_arguments,
+        object_arguments=not text_arguments
+        and calls is not None
+        and not _takes_text(template, calls, no_content),
+        no_content=no_content,
+        lists_parts=template.lists_parts,
+        reads=template.reads,
+        shows_tools=_shows_tools(template),
+    )
+
+
+def _calls_of(template: ChatTemplate, parser: str) -> tuple[ToolFormat | None, tuple[bool, Any]]:
+    """The format of calls, and how the template wants them: arguments as text, what is for no content."""
+    named = TOOL_FORMATS.get(parser)
+    styles = list(itertools.product((False, True), (ABSENT, "", None)))
+    if parser == NONE:
+        return None, styles[0]
+    formats = [named] if named else list(TOOL_FORMATS.values())
+    for style in styles:
+        for format in formats:
+            if _writes(template, format, *style):
+                told = _told_by(template) if format.opener else None
+                return told or format, style
+    return named or _told_by(template), styles[0]
+
+
+def _told_by(template: ChatTemplate) -> ToolFormat | None:
+    """The format that the template tells the model to write, with its markers: some write calls without."""
+    try:
+        with_tools = template.render([_QUESTION], tools=_TOOLS)
+        without = template.render([_QUESTION])
+    except (InvalidRequest, TooManySteps):
+        return None
+    told = (format for format in TOOL_FORMATS.values() if format.says)
+    return next((format for format in told if format.says in with_tools and format.says not in without), None)
+
+
+def _shows_tools(template: ChatTemplate) -> bool:
+    """Whether the name of a tool reaches the prompt, with or without a system message before it."""
+    for messages in ([_QUESTION], [_SYSTEM, _QUESTION]):
+        with contextlib.suppress(InvalidRequest, TooManySteps):
+            if _NAME in template.render(messages, tools=_TOOLS):
+                return True
+    return False
+
+
+def _writes(template: ChatTemplate, format: ToolFormat, text_arguments: bool, no_content: Any) -> bool:
+    """Whether the template writes a call in this format if it gets it in this way."""
+    arguments = json.dumps(_ARGUMENTS) if text_arguments else _ARGUMENTS
+    answer = _answer(format, arguments, no_content)
+    try:
+        prompt = template.render([_QUESTION], tools=_TOOLS)
+        whole = template.render([_QUESTION, answer], tools=_TOOLS, add_generation_prompt=False)
+    except (InvalidRequest, TooManySteps):
+        return False
+    if format.opener and not whole.startswith(prompt):
+        return False
+    text = whole.removeprefix(prompt) if format.opener else whole
+    if format.sign not in text:
+        return False
+    parser = MessageParser(MessageReading(format, {_NAME: _SCHEMA}))
+    return _has_the_call(merged([*parser.feed(text), *parser.end()]))
+
+
+def _takes_text(template: ChatTemplate, format: ToolFormat, no_content: Any) -> bool:
+    """Whether a template that wants objects also writes a call whose arguments could not be read as one."""
+    try:
+        template.render([_QUESTION, _answer(format, '{"half', no_content)], tools=_TOOLS)
+    except (InvalidRequest, TooManySteps):
+        return False
+    return True
+
+
+def _answer(format: ToolFormat, arguments: Any, no_content: Any) -> dict[str, Any]:
+    """A message with a call of the tool."""
+    id = counted_id(_NAME, 0) if format.ids is Ids.COUNTED else "abcdef123"
+    call = {"id": id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+    answer: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
+    return answer if no_content is ABSENT else answer | {"content": no_content}
+
+
+def _has_the_call(events: list[Event]) -> bool:
+    for begun, arguments in itertools.pairwise(events):
+        if isinstance(begun, CallBegun) and begun.name == _NAME and isinstance(arguments, CallArguments):
+            try:
+                if json.loads(arguments.text) == _ARGUMENTS:
+                    return True
+            except ValueError:
+                continue
+    return False
+
+
+def _reasoning_of(template: ChatTemplate, parser: str) -> Tags | None:
+    """The tags that the flag names, or else those that the template has."""
+    if parser != AUTO:
+        return REASONING.get(parser)
+    return next((tags for tags in REASONING.values() if template.mentions(tags.end)), None)

@@ -1,0 +1,280 @@
+"""Turns entries into text: what every front shows of a generation.
+
+A `TextStream` reads one admitted request, detokenizes each choice, applies the stop strings and counts
+usage. It knows tokens and text; it refuses to know HTTP, JSON and protobuf.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from eyas.common.errors import EyasError
+from eyas.common.types import (
+    EngineTimings,
+    Entry,
+    Finish,
+    GenerationRequest,
+    PromptTokenLogprobs,
+    TokenLogprob,
+)
+from gateway.backends.base import GenerationStream, Lanes
+from gateway.text.stop import StopMatcher
+from gateway.text.tokenizer import Tokenizer
+
+
+class Bare(Protocol):
+    """The text of tokens alone."""
+
+    __slots__ = ()
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text of the next tokens."""
+        ...
+
+
+class TextRules(msgspec.Struct, frozen=True):
+    """How the tokens of a request are shown.
+
+    `continues_prompt`: the text continues the prompt (a completion) instead of beginning anew (a chat
+    answer); with some tokenizers this decides whether its first space is shown. `include_stop`: the stop
+    string or token that ended a choice is shown. `shown`: special tokens that show even where others are
+    skipped. `offsets`: deltas say where the text of each token begins.
+    """
+
+    stops: tuple[str, ...] = ()
+    continues_prompt: bool = False
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    shown: tuple[str, ...] = ()
+    offsets: bool = False
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    """What one entry added to one choice.
+
+    `tokens` holds every token that counts, the final one included. With log-probabilities asked for,
+    `logprobs` has one item per token, and so has `offsets`, also where the rules ask for them: the text of
+    tokens[i] begins at character offsets[i].
+    `text` may lag behind the tokens: it never ends inside a character or a stop string. Drafts accepted
+    beyond a stop string count as never offered. `matched`: the stop string, or the id of the last token, that
+    stopped the choice.
+    """
+
+    choice: int
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    offsets: tuple[int, ...] = ()
+    finish: Finish | None = None
+    accepted: int = 0
+    offered: int = 0
+    verify_steps: int = 0
+    matched: str | int | None = None
+
+
+class UsageCounts(msgspec.Struct):
+    """Tokens of one request. `completion_tokens` includes `accepted` drafts but no `rejected` ones.
+
+    Drafts count in depth: only one branch of a tree can be accepted, so the other branches are not rejected.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    verify_steps: int = 0
+    cached_tokens: int = 0
+
+    def add(self, delta: TextDelta) -> None:
+        """Counts a delta."""
+        self.completion_tokens += len(delta.tokens)
+        if delta.offered:
+            self.drafted(delta.accepted, delta.offered, delta.verify_steps)
+
+    def drafted(self, accepted: int, offered: int, verify_steps: int) -> None:
+        """Counts drafts, in depth, that this number of steps verified."""
+        self.accepted += accepted
+        self.rejected += offered - accepted
+        self.verify_steps += verify_steps
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per verify step, its own included; None if nothing was verified."""
+        return 1 + self.accepted / self.verify_steps if self.verify_steps else None
+
+
+class RequestTrace(msgspec.Struct):
+    """What happened to one request: every worker's timings, and when its tokens came.
+
+    `first`: when token 0 of some choice came; `second`: when the first token after it came, so decode had
+    begun (both monotonic seconds, 0 before). `prompt`: the prompt's log-probabilities, if asked for; they
+    come before any delta.
+    """
+
+    legs: list[EngineTimings] = []
+    first: float = 0.0
+    second: float = 0.0
+    prompt: PromptTokenLogprobs | None = None
+
+    def saw(self, entry: Entry) -> None:
+        """Notes an entry as it comes."""
+        if entry.timings is not None:
+            self.legs.append(entry.timings)
+        if entry.prompt is not None:
+            self.prompt = entry.prompt
+        if entry.tokens and not self.second:
+            now = time.monotonic()
+            self.first = self.first or now
+            if entry.index + len(entry.tokens) > 1:
+                self.second = now
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the cache of the last worker that computed the prompt."""
+        return next((leg.cached_tokens for leg in reversed(self.legs) if leg.prefill_ms), 0)
+
+
+class ChoiceText:
+    """Turns one choice's tokens into text."""
+
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, rules: TextRules) -> None:
+        context = request.prompt_ids if rules.continues_prompt else ()
+        self._detokenizer = tokenizer.detokenizer(
+            context, skip_special_tokens=rules.skip_special_tokens, shown=rules.shown
+        )
+        self._matcher = StopMatcher(rules.stops, include=rules.include_stop)
+        self._include_stop = rules.include_stop
+        self._offsets = rules.offsets
+        self._min_tokens = request.params.min_tokens
+        self.bare: Bare | None = None if rules.stops or rules.offsets else self._detokenizer
+        """None if stop strings are looked for, or offsets are told."""
+        self._tokens = 0
+        self._length = 0  # characters decoded so far, with those held back
+
+    def push(self, entry: Entry) -> TextDelta:
+        """The delta of the choice's next entry; `finish` is also set if a stop string ends the choice."""
+        finish = entry.finish
+        if self._matcher or entry.logprobs or self._offsets:
+            text, offsets, stopped = self._by_token(entry)
+            kept, finish = len(offsets), Finish.STOP if stopped else finish
+        else:
+            text, offsets, kept = self._whole(entry), (), len(entry.tokens)
+        accepted = min(entry.accepted, kept)
+        offered = entry.offered - (entry.accepted - accepted)
+        return TextDelta(
+            choice=entry.choice,
+            text=text,
+            tokens=entry.tokens[:kept],
+            logprobs=entry.logprobs[:kept],
+            offsets=offsets,
+            finish=finish,
+            accepted=accepted,
+            offered=offered,
+            verify_steps=int(offered > 0),
+            matched=self._matcher.hit or (entry.tokens[-1] if _is_stopped(entry) else None),
+        )
+
+    def _whole(self, entry: Entry) -> str:
+        text = self._detokenizer.feed(entry.tokens[:-1] if self._is_silent(entry) else entry.tokens)
+        return text if entry.finish is None else text + self._detokenizer.flush()
+
+    def _by_token(self, entry: Entry) -> tuple[str, tuple[int, ...], bool]:
+        """(text, offset per token up to a stop string, whether a stop string was completed)."""
+        pieces: list[str] = []
+        offsets: list[int] = []
+        silent = len(entry.tokens) - 1 if self._is_silent(entry) else -1
+        stopped = False
+        for position, token in enumerate(entry.tokens):
+            offsets.append(self._length)
+            self._tokens += 1
+            if position == silent:
+                break
+            piece = self._detokenizer.feed((token,))
+            self._length += len(piece)
+            # Before min_tokens no stop string is looked for, so nothing is held either.
+            if self._tokens >= self._min_tokens:
+                piece, stopped = self._matcher.feed(piece)
+            pieces.append(piece)
+            if stopped:
+                break
+        if entry.finish is not None and not stopped:
+            pieces.append(self._rest())
+        return "".join(pieces), tuple(offsets), stopped
+
+    def _rest(self) -> str:
+        """The text still held back when the engine finished the choice."""
+        shown, stopped = self._matcher.feed(self._detokenizer.flush())
+        return shown if stopped else shown + self._matcher.flush()
+
+    def _is_silent(self, entry: Entry) -> bool:
+        """Whether the last token stopped the choice and is not shown, whatever its text."""
+        return not self._include_stop and _is_stopped(entry)
+
+
+def _is_stopped(entry: Entry) -> bool:
+    return entry.finish is Finish.STOP and bool(entry.tokens)
+
+
+class TextStream:
+    """The text of one admitted request. `stream` stays its owner's, who closes it.
+
+    A choice that a stop string ended is cancelled at once; what still arrives for it is dropped. `usage` and
+    `trace` hold what is known so far.
+    """
+
+    def __init__(
+        self,
+        stream: GenerationStream,
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        rules: TextRules,
+    ) -> None:
+        self.usage = UsageCounts(prompt_tokens=len(request.prompt_ids))
+        self.trace = RequestTrace()
+        self._stream = stream
+        self._open = {choice.index: ChoiceText(tokenizer, request, rules) for choice in request.choices}
+
+    def use_lanes(self, lanes: Lanes | None) -> None:
+        """See `GenerationStream.use_lanes`."""
+        self._stream.use_lanes(lanes)
+
+    def bare(self, number: int) -> Bare | None:
+        """What shows a choice's next tokens as `take` would, until it finishes; the caller counts `usage`.
+
+        None: its first tokens are still to come, or there is more to say than their text.
+        """
+        choice = self._open.get(number)
+        return choice.bare if choice is not None and self.trace.second else None
+
+    async def take(self) -> Sequence[TextDelta]:
+        """The deltas of what has come, at least one; () once every choice has finished.
+
+        Raises what the generation stream raises.
+        """
+        deltas: list[TextDelta] = []
+        while self._open and not deltas:
+            entries = await self._stream.take()
+            if not entries:
+                raise EyasError("the generation ended before all of its choices had")
+            for entry in entries:
+                self.trace.saw(entry)
+                choice = self._open.get(entry.choice)
+                if choice is None or not (entry.tokens or entry.finish):
+                    continue
+                delta = choice.push(entry)
+                self.usage.add(delta)
+                if entry.timings is not None:
+                    self.usage.cached_tokens = self.trace.cached_tokens
+                if delta.finish is not None:
+                    await self._finish(entry)
+                deltas.append(delta)
+        return deltas
+
+    async def _finish(self, entry: Entry) -> None:
+        del self._open[entry.choice]
+        if entry.finish is None:
+            await self._stream.cancel(entry.choice if self._open else None)
