@@ -22,7 +22,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # torch is not imported yet; what a tes
 # A shell starts background jobs with SIGINT ignored, and their children inherit that. Tests press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("busy", deadline=None)  # neighbours may make any example slow
+settings.register_profile("busy", deadline=None, max_examples=50)  # neighbours may make any example slow
 settings.load_profile("busy")
 
 

@@ -27,6 +27,7 @@ UNDRAFTED = dataclasses.replace(ENGINE, draft=None)
 TWO_WORKERS = Site(ServeConfig(GatewayConfig(), UNDRAFTED, "unified", workers=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "count"),
     [
@@ -39,7 +40,6 @@ TWO_WORKERS = Site(ServeConfig(GatewayConfig(), UNDRAFTED, "unified", workers=2)
             Plan(SEED, seconds=0, streams=8, aborts=24, stop_s=7.0, lease_s=5.0, faults=EVERY_ROLE),
             16,
             id="every role",
-            marks=pytest.mark.slow,
         ),
     ],
 )

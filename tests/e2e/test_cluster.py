@@ -32,8 +32,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 @pytest.fixture(scope="module")
 def split(folders: Folders) -> Iterator[Served]:
-    """One split cluster for the tests that only ask."""
-    with serving(folders, "--layout", "split") as served:
+    """One split cluster for the tests that only ask, and for the one that ends it."""
+    with serving(folders, "--layout", "split", "--drain-s", "1") as served:
         yield served
 
 
@@ -130,40 +130,39 @@ def test_a_killed_worker_comes_back(split: Served) -> None:
 # --- what is left behind -------------------------------------------------------------------------------
 
 
-def test_ctrl_c_gives_open_streams_their_time_then_leaves_nothing(folders: Folders) -> None:
+def test_ctrl_c_gives_open_streams_their_time_then_leaves_nothing(split: Served) -> None:
+    """The last of the tests that ask this cluster."""
     body = {"model": "tiny", "prompt": "x", "n": 8, "max_tokens": 1000, "ignore_eos": True, "stream": True}
     lasts: list[list[str]] = []
-    with serving(folders, "--layout", "unified", "--drain-s", "1") as served:
-        family, pools = served.descendants(), served.pools()
-        assert any(path.is_file() for path in pools.rglob("*"))
+    begun = threading.Semaphore(0)
+    family, pools = split.descendants(), split.pools()
+    assert any(path.is_file() for path in pools.rglob("*"))
 
-        def read() -> None:
-            with httpx.stream(
-                "POST", f"{served.url}/v1/completions", json=body, timeout=60, trust_env=False
-            ) as r:
-                lines = r.iter_lines()
-                begun.release()
-                lasts.append([line for line in lines if line][-2:])
+    def read() -> None:
+        with httpx.stream("POST", f"{split.url}/v1/completions", json=body, timeout=60, trust_env=False) as r:
+            lines = r.iter_lines()
+            begun.release()
+            lasts.append([line for line in lines if line][-2:])
 
-        begun = threading.Semaphore(0)
-        readers = [threading.Thread(target=read) for _ in range(4)]
-        for reader in readers:
-            reader.start()
-        for _ in readers:
-            assert begun.acquire(timeout=30)
-        assert served.interrupt() == 0
-        assert gone(family) and not pools.exists()
-        for reader in readers:
-            reader.join(10)
-        wait_until(lambda: not served.reader.is_alive(), 5)
-        assert served.says("stopping (open requests may finish within 1 s); Ctrl-C again to stop now")
-        assert not served.says("Traceback")
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for _ in readers:
+        assert begun.acquire(timeout=30)
+    assert split.interrupt() == 0
+    assert gone(family) and not pools.exists()
+    for reader in readers:
+        reader.join(10)
+    wait_until(lambda: not split.reader.is_alive(), 5)
+    assert split.says("stopping (open requests may finish within 1 s); Ctrl-C again to stop now")
+    assert not split.says("Traceback")
     assert [done for _, done in lasts] == ["data: [DONE]"] * 4
     assert all(
         "draining" in json.loads(error.removeprefix("data: "))["error"]["message"] for error, _ in lasts
     )
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait(folders: Folders) -> None:
     with serving(folders, "--layout", "unified") as served:
         family, pools = served.descendants(), served.pools()
@@ -177,6 +176,7 @@ def test_a_second_ctrl_c_does_not_wait(folders: Folders) -> None:
         assert not pools.exists()
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_leaves_no_process_and_no_pool(folders: Folders) -> None:
     with serving(folders, "--layout", "unified") as served:
         family, pools = served.descendants(), served.pools()
@@ -186,6 +186,7 @@ def test_a_killed_supervisor_leaves_no_process_and_no_pool(folders: Folders) -> 
         assert not pools.exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_is_one_line(folders: Folders, tmp_path: Path) -> None:
     config = json.loads(Path(folders.model, "config.json").read_text())
     for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
@@ -198,6 +199,7 @@ def test_a_worker_that_cannot_start_is_one_line(folders: Folders, tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_demo_streams_an_answer_and_shows_figures(tmp_path: Path) -> None:
     """The one test here that needs the embedded model: drafts of a random head seldom come in time.

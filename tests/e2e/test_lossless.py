@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.e2e.lossless_ways import InProcess, Tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PROMPTS = 3
+FEW, MORE = 1, 3  # prompts, each under several sets of parameters: of quick variants and of the others
 SEED = 21
 
 
@@ -24,24 +25,26 @@ def each(variants: list[Variant]) -> list[Any]:
     ]
 
 
-@pytest.fixture(scope="module")
-def requests() -> Requests:
-    return make_requests(PROMPTS, SEED)
+@functools.cache
+def reference(prompts: int) -> tuple[Requests, Tokens]:
+    requests = make_requests(prompts, SEED)
+    return requests, run(REFERENCE, requests, None, lambda: None).answers.tokens
 
 
-@pytest.fixture(scope="module")
-def expected(requests: Requests) -> Tokens:
-    return run(REFERENCE, requests, None, lambda: None).answers.tokens
+def problem(variant: Variant) -> str:
+    requests, expected = reference(FEW if variant.quick else MORE)
+    assert len(expected) == len(requests)
+    return run(variant, requests, expected, lambda: None).problem
 
 
 @pytest.mark.parametrize("variant", each(VARIANTS))
-def test_no_token_differs(variant: Variant, requests: Requests, expected: Tokens) -> None:
-    assert run(variant, requests, expected, lambda: None).problem == ""
+def test_no_token_differs(variant: Variant) -> None:
+    assert problem(variant) == ""
 
 
 @pytest.mark.parametrize("variant", each(BROKEN))
-def test_what_is_broken_is_noticed(variant: Variant, requests: Requests, expected: Tokens) -> None:
-    assert run(variant, requests, expected, lambda: None).problem == ""
+def test_what_is_broken_is_noticed(variant: Variant) -> None:
+    assert problem(variant) == ""
 
 
 def test_a_difference_is_reported_with_its_position() -> None:

@@ -24,6 +24,7 @@ from eyas.engine.loading.build import build_engine
 from eyas.worker.front import Front
 from tests.rpc.local_link import LocalEngine, LocalFront
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.unwarmed import unwarmed
 
 
 def tiny_config(folder: Path) -> EngineConfig:
@@ -36,11 +37,20 @@ def tiny_config(folder: Path) -> EngineConfig:
 
 
 class RealWorker:
-    """`engine` is the engine itself: look at it only while it is idle."""
+    """`engine` is the engine itself: look at it only while it is idle. `timed`: requests are routed by how
+    long its steps take.
+    """
 
     def __init__(
-        self, config: EngineConfig, registry: str, port: int = 0, tls_dir: str | None = None
+        self,
+        config: EngineConfig,
+        registry: str,
+        port: int = 0,
+        tls_dir: str | None = None,
+        *,
+        timed: bool = False,
     ) -> None:
+        self._timed = timed
         self._config = WorkerConfig(engine=config, registry=registry, port=port, tls_dir=tls_dir)
         self.dial = rpc.dialer(service_tls(tls_dir))
 
@@ -51,7 +61,8 @@ class RealWorker:
         self.front = Front(self._config, link)
         self.address = await self.front.start()
         config = dataclasses.replace(self._config.engine, worker=self.address)
-        self.engine: Any = build_engine(config, LocalEngine(link))
+        with unwarmed(timed=self._timed):
+            self.engine: Any = build_engine(config, LocalEngine(link))
         self._thread = threading.Thread(target=self.engine.run, daemon=True)
         self._thread.start()
         self._running = asyncio.create_task(self.front.run())

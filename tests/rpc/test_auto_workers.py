@@ -99,7 +99,7 @@ async def pair(config: EngineConfig, tmp_path: Path, targets: Targets = LOOSE) -
     numbers = [next(ports), next(ports)]
     known = "static:" + ",".join(f"127.0.0.1:{port}" for port in numbers)
     engine = EngineConfig(**{**vars(config), "roles": tuple(Role), "pool_dir": str(tmp_path)})
-    workers = [await RealWorker(engine, known, port).start() for port in numbers]
+    workers = [await RealWorker(engine, known, port, timed=True).start() for port in numbers]
     cluster, figures = Cluster(registry(known)), CollectorRegistry()
     await cluster.start()
     try:

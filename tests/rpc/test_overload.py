@@ -94,6 +94,7 @@ async def test_a_full_tier_refuses_before_any_token(config: EngineConfig, full: 
         await decode.idle()
 
 
+@pytest.mark.slow
 async def test_a_stream_that_has_begun_goes_on_where_the_queue_is_full(config: EngineConfig) -> None:
     """Its decode worker leaves, and the only other one takes no new request."""
     async with (

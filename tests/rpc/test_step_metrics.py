@@ -14,7 +14,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.common.wire import clients
 
-TOKENS = 60
+TOKENS = 40
 
 
 async def scraped(worker: RealWorker) -> dict[str, float]:

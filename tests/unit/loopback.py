@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from unittest import mock
 
 import msgspec
 
@@ -50,6 +49,7 @@ from eyas.engine.ipc.messages import (
     WatchUpdate,
 )
 from eyas.engine.loading.build import build_engine
+from tests.unit.unwarmed import unwarmed
 
 LOOK_S = 0.001
 
@@ -114,7 +114,7 @@ class Worker:
         self.ready: Ready | None = None
         self.load: Load | None = None
         self.pulls: dict[int, tuple[KvHandle, int]] = {}
-        with mock.patch("eyas.engine.loading.build.measure", lambda *_: None):  # nobody routes by its times
+        with unwarmed():
             self.engine = build_engine(config, self.link)
         self.thread = threading.Thread(target=self.engine.run, name=self.address, daemon=True)
         self.thread.start()

@@ -174,6 +174,7 @@ def _ended_early(rank_info: RankInfo, channel: Channel) -> None:
     raise ValueError("the device is gone")
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_before_it_joins_is_not_waited_for(tmp_path: Path) -> None:
     with Followers(_ended_early, 2, tmp_path / "meeting") as followers:
         followers._followers[0]._process.join(60.0)  # its reason lies in the pipe right behind its ready

@@ -18,6 +18,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.types import Entry, Finish
 from eyas.engine.checkpoint.sizes import parameters
 from eyas.engine.models.table import read_model
+from tests.unit.unwarmed import unwarmed
 
 # The names that SGLang's bench_one_batch writes.
 FIELDS = {
@@ -70,7 +71,8 @@ def test_answers_of_one_token_have_no_decode_step() -> None:
 
 def measured(config: EngineConfig, *batches: StaticBatch) -> list[Line]:
     lines: list[Line] = []
-    one_batch.measure(config, BatchPlan(batches, "test"), "eager", lines.append)
+    with unwarmed():
+        one_batch.measure(config, BatchPlan(batches, "test"), "eager", lines.append)
     return lines
 
 

@@ -18,6 +18,7 @@ from eyas.bench.speculative import DraftSetting, best, settings, with_speedup
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.types import Entry, Finish
+from tests.unit.unwarmed import unwarmed
 
 
 def parsed(*flags: str) -> Any:
@@ -122,7 +123,8 @@ def test_a_short_run(
         "12",
     ]
     files = ["--output-file", str(out), "--plot", str(plot)]
-    assert cli.main(["bench", "speculative", *flags, *files, "--num-pages", "128"]) == 0
+    with unwarmed():
+        assert cli.main(["bench", "speculative", *flags, *files, "--num-pages", "128"]) == 0
     lines = [json.loads(text) for text in out.read_text().splitlines()]
     found = [(one["setting"], one["batch_size"]) for one in lines]
     assert found == [("no drafts", 1), ("no drafts", 2), ("chain of 3", 1), ("chain of 3", 2)]

@@ -88,7 +88,7 @@ def expected(base: EngineConfig) -> list[dict[int, list[int]]]:
     ("spec", "split"),
     [
         pytest.param(CHAIN, False, id="unified chain"),
-        pytest.param(TREE, True, id="split tree"),
+        pytest.param(TREE, True, id="split tree", marks=pytest.mark.slow),
         pytest.param(TREE, False, id="unified tree", marks=pytest.mark.slow),
         pytest.param(CHAIN, True, id="split chain", marks=pytest.mark.slow),
     ],

@@ -64,14 +64,26 @@ def answers(*configs: EngineConfig, one_by_one: bool = False) -> list[list[int]]
     return [result.tokens[0] for result in results]
 
 
-def test_an_answer_follows_its_request_alone(config: EngineConfig) -> None:
-    """Plain, with drafts in chains and trees, in company, in chunks, and with pages from elsewhere."""
-    alone = answers(replace(config, draft=None), one_by_one=True)
+TREE = SpeculationConfig(steps=3, topk=2, draft_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def alone(config: EngineConfig) -> list[list[int]]:
+    return answers(replace(config, draft=None), one_by_one=True)
+
+
+def test_an_answer_follows_its_request_alone(config: EngineConfig, alone: list[list[int]]) -> None:
+    """In company, in chunks, with drafts in trees."""
     assert all(len(tokens) == 8 for tokens in alone)
+    assert answers(replace(config, speculation=TREE, chunk_tokens=16)) == alone
+
+
+@pytest.mark.slow
+def test_an_answer_is_the_same_by_chains_and_with_pages_from_elsewhere(
+    config: EngineConfig, alone: list[list[int]]
+) -> None:
     for other in (config, replace(config, chunk_tokens=16)):
         assert answers(other) == alone
-    tree = SpeculationConfig(steps=3, topk=2, draft_tokens=8)
-    assert answers(replace(config, speculation=tree)) == alone
     assert answers(*split_configs(config)) == alone
 
 

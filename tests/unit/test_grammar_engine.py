@@ -91,7 +91,7 @@ def test_what_a_grammar_forces_costs_fewer_rounds(
 ) -> None:
     """And changes no token."""
     config, rounds = replace(base, speculation=speculation), []
-    made = [request(f"r{i}", CASES[i][0], temperature=i % 2 * 0.8, seed=i) for i in (0, 1, 4)]
+    made = [request(f"r{i}", CASES[i][0], temperature=i % 2 * 0.8, seed=i) for i in (0, 4)]
     found = []
     for _ in range(2):
         found.append(run(Loopback(config), made))
@@ -110,13 +110,13 @@ def test_without_its_grammar_an_answer_is_another(base: EngineConfig) -> None:
 
 
 def test_elsewhere_and_short_of_pages_it_is_the_same(base: EngineConfig) -> None:
-    requests = [one for one, _ in mixed(2)][:7]
+    requests = [one for one, _ in mixed(2)][:3]
     requests += [
-        request(f"long{i}", Grammar.regex("[a-z ]{100}"), PROMPTS[i], max_tokens=40) for i in range(4)
+        request(f"long{i}", Grammar.regex("[a-z ]{100}"), PROMPTS[i], max_tokens=40) for i in range(3)
     ]
     alone = tokens(run(Loopback(replace(base, draft=None)), requests))
     assert tokens(run(Loopback(*split_configs(base)), requests, split=True)) == alone
-    scarce = replace(base, num_pages=11, max_running=4, context_length=128)
+    scarce = replace(base, num_pages=9, max_running=4, context_length=128)
     preemptions = 0
     for _ in range(5):  # requests that come one by one to a busy machine find room
         cluster = Loopback(scarce)
@@ -129,7 +129,7 @@ def test_elsewhere_and_short_of_pages_it_is_the_same(base: EngineConfig) -> None
 
 
 def test_what_was_begun_elsewhere_goes_on(base: EngineConfig) -> None:
-    made = [one for one, _ in mixed(3) if len(one.choices) == 1][:6]
+    made = [one for one, _ in mixed(3) if len(one.choices) == 1][:4]
     whole = tokens(run(Loopback(base), made))
     begun, kept = [], []
     for one, found in zip(made, whole, strict=True):
@@ -138,7 +138,7 @@ def test_what_was_begun_elsewhere_goes_on(base: EngineConfig) -> None:
         choice = RequestChoice(0, tuple(found[0][: len(found[0]) // 2]))
         begun.append(GenerationRequest(one.id, one.prompt_ids, one.params, (choice,), begun=True))
         kept.append(found[0])
-    assert len(begun) > 3
+    assert len(begun) > 1
     cluster = Loopback(replace(base, speculation=TREES))
     results = [cluster.submit(one, split=False) for one in begun]
     wait_all(results, 60)

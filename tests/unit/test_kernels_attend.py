@@ -113,8 +113,8 @@ def positions(ends: list[int], order: list[int], width: int) -> tuple[torch.Tens
     ("heads", "kv_heads", "dim", "width", "parts"),
     [
         (8, 2, 64, 1, 4),
-        (4, 1, 128, 1, 1),
         (2, 2, 32, 4, 2),
+        pytest.param(4, 1, 128, 1, 1, marks=pytest.mark.slow),
         pytest.param(7, 1, 32, 1, 8, marks=pytest.mark.slow),
         pytest.param(6, 2, 32, 8, 4, marks=pytest.mark.slow),
         pytest.param(8, 1, 32, 3, 16, marks=pytest.mark.slow),
@@ -133,7 +133,7 @@ def test_plain_rows_and_chains(heads: int, kv_heads: int, dim: int, width: int, 
     ("width", "rows", "parts"),
     [
         (5, 16, 4),
-        (33, 32, 2),
+        pytest.param(33, 32, 2, marks=pytest.mark.slow),
         *(pytest.param(n, 64, 4, marks=pytest.mark.slow) for n in (64, 150)),
         (66, 64, 2),
     ],
@@ -325,7 +325,12 @@ def cut(scene: Scene, chunks: list[tuple[int, int, int]], most: int) -> torch.Te
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rows", "keys"),
-    [(4, 1, 32, 64, 32), (2, 2, 64, 16, 16), (7, 1, 32, 64, 64), (16, 2, 32, 128, 32)],
+    [
+        (4, 1, 32, 64, 32),
+        (7, 1, 32, 64, 64),
+        pytest.param(2, 2, 64, 16, 16, marks=pytest.mark.slow),
+        pytest.param(16, 2, 32, 128, 32, marks=pytest.mark.slow),
+    ],
 )
 def test_chunks(heads: int, kv_heads: int, dim: int, rows: int, keys: int) -> None:
     """Chunks with and without a prefix, of one row, that end in the middle of a page and of a tile."""

@@ -94,14 +94,14 @@ def test_each_row_meets_its_own_experts(sizes: tuple[int, int], tile: Tile, kind
 def test_sides_that_are_no_multiple_of_a_tile(kind: str) -> None:
     sizes = (208, 80)
     x, experts, weights = random(ROWS, sizes[0]), experts_of(ROWS), layers(kind, *sizes)
-    for tile in TALL:
+    for tile in TALL[:2]:
         found = run(with_tile(tile, weights, experts.numel()), x, experts, weights)
         close(found[0], computed(x, experts, weights)[0], kind)
         plain = run(products(), x, experts, weights)[1] if kind == "float32" else None
         assert plain is None or torch.allclose(found[1], plain, atol=1e-5)
 
 
-@pytest.mark.parametrize("powers", [False, True])
+@pytest.mark.parametrize("powers", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_what_a_gate_passes_is_rounded_as_quantise_does(powers: bool) -> None:
     rounding = Rounding("block", powers)
     x, experts = random(ROWS, 256), experts_of(ROWS)

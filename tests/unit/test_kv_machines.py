@@ -30,7 +30,7 @@ from kv_transfer.puller import (
 
 EPOCH = 5
 LEASE = 30.0
-BUDGET = settings(max_examples=120, stateful_step_count=40, deadline=None)
+BUDGET = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 MAX_HANDLES = 3
 handles = st.integers(1, MAX_HANDLES)

@@ -273,5 +273,5 @@ class World(RuleBasedStateMachine):
         assert all(pull.over for pull, _, _ in self.pulls.values())
 
 
-World.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+World.TestCase.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
 TestWorld = World.TestCase

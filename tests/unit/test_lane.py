@@ -253,7 +253,7 @@ async def both(
     return await quick.run(played), await plain.run(played)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     played=st.lists(moves, max_size=60),
     fallback=st.booleans(),

@@ -59,7 +59,8 @@ def _bins(p: torch.Tensor, count: int) -> torch.Tensor:
     return bins
 
 
-@pytest.mark.parametrize("kind", [pytest.param("flat", marks=pytest.mark.slow), "peaked"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["flat", "peaked"])
 def test_tokens_follow_the_softmax_over_a_large_vocabulary(kind: str) -> None:
     logits = _logits(kind)
     p = logits.double().softmax(0)

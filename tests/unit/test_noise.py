@@ -52,7 +52,7 @@ def test_noise_vectors(case: dict) -> None:
     choice=st.integers(0, 127),
     ids=st.lists(st.integers(0, 200_000), min_size=1, max_size=8),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_noise_equals_its_plain_twin(seed: int, position: int, choice: int, ids: list[int]) -> None:
     found = gumbel_at(streams([(seed, position, choice)]), torch.tensor([ids])).numpy()[0]
     expected = np.array([gumbel(seed, position, choice, v) for v in ids], dtype=np.float32)
@@ -95,7 +95,7 @@ def test_noise_is_finite_for_every_word() -> None:
 
 
 @given(x=WORDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_one_word_to_the_bit(x: int) -> None:
     assert noise._gumbel(torch.tensor([x])).item() == gumbel_of_word(x)
 

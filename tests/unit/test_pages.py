@@ -111,7 +111,7 @@ def play(examples: int = 500) -> None:
     )
 
 
-@pytest.mark.parametrize("examples", [150, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [60, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_copy_writes_where_no_step_does(examples: int) -> None:
     play(examples)
 

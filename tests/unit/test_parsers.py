@@ -306,7 +306,7 @@ ANY = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ANY, TEXTS, st.randoms(use_true_random=False))
 def test_no_cut_changes_what_is_found(how: MessageReading, text: str, rng: random.Random) -> None:
     found = check_cuts(how, text, rng, most=10)

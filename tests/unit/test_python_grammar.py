@@ -52,7 +52,7 @@ def can_write(schema: Any, arguments: str) -> bool:
     return WRITER.accepts(demanded("pythonic", schema)[0], f"[f({arguments})]".encode())
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
 def test_what_a_schema_describes_can_be_written(seed: int) -> None:
     pick = random.Random(seed)

@@ -64,7 +64,7 @@ def cases(draw: st.DrawFn) -> tuple[list[float], Row]:
 
 
 @given(case=cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_sampler_equals_its_plain_twin(case: tuple[list[float], Row]) -> None:
     logits, context = case
     expected = choose(logits, context)
@@ -73,7 +73,7 @@ def test_sampler_equals_its_plain_twin(case: tuple[list[float], Row]) -> None:
 
 
 @given(batch=st.lists(cases(), min_size=2, max_size=6), data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_row_ignores_its_neighbours(batch: list[tuple[list[float], Row]], data: st.DataObject) -> None:
     """Rows of one width with different parameters: alone, together and reordered they agree."""
     width = min(len(logits) for logits, _ in batch)

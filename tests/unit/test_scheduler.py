@@ -250,5 +250,5 @@ class _WorldWithDrafts(_World):
 TestPages = _World.TestCase
 TestPagesWithDraftKv = _WorldWithDrafts.TestCase
 TestPages.settings = TestPagesWithDraftKv.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
+    max_examples=30, stateful_step_count=40, deadline=None
 )

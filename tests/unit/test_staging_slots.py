@@ -275,7 +275,7 @@ class Asking(RuleBasedStateMachine):
         self.folder.rmdir()
 
 
-Asking.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+Asking.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestAsking = Asking.TestCase
 
 

@@ -56,7 +56,7 @@ def test_trim() -> None:
 
 
 @given(tree=trees(), committed=st.lists(st.integers(0, 3), max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_trim_keeps_what_was_said_below(tree: DraftTree, committed: list[int]) -> None:
     """Without equal siblings a trimmed tree says exactly what the whole one said after `committed`."""
     assume(len(set(words(tree))) == len(tree))
@@ -70,7 +70,7 @@ def test_trim_keeps_what_was_said_below(tree: DraftTree, committed: list[int]) -
 
 
 @given(tree=trees(), size=st.integers(0, 13))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_cuts(tree: DraftTree, size: int) -> None:
     assert words(tree.narrow(size)) == words(tree)[:size]
     assert words(tree.truncate_depth(size)) == [path for path in words(tree) if len(path) <= size]

@@ -8,6 +8,7 @@ comparison must see it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -137,7 +138,13 @@ def outputs(found: list[Stream]) -> list[tuple[list[int], Finish | None]]:
     return [(stream.output, stream.finish) for stream in found]
 
 
-@pytest.mark.parametrize("seeds", [700, pytest.param(2100, marks=pytest.mark.slow)])
+@functools.cache
+def plain_outputs(count: int) -> list[tuple[list[int], Finish | None]]:
+    """Of `streams(count)` without drafts."""
+    return outputs(run(streams(count)))
+
+
+@pytest.mark.parametrize("seeds", [420, pytest.param(2100, marks=pytest.mark.slow)])
 def test_speculation_equals_plain_decoding_token_for_token(seeds: int) -> None:
     """Seven kinds of parameters, a fresh random tree every round."""
     asked = streams(seeds)
@@ -178,8 +185,7 @@ def _prompt_forgotten(stream: Stream, tree: DraftTree | None) -> list[Row]:
     "mutation", [_root_ancestors, _root_position, _node_position, _root_bans, _prompt_forgotten]
 )
 def test_a_wrong_context_is_seen(mutation: Rows) -> None:
-    asked = streams(140)
-    assert outputs(run(asked, random_tree, rows=mutation)) != outputs(run(asked))
+    assert outputs(run(streams(140), random_tree, rows=mutation)) != plain_outputs(140)
 
 
 def _bonus_of_the_parent(tree: DraftTree | None, chosen: list[int]) -> Verdict:
@@ -207,8 +213,7 @@ def _no_bonus_replacement(tree: DraftTree | None, chosen: list[int]) -> Verdict:
 
 @pytest.mark.parametrize("mutation", [_bonus_of_the_parent, _leaf_below_wrong_parent, _no_bonus_replacement])
 def test_a_wrong_verdict_is_seen(mutation: Callable[[DraftTree | None, list[int]], Verdict]) -> None:
-    asked = streams(140)
-    assert outputs(run(asked, random_tree, verdict=mutation)) != outputs(run(asked))
+    assert outputs(run(streams(140), random_tree, verdict=mutation)) != plain_outputs(140)
 
 
 def test_no_output_holds_a_bad_word() -> None:
@@ -245,10 +250,8 @@ def test_harmless_changes_are_harmless() -> None:
     def stale(stream: Stream, rng: random.Random) -> DraftTree | None:
         return random_tree(dataclasses.replace(stream, output=stream.output[:-1]), rng)
 
-    asked = streams(210)
-    plain = outputs(run(asked))
     for drafting in (mirrored, doubled, stale):
-        assert outputs(run(asked, drafting)) == plain
+        assert outputs(run(streams(105), drafting)) == plain_outputs(105)
 
 
 def grown(*, coupled: bool) -> Drafting:
@@ -273,7 +276,7 @@ def grown(*, coupled: bool) -> Drafting:
 
 def test_drafts_that_know_the_noise_change_no_token() -> None:
     """The tree then depends on what it is verified with. It is accepted more often, and that is all."""
-    asked = [stream for stream in streams(120) if not stream.params.greedy]
+    asked = [stream for stream in streams(80) if not stream.params.greedy]
     plain, coupled, blind = run(asked), run(asked, grown(coupled=True)), run(asked, grown(coupled=False))
     assert outputs(coupled) == outputs(blind) == outputs(plain)
     assert sum(s.rounds for s in coupled) < 0.9 * sum(s.rounds for s in blind)
@@ -289,7 +292,7 @@ def test_trimmed_late_proposals_are_as_good_as_fresh_ones() -> None:
         tree = random_tree(before, rng)
         return tree.trim(stream.output[-1:]) if tree else None
 
-    asked = streams(420)
+    asked = streams(210)
     spec, plain = run(asked, late), run(asked)
     assert outputs(spec) == outputs(plain)
     assert sum(s.rounds for s in spec) < sum(s.rounds for s in plain)

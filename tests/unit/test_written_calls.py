@@ -24,7 +24,7 @@ WRITER = Writer()
 
 
 @pytest.mark.parametrize("format", [*BY_PARAMETER, "pythonic", "minimax_m2", "gemma4"])
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
 def test_a_call_is_read_as_its_grammar_let_it_be_written(format: str, seed: int) -> None:
     check(format, random.Random(seed))
