@@ -24,6 +24,7 @@ from eyas.common.machine.leave import SAME_WORD_S
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
 from eyas.common.wire import clients, replies, rpc
+from tests.unit.crossed import crossed
 
 LONG = 60  # tokens: a third of a second and more of a fake engine
 ENDLESS = 10_000
@@ -133,9 +134,15 @@ async def test_a_real_engine_finishes_its_requests_then_leaves(tiny, tmp_path: P
 # --- a worker's processes --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("to", ["the front", "every process"])
-async def test_a_signal_drains(number: signal.Signals, to: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("to", "number"),
+    crossed(
+        ["the front", "every process"],
+        [signal.SIGTERM, signal.SIGINT],
+        quick=lambda to, number: (to == "the front") == (number is signal.SIGTERM),
+    ),
+)
+async def test_a_signal_drains(to: str, number: signal.Signals, tmp_path: Path) -> None:
     async with process("decode", tmp_path) as p, rpc.channel((await p.ready()).address) as channel:
         session = clients.DecodeSessionClient(channel, p.address).open()
         session.submit(request(5, tokens=LONG), attempt=1, attach=False)
@@ -157,7 +164,10 @@ def hangups() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hangups")
-@pytest.mark.parametrize("words", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGHUP]])
+@pytest.mark.parametrize(
+    "words",
+    [[signal.SIGTERM, signal.SIGTERM], pytest.param([signal.SIGHUP], marks=pytest.mark.slow)],
+)
 async def test_a_second_signal_does_not_wait(words: list[signal.Signals], tmp_path: Path) -> None:
     async with process("decode", tmp_path) as p, rpc.channel((await p.ready()).address) as channel:
         session = clients.DecodeSessionClient(channel, p.address).open()

@@ -142,7 +142,9 @@ async def test_a_closed_pull_ends_its_fetch_before_it_is_told() -> None:
         assert (await puller.fetch()).failure.code == "transfer_failed"  # the Watch has ended
 
 
-@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 1.0), (signal.SIGSTOP, 6.0)])
+@pytest.mark.parametrize(
+    ("number", "within_s"), [(signal.SIGKILL, 1.0), pytest.param(signal.SIGSTOP, 6.0, marks=pytest.mark.slow)]
+)
 async def test_an_owner_that_dies_or_stops_in_the_middle_ends_the_fetch(number: int, within_s: float) -> None:
     async with pulling() as puller:
         puller.process.send_signal(signal.SIGSTOP)

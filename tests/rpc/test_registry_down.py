@@ -64,6 +64,7 @@ async def test_workers_that_send_everything_away_are_asked_a_few_times() -> None
         assert sum(len(worker.of("submit")) for worker in started) <= 20 * (1 + MAX_RETRIES)
 
 
+@pytest.mark.slow
 async def test_stopped_workers(tmp_path: Path) -> None:
     """They hold their sockets open and say nothing: a request under way and one that comes later."""
     async with contextlib.AsyncExitStack() as stack:

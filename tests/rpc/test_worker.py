@@ -116,7 +116,9 @@ async def test_it_names_the_port_of_its_figures(tmp_path: Path) -> None:
         assert "eyas_kv_pages{model_name=" in page.text
 
 
-@pytest.mark.parametrize("how", ["terminate the front", "ctrl-c to the group"])
+@pytest.mark.parametrize(
+    "how", ["ctrl-c to the group", pytest.param("terminate the front", marks=pytest.mark.slow)]
+)
 async def test_it_serves_then_leaves_when_asked(how: str, tmp_path: Path) -> None:
     async with process("decode", tmp_path) as p:
         await p.ready()
@@ -198,6 +200,7 @@ async def test_every_stream_of_a_stopped_worker_ends_within_six_seconds(tmp_path
         assert max(seconds) - began < 6.0, [s - began for s in seconds]
 
 
+@pytest.mark.slow
 async def test_an_engine_that_hangs_ends_the_worker(tmp_path: Path) -> None:
     """So that it is started again: what only stalls goes on (`test_front`)."""
     async with process("decode", tmp_path, limits=("30", "1")) as p:

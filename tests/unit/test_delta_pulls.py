@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = 16
 PAGE_BYTES = 8 * 2 * PAGE * 2 * 16 * 4  # layers, K and V, rows, heads, dims, float32
 CHAIN, TREE = SpeculationConfig(), SpeculationConfig(4, 3, 12)
-CHATS, TURNS, ANSWER = 2, 3, 16
+CHATS, TURNS, ANSWER = 2, 4, 12
 
 
 @pytest.fixture

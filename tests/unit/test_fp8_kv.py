@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +24,10 @@ from tests.unit.test_kernels_latent import DEVICE, LATENT, ROTATED, Scene
 FP8 = torch.float8_e4m3fn
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> EngineConfig:
-    return EngineConfig(kv_cache_dtype="fp8_e4m3", num_pages=64, max_running=4, pool_dir=str(tmp_path))
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    pools = str(tmp_path_factory.mktemp("pools"))
+    return EngineConfig(kv_cache_dtype="fp8_e4m3", num_pages=64, max_running=4, pool_dir=pools)
 
 
 def test_a_pool_keeps_the_nearest_numbers_and_moves_them() -> None:

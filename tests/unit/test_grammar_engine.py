@@ -109,13 +109,17 @@ def test_without_its_grammar_an_answer_is_another(base: EngineConfig) -> None:
     assert [judge(text) for text in texts] == [True, False]
 
 
-def test_elsewhere_and_short_of_pages_it_is_the_same(base: EngineConfig) -> None:
-    requests = [one for one, _ in mixed(2)][:3]
-    requests += [
-        request(f"long{i}", Grammar.regex("[a-z ]{100}"), PROMPTS[i], max_tokens=40) for i in range(3)
+def some_and_long() -> list[GenerationRequest]:
+    grammar = Grammar.regex("[a-z ]{100}")
+    return [
+        *(one for one, _ in mixed(2)[:3]),
+        *(request(f"long{i}", grammar, PROMPTS[i], max_tokens=40) for i in range(3)),
     ]
+
+
+def test_short_of_pages_it_is_the_same(base: EngineConfig) -> None:
+    requests = some_and_long()
     alone = tokens(run(Loopback(replace(base, draft=None)), requests))
-    assert tokens(run(Loopback(*split_configs(base)), requests, split=True)) == alone
     scarce = replace(base, num_pages=9, max_running=4, context_length=128)
     preemptions = 0
     for _ in range(5):  # requests that come one by one to a busy machine find room
@@ -126,6 +130,13 @@ def test_elsewhere_and_short_of_pages_it_is_the_same(base: EngineConfig) -> None
         if preemptions:
             break
     assert preemptions > 0
+
+
+@pytest.mark.slow
+def test_elsewhere_it_is_the_same(base: EngineConfig) -> None:
+    requests = some_and_long()
+    alone = tokens(run(Loopback(replace(base, draft=None)), requests))
+    assert tokens(run(Loopback(*split_configs(base)), requests, split=True)) == alone
 
 
 def test_what_was_begun_elsewhere_goes_on(base: EngineConfig) -> None:
