@@ -85,6 +85,7 @@ def _deepseek(version: int, **changes: Any) -> Sample:
 SAMPLES = {
     "deepseek_v3": _deepseek(3, **GROUPS, routed_scaling_factor=2.5),
     "deepseek_v3_halves": _deepseek(3, **GROUPS, rope_interleave=False, rms_norm_eps=1e-3),
+    "deepseek_v3_biases": _deepseek(3, **GROUPS, attention_bias=True),
     "deepseek_v2": _deepseek(2, **GROUPS, topk_method="group_limited_greedy", routed_scaling_factor=16.0),
     "deepseek_v2_lite": _deepseek(2, topk_method="greedy", q_lora_rank=None, routed_scaling_factor=1.0),
     "kimi_k2": _deepseek(3, n_group=1, topk_group=1, routed_scaling_factor=2.827),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import fp8
 from eyas.engine.checkpoint.config import LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.quantized import RowScales
@@ -26,6 +27,7 @@ from tests.unit.test_models_fused import FIRST, same_forwards
 from tests.unit.tiny_deepseek import SMALL, write_tiny_deepseek
 
 DENSE = SMALL | {"vocab_size": 128, "num_hidden_layers": 2, "first_k_dense_replace": 2}
+BIASES = DENSE | {"attention_bias": True}
 LITE = DENSE | {"q_lora_rank": None, "rope_parameters": SMALL["rope_parameters"] | {"mscale_all_dim": 0.707}}
 
 
@@ -61,6 +63,10 @@ def attention(config: ModelConfig) -> LatentSpec:
         pytest.param(DENSE, "narrow", id="two factors, narrow"),
         pytest.param(LITE, "narrow", id="one factor, narrow", marks=pytest.mark.slow),
         pytest.param(DENSE, "wide", id="two factors, wide", marks=pytest.mark.slow),
+        pytest.param(BIASES, "narrow", id="biases, which no kernel adds", marks=pytest.mark.slow),
+        pytest.param(
+            LITE | {"attention_bias": True}, "wide", id="biases, one factor, wide", marks=pytest.mark.slow
+        ),
         pytest.param(LITE, "wide", id="one factor, wide", marks=pytest.mark.slow),
     ],
 )
@@ -70,9 +76,9 @@ def test_latents_are_the_plain_models(tmp_path: Path, sizes: dict[str, Any], way
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("special", ["scale", "mscale", "rope", "pairs"])
+@pytest.mark.parametrize("special", ["scale", "mscale", "rope", "pairs", "biases"])
 def test_what_is_special_counts(tmp_path: Path, special: str) -> None:
-    write_tiny_deepseek(tmp_path, DENSE)
+    write_tiny_deepseek(tmp_path, BIASES)
     config = read_model(tmp_path)
     spec = attention(config)
     plain = (spec.plain_dim + spec.rotated_dim) ** -0.5
@@ -82,8 +88,9 @@ def test_what_is_special_counts(tmp_path: Path, special: str) -> None:
         "mscale": {"scale": plain},
         "rope": {"rope": dataclasses.replace(spec.rope, kind="default")},
         "pairs": {"adjacent": False},
+        "biases": {"qkv_bias": False},
     }
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ConfigError)):
         same_forwards(tmp_path, FIRST["narrow"], changed(config, **fields[special]))
 
 

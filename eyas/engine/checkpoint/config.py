@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.folder import fingerprint, weight_files
@@ -20,7 +20,6 @@ from eyas.engine.checkpoint.quantized import Fp8
 from eyas.engine.checkpoint.rope import MOST_CONTEXT, Rope
 from eyas.engine.kv.format import KvFormat
 
-Scores = Literal["softmax", "sigmoid"]
 Value = TypeVar("Value")
 
 
@@ -103,6 +102,7 @@ class FeedForwardSpec:
 class ExpertsSpec(FeedForwardSpec):
     """`experts` feed-forwards of `width`: each row takes its `per_row` best, by the router's scores.
 
+    `scores`: of its logits, a name in `eyas.engine.layers.routing`. `router_bias`: logits have a stored bias.
     `corrected`: a stored bias is added to the scores that choose, not to the weights. `groups`: experts stand
     in as many groups, of which the `kept_groups` best alone are chosen from; a group is as good as the sum of
     its `group_best` best scores. The weights of the chosen are their scores, divided by their sum if
@@ -111,10 +111,11 @@ class ExpertsSpec(FeedForwardSpec):
 
     experts: int
     per_row: int
-    scores: Scores
+    scores: str
     normalised: bool
     scale: float = 1.0
     corrected: bool = False
+    router_bias: bool = False
     groups: int = 1
     kept_groups: int = 1
     group_best: int = 1

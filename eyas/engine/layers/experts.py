@@ -7,25 +7,14 @@ So it does not matter either which rank an expert is on.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.layers.linear import Linear, in_blocks
 from eyas.engine.layers.mlp import GatedMlp, GatedRoundings
+from eyas.engine.layers.routing import SCORES, Routes, choose, in_order
 from eyas.engine.parallel.expert_ranks import ExpertRanks
-
-TINY = 1e-20
-"""Keeps a sum of weights from being 0."""
-
-
-class Routes(NamedTuple):
-    """The experts of R rows, best first: `experts` int64 [R, per_row], `weights` float32 [R, per_row]."""
-
-    experts: torch.Tensor
-    weights: torch.Tensor
 
 
 class Router:
@@ -34,40 +23,20 @@ class Router:
     def __init__(self, spec: ExpertsSpec, weights: Weights, prefix: str, hidden: int) -> None:
         self._spec = spec
         stored = weights.take(f"{prefix}.weight", (spec.experts, hidden), torch.float32)
-        self._logits = Linear(stored)
-        self._correction = None
+        bias = self._correction = None
+        if spec.router_bias:
+            bias = weights.take(f"{prefix}.bias", (spec.experts,), torch.float32)
         if spec.corrected:
             name = f"{prefix}.e_score_correction_bias"
             self._correction = weights.take(name, (spec.experts,), torch.float32)
+        self._logits = Linear(stored, bias)
 
     def __call__(self, x: torch.Tensor) -> Routes:
         """x [R, hidden] -> the routes of its rows; of experts that are equally good, the first."""
-        scores = in_blocks(self._scores, x.float())
-        wanted = scores if self._correction is None else scores + self._correction
-        chosen = _best(self._allowed(wanted), self._spec.per_row)
-        weights = scores.gather(1, chosen)
-        if self._spec.normalised:
-            weights = weights / (_in_order(weights.unbind(1)) + TINY)[:, None]
-        return Routes(chosen, weights * self._spec.scale)
-
-    def _scores(self, x: torch.Tensor) -> torch.Tensor:
-        # Not torch.sigmoid: its vector bodies and scalar tails round differently, as those of F.silu do.
-        logits = self._logits(x)
-        if self._spec.scores == "sigmoid":
-            return 1.0 / logits.neg_().exp_().add_(1.0)
-        raised = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
-        return raised / raised.sum(-1, keepdim=True)
-
-    def _allowed(self, wanted: torch.Tensor) -> torch.Tensor:
-        """Scores [R, experts], -inf in all groups but the best."""
-        spec = self._spec
-        if spec.groups == spec.kept_groups:
-            return wanted
-        grouped = wanted.view(wanted.shape[0], spec.groups, -1)
-        best = grouped.topk(spec.group_best, -1).values
-        kept = _best(_in_order(best.unbind(-1)), spec.kept_groups)
-        closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, kept, False)
-        return grouped.masked_fill(closed[..., None], -torch.inf).view_as(wanted)
+        scores = SCORES[self._spec.scores]
+        return choose(
+            in_blocks(lambda rows: scores(self._logits(rows)), x.float()), self._spec, self._correction
+        )
 
 
 class Experts:
@@ -104,7 +73,7 @@ class Experts:
             made = self._made(x, routes.experts)
         else:
             made = self._ranks.made(x, routes.experts, self._made)
-        mixed = _in_order((made.float() * routes.weights[..., None]).unbind(1)).to(x.dtype)
+        mixed = in_order((made.float() * routes.weights[..., None]).unbind(1)).to(x.dtype)
         return mixed if self._shared is None else mixed.add_(self._shared(x))
 
     def serve_others(self) -> None:
@@ -120,16 +89,3 @@ class Experts:
             rows, places = (chosen == expert).nonzero(as_tuple=True)
             made[rows, places] = self._experts[expert](x[rows])
         return made
-
-
-def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The places of the largest scores of each row, int64 [R, count], best first; of equals, the first."""
-    return scores.sort(stable=True, dim=-1, descending=True).indices[:, :count]
-
-
-def _in_order(terms: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Their sum, added one after another: a library's own sum may take any order."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total

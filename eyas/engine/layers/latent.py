@@ -32,7 +32,8 @@ class LatentAttention:
         rounding = weights.rounding([f"{prefix}.{first}.weight", row_name])  # they read the same rows
         if spec.query_rank:
             stored = weights.take(f"{prefix}.q_a_proj.weight", (spec.query_rank, width))
-            self._query_in = Linear(stored, rounding=rounding)
+            bias = weights.take(f"{prefix}.q_a_proj.bias", (spec.query_rank,)) if spec.qkv_bias else None
+            self._query_in = Linear(stored, bias, rounding)
             self._query_norm = _norm(weights, f"{prefix}.q_a_layernorm.weight", spec.query_rank)
         name = f"{prefix}.{'q_b_proj' if spec.query_rank else 'q_proj'}.weight"
         stored = weights.take(name, (query, spec.query_rank or width))
@@ -40,7 +41,11 @@ class LatentAttention:
         second = weights.rounding([name]) if spec.query_rank else rounding
         self._query = Linear(per_head.reshape(stored.shape), rounding=second)
         row = weights.take(row_name, (spec.head_dim, width))
-        self._row = Linear(halves_last(row[None], spec)[0], rounding=rounding)
+        bias = None
+        if spec.qkv_bias:
+            stored = weights.take(f"{prefix}.kv_a_proj_with_mqa.bias", (spec.head_dim,))
+            bias = halves_last(stored[None, :, None], spec).flatten()
+        self._row = Linear(halves_last(row[None], spec)[0], bias, rounding)
         self._row_norm = _norm(weights, f"{prefix}.kv_a_layernorm.weight", spec.kv_rank)
         parts = (spec.plain_dim, spec.value_dim)
         factors = weights.take(f"{prefix}.kv_b_proj.weight", (spec.num_heads * sum(parts), spec.kv_rank))
@@ -48,7 +53,9 @@ class LatentAttention:
         self._keys = keys.contiguous()  # [heads, plain, latent]
         self._values = values.transpose(1, 2).contiguous()  # [heads, latent, value]
         out = (width, spec.num_heads * spec.value_dim)
-        self._out = Linear.load(weights, f"{prefix}.o_proj.weight", out)
+        bias = weights.take(f"{prefix}.o_proj.bias", out[:1]) if spec.output_bias else None
+        name = f"{prefix}.o_proj.weight"
+        self._out = Linear(weights.take(name, out), bias, weights.rounding([name]))
 
     def __call__(self, x: torch.Tensor, layer: int, step: Step) -> torch.Tensor:
         """x [R, width] -> [R, width]; rows beyond `step.slots` are padding and write nothing."""

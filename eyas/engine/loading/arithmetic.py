@@ -24,10 +24,7 @@ from eyas.engine.attention.latent_prompts import ExpandedPrompts
 from eyas.engine.attention.prompts import PromptAttention, PromptPlan
 from eyas.engine.attention.rows import Most
 from eyas.engine.batch.tables import Tables
-from eyas.engine.checkpoint.config import (
-    LatentSpec,
-    ModelConfig,
-)
+from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, ModelConfig
 from eyas.engine.device.buckets import MAX_ENDS
 from eyas.engine.kernels.attention.scores import Scores
 from eyas.engine.kernels.experts.grouped_tiles import measured
@@ -37,6 +34,7 @@ from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.tile_check import check_tiles, products_of
 from eyas.engine.models.feed_forward import GATES
 from eyas.engine.models.fused_step import RowAttention
+from eyas.engine.models.ops.expert_products import KNOWN_SCORES
 from eyas.engine.speculation.feature_ring import KEPT_ROWS
 
 UNSPLIT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
@@ -148,11 +146,17 @@ def inexact(target: ModelConfig, config: EngineConfig) -> str:
     for layer in target.layers:
         if layer.attention.row_norms:
             return "there are no exact kernels yet for norms over whole rows of queries and keys"
-        if layer.feed_forward.bias or layer.feed_forward.activation not in GATES:
-            return (
-                "there are no exact kernels yet for this model's feed-forward, its biases or its activation"
-            )
+        if layer.attention.latent and layer.attention.qkv_bias:
+            return "there are no exact kernels yet for latent attention with biases"
+        mlp = layer.feed_forward
+        if mlp.bias or mlp.activation not in GATES or (isinstance(mlp, ExpertsSpec) and _is_new(mlp)):
+            return "there are no exact kernels yet for this model's feed-forward: biases, activation, scores"
     return ""
+
+
+def _is_new(spec: ExpertsSpec) -> bool:
+    """Whether no kernel makes a row's choice of experts from its router's product alone."""
+    return spec.router_bias or spec.scores not in KNOWN_SCORES
 
 
 def _judged(launch: skinny.Launch, loaded: EngineSpec) -> skinny.Launch:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint import values
-from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig, Scores
+from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.models import keys
 
-METHODS: dict[str, tuple[Scores, int]] = {
+METHODS: dict[str, tuple[str, int]] = {
     "greedy": ("softmax", 0),
     "group_limited_greedy": ("softmax", 1),
     "noaux_tc": ("sigmoid", 2),
@@ -18,10 +18,12 @@ METHODS: dict[str, tuple[Scores, int]] = {
 
 
 def describe(raw: values.Raw, folder: Path) -> ModelConfig:
-    """`q_lora_rank` null is a projection of one matrix. Of V2 the routing is softmax, of V3 sigmoid."""
-    for key, plain in (("attention_bias", False), ("moe_layer_freq", 1)):
-        if raw.get(key, plain) != plain:
-            raise ConfigError(f"config.json of {folder}: {key} {raw[key]} is not supported")
+    """`q_lora_rank` null is a projection of one matrix. Of V2 the routing is softmax, of V3 sigmoid.
+
+    `attention_bias` stands for biases of the products before the inner norms, and of o.
+    """
+    if raw.get("moe_layer_freq", 1) != 1:
+        raise ConfigError(f"config.json of {folder}: moe_layer_freq {raw['moe_layer_freq']} is not supported")
     attention, dense = _attention(raw), keys.feed_forward(raw)
     first = values.whole(raw, "first_k_dense_replace")
     parts = [_experts(raw) if layer >= first else dense for layer in range(keys.count(raw))]
@@ -35,6 +37,7 @@ def _attention(raw: values.Raw) -> LatentSpec:
     names = ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank")
     plain, rotated, latent = (values.whole(raw, name, least=1, most=keys.MOST_HEADS) for name in names)
     widened = keys.yarn_scale(rope.factor, values.number(scaling, "mscale_all_dim", 0.0))
+    bias = values.switch(raw, "attention_bias", False)
     return LatentSpec(
         num_heads=values.whole(raw, "num_attention_heads", least=1, most=keys.MOST_HEADS),
         num_kv_heads=1,
@@ -48,6 +51,8 @@ def _attention(raw: values.Raw) -> LatentSpec:
         plain_dim=plain,
         value_dim=values.whole(raw, "v_head_dim", least=1, most=keys.MOST_HEADS),
         adjacent=values.switch(raw, "rope_interleave", True),
+        qkv_bias=bias,
+        output_bias=bias,
     )
 
 

@@ -15,10 +15,18 @@ from eyas.engine.kernels.experts.grouped_task import Gate
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.layers.mlp import down_name, gate_up_names
-from eyas.engine.models.ops.base import GatedPart, Ops, OutPart
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.parts import GatedPart, OutPart
 
 GATES = {"silu": False, "gelu_tanh": True}
 """The activations that kernels know, and whether that is GELU."""
+
+
+def gate_of(spec: FeedForwardSpec, down: Projection) -> Gate | None:
+    """What kernels know of an activation that `down` reads; None: they do not know it, or there is a bias."""
+    if spec.bias or spec.activation not in GATES:
+        return None
+    return Gate(GATES[spec.activation], down.rounding)
 
 
 class GatedFeedForward:
@@ -50,10 +58,7 @@ class GatedFeedForward:
             bias = torch.cat([weights.take_rows(name, (spec.width,)) for name in names])
             if weights.placement.rank == 0:  # once in the sum over the ranks
                 down_bias = weights.take(f"{prefix}.down_proj.bias", (config.hidden_size,))
-        gate = None
-        if spec.activation in GATES and not spec.bias:
-            gate = Gate(GATES[spec.activation], down.rounding)
-        self._gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate, fused, bias)
+        self._gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate_of(spec, down), fused, bias)
         self._down = OutPart(down, down_bias, post)
 
     def __call__(self, residual: Any, ops: Ops[Any, Any]) -> Any:

@@ -23,10 +23,11 @@ from eyas.engine.kernels.products import skinny
 from eyas.engine.layers.attention import query_key_gains, rows_order
 from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.feed_forward import GatedFeedForward
-from eyas.engine.models.fused_experts import FusedExperts
-from eyas.engine.models.fused_latent import FusedLatent
 from eyas.engine.models.fused_step import norm_before
-from eyas.engine.models.ops.base import Ops, OutPart, QkvPart
+from eyas.engine.models.latent_attention import LatentMixer
+from eyas.engine.models.mixture import MixtureFeedForward
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.parts import OutPart, QkvPart
 
 
 class Mixer(Protocol):
@@ -43,7 +44,7 @@ class Mixer(Protocol):
     def attend(self, read: Any, layer: torch.Tensor, ops: Ops[Any, Any]) -> torch.Tensor:
         """Keeps the rows, and mixes -> [m, columns of `out`]."""
 
-    def keep(self, read: Any, layer: torch.Tensor, ops: Ops[Any, Any]) -> None:
+    def keep(self, read: Any, layer: torch.Tensor, ops: Ops[Any, Any]) -> Any:
         """Keeps the rows alone."""
 
 
@@ -66,10 +67,11 @@ class DeviceLayer:
         gains = gain_of(spec.norms.before_feed_forward), gain_of(spec.norms.after_feed_forward)
         if spec.norms.after_attention:
             self._out = replace(self._out, post=gain_of(spec.norms.after_attention))
-        self._feed_forward: FusedExperts | GatedFeedForward
+        self._feed_forward: MixtureFeedForward | GatedFeedForward
         if isinstance(spec.feed_forward, ExpertsSpec):
-            assert gains[0] is not None
-            self._feed_forward = FusedExperts(config, spec.feed_forward, weights, f"{prefix}.mlp", gains[0])
+            self._feed_forward = MixtureFeedForward(
+                config, spec.feed_forward, weights, f"{prefix}.mlp", gains
+            )
         else:
             self._feed_forward = GatedFeedForward(config, spec.feed_forward, weights, f"{prefix}.mlp", gains)
         fused = all(each.matrix is not None for each in (*self._attention.projections, self._out.projection))
@@ -157,9 +159,10 @@ def _attention(
     if attention.output_bias and weights.placement.rank == 0:  # once in the sum over the ranks
         bias = weights.take(f"{name}.bias", (hidden,))
     if isinstance(attention, LatentSpec):
-        latent = FusedLatent(config, attention, weights, prefix, gain)
+        latent = LatentMixer(config, attention, weights, prefix, gain)
         columns = attention.num_heads * attention.value_dim
-        return latent, OutPart(loader_of(weights, back).columns(back[0], (hidden, columns)), one_way=True)
+        out = loader_of(weights, back).columns(back[0], (hidden, columns))
+        return latent, OutPart(out, bias, one_way=True)
     heads = HeadsAttention(config, attention, weights, prefix, gain)
     columns = attention.num_heads * attention.head_dim
     return heads, OutPart(loader_of(weights, back).columns(back[0], (hidden, columns)), bias)

@@ -57,22 +57,16 @@ def _layer_refusal(layer: LayerSpec) -> str:
         found = type(getattr(layer, part))
         if found not in kinds:
             return f"layers whose {part.replace('_', '-')} is a {found.__name__}"
-    norms, attention, mlp = layer.norms, layer.attention, layer.feed_forward
+    attention, mlp = layer.attention, layer.feed_forward
     if isinstance(attention, LatentSpec):
         if why := _latent_refusal(attention):
             return why
     elif attention.head_dim not in HEAD_DIMS:
         return f"heads of {attention.head_dim} ({', '.join(map(str, HEAD_DIMS))} are served)"
-    return _experts_refusal(mlp, norms) if isinstance(mlp, ExpertsSpec) else ""
+    return _experts_refusal(mlp) if isinstance(mlp, ExpertsSpec) else ""
 
 
-def _experts_refusal(spec: ExpertsSpec, norms: Norms) -> str:
-    if norms.after_feed_forward:
-        return "experts with a norm behind them"
-    if not norms.before_feed_forward:
-        return "experts that read rows without a norm"
-    if spec.bias or spec.activation not in ("silu", "gelu_tanh"):
-        return f"experts with {'biases' if spec.bias else f'the activation {spec.activation}'}"
+def _experts_refusal(spec: ExpertsSpec) -> str:
     if spec.per_row > MOST_CHOSEN or spec.experts > MOST_EXPERTS:
         return f"{spec.per_row} of {spec.experts} experts ({MOST_CHOSEN} of {MOST_EXPERTS} at most)"
     if spec.shared_width % SIDE:
@@ -107,7 +101,6 @@ def _latent_refusal(spec: LatentSpec) -> str:
     special = {
         "a window": spec.window,
         "a soft cap": spec.soft_cap,
-        "biases": spec.qkv_bias or spec.output_bias,
         "norms of heads": spec.head_norms,
     }
     if found := [name for name, there in special.items() if there]:

@@ -84,6 +84,17 @@ class Products:
         assert isinstance(made, torch.Tensor)
         return made
 
+    def each(self, x: Rows, weight: StoredWeight, grouped: Grouped, per_row: int) -> torch.Tensor:
+        """x [choices / per_row, k], weight [experts, n, k] -> [choices, n], by choice: rows by the weight of
+        each of their experts, and nothing more.
+
+        Choices that the order leaves out have rows that nothing wrote.
+        """
+        walk, tile = Walk(grouped, per_row, scatter=True), self._tile(weight, grouped, None)
+        made = self._start(x, weight, walk, tile, None)
+        assert isinstance(made, torch.Tensor)
+        return made
+
     def _dense_tile(self, x: Rows, weight: StoredWeight, gate: Gate | None) -> Tile:
         return self._tile_for(shape_of(weight, gate), count_of(x))
 

@@ -58,28 +58,18 @@ def choose(
     `uniform`, for benchmarks alone: experts that chance decides, each as often as the others, with the
     weights that the router gives them. A logit that is no number is the worst of all.
     """
-    return _choose_of(logits, (spec, correction, shared), None, uniform, pdl)
+    return choose_held(logits, (spec, correction, shared), None, uniform=uniform, pdl=pdl)
 
 
 def choose_held(
     logits: torch.Tensor,
     router: tuple[ExpertsSpec, torch.Tensor | None, bool],
-    held: Held,
+    held: Held | None,
     *,
     uniform: bool = False,
     pdl: bool = False,
 ) -> Chosen:
     """As `choose`, where other ranks have other experts. `router`: its spec, correction and `shared`."""
-    return _choose_of(logits, router, held, uniform, pdl)
-
-
-def _choose_of(
-    logits: torch.Tensor,
-    router: tuple[ExpertsSpec, torch.Tensor | None, bool],
-    held: Held | None,
-    uniform: bool,
-    pdl: bool,
-) -> Chosen:
     m, (spec, correction, shared) = logits.shape[0], router
     own, rows = (range(0), range(0)) if held is None else (held.experts, held.rows)
     experts = torch.empty(m, spec.per_row + shared, dtype=torch.int32, device=logits.device)

@@ -9,100 +9,34 @@ all else: what a layer's parts say and no kernel fuses goes by the default. `few
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.attention.latent_heads import LatentHeads
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.attention.scores import Scores
-from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts import combine
+from eyas.engine.kernels.latent.latent_rows import write_latents
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import Normed, Rows
-from eyas.engine.layers.activations import Activation
+from eyas.engine.kernels.products.skinny import empty_padded
 from eyas.engine.layers.norm import rms_norm
-from eyas.engine.models.fused_residual import NarrowRows, ScaledRows
 from eyas.engine.models.fused_step import Forward
+from eyas.engine.models.ops import expert_products
+from eyas.engine.models.ops.parts import (
+    ExpertsPart,
+    GatedPart,
+    LatentPart,
+    OutPart,
+    QkvPart,
+    Routed,
+    RouterPart,
+)
 
 ResidualT = TypeVar("ResidualT")
 ReadT = TypeVar("ReadT")
-
-
-@dataclass(frozen=True)
-class QkvPart:
-    """The product of q, k and v, and what they pass until they are stored.
-
-    `heads`: with the norms of each head, if there are such. `row_gains`: of the norms of all heads of q as
-    one row, and of k, [heads, dim] and [kv_heads, dim].
-    """
-
-    projection: Projection
-    heads: row_kernels.Heads
-    rope: Rope
-    bias: torch.Tensor | None = None
-    row_gains: tuple[torch.Tensor, torch.Tensor] | None = None
-
-
-@dataclass(frozen=True)
-class GatedPart:
-    """The product of gate and up, and the activation behind it.
-
-    `gate`: what kernels know of the activation; None: they do not know it, or there is a bias. `fused`:
-    whether this product and the one behind it are of numbers themselves, so that kernels may put more into
-    them.
-    """
-
-    projection: Projection
-    activation: Activation
-    gate: Gate | None
-    fused: bool
-    bias: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class OutPart:
-    """A product whose result is added to the residual; with `post`, the norm of the result with that gain.
-
-    `one_way`: in exact arithmetic forwards of few rows are no others, so its bits have no pattern to follow.
-    """
-
-    projection: Projection
-    bias: torch.Tensor | None = None
-    post: torch.Tensor | None = None
-    one_way: bool = False
-
-
-class ExpertsPart(Protocol):
-    """A feed-forward of experts, which says its verbs itself."""
-
-    norm: row_kernels.Norm
-
-    def narrow(self, residual: NarrowRows, step: Forward) -> NarrowRows:
-        """At most 128 rows, with what it makes of their norm added to them."""
-
-    def wide(self, normed: Normed, step: Forward) -> torch.Tensor:
-        """-> what is added to the residual, [m, hidden], but for the sum over the ranks."""
-
-    def exact_wide(self, residual: ScaledRows, step: Forward) -> ScaledRows:
-        """Any rows, with what it makes of their norm added to them, by the bits of `narrow`."""
-
-
-class LatentPart(Protocol):
-    """Attention over latents, which says its verbs itself, up to what every head has mixed."""
-
-    def narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> torch.Tensor:
-        """At most 128 rows -> every head's values, [m, heads * value]."""
-
-    def wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> torch.Tensor:
-        """The same of any number of rows."""
-
-    def keep_narrow(self, source: skinny.Source, layer: torch.Tensor, step: Forward) -> Rows:
-        """`narrow`, as far as it keeps the rows."""
-
-    def keep_wide(self, normed: Normed, layer: torch.Tensor, step: Forward) -> Rows:
-        """`wide`, as far as it keeps the rows."""
 
 
 class Ops(ABC, Generic[ResidualT, ReadT]):
@@ -151,18 +85,6 @@ class Ops(ABC, Generic[ResidualT, ReadT]):
         gain `post`.
         """
 
-    @abstractmethod
-    def latents(self, read: ReadT, part: LatentPart, layer: torch.Tensor) -> torch.Tensor:
-        """Keeps the rows and attends -> [m, heads * value]."""
-
-    @abstractmethod
-    def keep_latents(self, read: ReadT, part: LatentPart, layer: torch.Tensor) -> None:
-        """Keeps the rows."""
-
-    @abstractmethod
-    def experts(self, residual: ResidualT, part: ExpertsPart) -> ResidualT:
-        """With what the experts make of its norm added."""
-
     def qkv(self, read: ReadT, part: QkvPart, layer: torch.Tensor) -> torch.Tensor:
         """Writes keys and values to the pool's layer -> queries [m, heads, dim]."""
         made, heads, rows = self.product(read, part.projection, part.bias), part.heads, self.step.rows
@@ -179,18 +101,67 @@ class Ops(ABC, Generic[ResidualT, ReadT]):
         """q [m, heads, dim] -> what every query attends to, [m, heads * dim]."""
         return self.step.context.attention(q, layer, self.step.rows, scores)
 
+    def store_latents(self, made: torch.Tensor, part: LatentPart, layer: torch.Tensor) -> Rows:
+        """Writes the latents and rotated keys of rows [m, queries + latent + rotated] to the pool's layer ->
+        the queries, or the normed rows that they are made of, as the next product reads them.
+        """
+        kv, rotation = skinny.KvRows(layer, self.step.rows.kv_rows), self.step.rotation(part.rope)
+        return write_latents(made, part.norms, rotation, kv, self.step.context.launch.pdl)
+
+    def attend_latents(self, queries: torch.Tensor, part: LatentPart, layer: torch.Tensor) -> torch.Tensor:
+        """queries [m, heads * (plain + rotated)], not rotated yet -> what heads mix, [m, heads * value]."""
+        rotation = self.step.rotation(part.rope)
+        heads = LatentHeads(part.scale, keys=part.keys, values=part.values, rotation=rotation)
+        return self.attend(queries, layer, heads)
+
     def gated(self, read: ReadT, part: GatedPart) -> Rows:
         """act(gate) * up, [m, width]; rounded as the next product reads it, if that is done at once."""
-        if part.gate is None:
-            gate, up = self.product(read, part.projection, part.bias).chunk(2, dim=-1)
-            return part.activation(gate, up)
-        rounding, products = part.projection.rounding, self.step.context.products
-        return part.projection.gated(self.normed(read).read_by(rounding), products, part.gate)
+        return self._gated(self.normed(read), part)
 
     def add(self, residual: ResidualT, x: Rows, part: OutPart) -> ResidualT:
         """The residual plus the product of x, summed over all ranks and normed if there is a norm."""
-        return self.plus(residual, self.step.product(x, part.projection, part.bias), part.post)
+        return self.plus(residual, self.product_of(x, part.projection, part.bias), part.post)
 
-    def product(self, read: ReadT, projection: Projection, bias: torch.Tensor | None) -> torch.Tensor:
+    def product(self, read: ReadT, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Of what products read of the residual."""
         return self.step.product(self.normed(read), projection, bias)
+
+    def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Of rows that another verb gave."""
+        return self.step.product(x, projection, bias)
+
+    def route(self, rows: Normed, part: RouterPart) -> Routed:
+        """Which experts rows take, and how much of each."""
+        return expert_products.routed(rows, part, self.step)
+
+    def mix(self, residual: ResidualT, rows: Normed, routed: Routed, part: ExpertsPart) -> ResidualT:
+        """The residual plus what its experts make of a row, by weight, and what the one beside them does."""
+        return self.plus(residual, self._mixed(rows, routed, part), part.out.post)
+
+    def _mixed(self, rows: Normed, routed: Routed, part: ExpertsPart) -> torch.Tensor:
+        """What `mix` adds, [m, hidden], but for the sum over the ranks."""
+        step, launch, chosen = self.step, self.step.context.launch, routed.chosen
+        if expert_products.is_single(routed, part, step):
+            inner = expert_products.inner_of_one_row(routed, part, step)
+            return single.back(inner, part.out.projection.weight, chosen, launch.pdl)
+        made = expert_products.made(routed, part, step)
+        if step.everyones is None:
+            return combine.combine(made, chosen.weights, self._beside(rows, part), launch.pdl, launch.exact)
+        sums = combine.combine_held(made, chosen.weights, chosen.experts, launch.pdl)
+        room = empty_padded(*rows.plain.shape, like=sums)
+        added, beside = step.context.sharers.sum_for_owners(sums, room), self._beside(rows, part)
+        return added if beside is None else added.add_(beside)
+
+    def _beside(self, rows: Normed, part: ExpertsPart) -> torch.Tensor | None:
+        """What the feed-forward beside the experts makes of rows, if there is one."""
+        if part.beside is None:
+            return None
+        gated, down = part.beside
+        return self.step.product(self._gated(rows, gated), down)
+
+    def _gated(self, rows: Normed, part: GatedPart) -> Rows:
+        if part.gate is None:
+            gate, up = self.step.product(rows, part.projection, part.bias).chunk(2, dim=-1)
+            return part.activation(gate, up)
+        rounding, products = part.projection.rounding, self.step.context.products
+        return part.projection.gated(rows.read_by(rounding), products, part.gate)

@@ -15,7 +15,8 @@ from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Normed, Rows
 from eyas.engine.models.fused_residual import ScaledRows, normed_rows
-from eyas.engine.models.ops.base import ExpertsPart, GatedPart, LatentPart, Ops, OutPart, QkvPart
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.parts import GatedPart, OutPart, QkvPart
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,6 @@ class ExactRows(Ops[ScaledRows, ScaledRead]):
         if part.bias is not None:
             added = exact_wide.total(added, residual.x.dtype).add_(part.bias)
         return self.plus(residual, added, part.post)
-
-    def latents(self, read: ScaledRead, part: LatentPart, layer: torch.Tensor) -> torch.Tensor:
-        return part.wide(Normed(self.normed(read).plain), layer, self.step)
-
-    def keep_latents(self, read: ScaledRead, part: LatentPart, layer: torch.Tensor) -> None:
-        part.keep_wide(self.normed(read), layer, self.step)
-
-    def experts(self, residual: ScaledRows, part: ExpertsPart) -> ScaledRows:
-        return part.exact_wide(residual, self.step)
 
     def _scaled(self, x: torch.Tensor) -> ScaledRows:
         return ScaledRows(x, exact_wide.settle(x, self.eps, pdl=self.step.context.launch.pdl))

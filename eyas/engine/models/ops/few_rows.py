@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.engine.formats.projection import Projection
+from eyas.engine.kernels.experts import combine
 from eyas.engine.kernels.products import rows as row_kernels
-from eyas.engine.kernels.products import skinny
+from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import Normed, Rows
 from eyas.engine.models.fused_residual import (
     NarrowRows,
@@ -19,7 +21,9 @@ from eyas.engine.models.fused_residual import (
     narrow_product,
     normed_rows,
 )
-from eyas.engine.models.ops.base import ExpertsPart, GatedPart, LatentPart, Ops, OutPart, QkvPart
+from eyas.engine.models.ops import expert_products
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, OutPart, QkvPart, Routed
 
 
 @dataclass(frozen=True)
@@ -90,19 +94,36 @@ class FewRows(Ops[NarrowRows, SourceRead]):
         return inner
 
     def add(self, residual: NarrowRows, x: Rows, part: OutPart) -> NarrowRows:
-        if part.projection.matrix is None:
+        if part.projection.matrix is None or part.bias is not None:
             return super().add(residual, x, part)
         assert isinstance(x, torch.Tensor)
-        if part.bias is not None:
-            added = narrow_product(x, part.projection, self.step.context.launch).add_(part.bias)
-            return self.plus(residual, added, part.post)
         return add_product(x, part.projection, residual, part.post, self.eps, self.step)
 
-    def latents(self, read: SourceRead, part: LatentPart, layer: torch.Tensor) -> torch.Tensor:
-        return part.narrow(read.source, layer, self.step)
+    def product(
+        self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        left = read.norm is not None and read.norm.gain is not None
+        if (matrix := projection.matrix) is None or left:
+            return super().product(read, projection, bias)
+        out = skinny.empty_padded(read.rows.x.shape[0], matrix.shape[0], like=read.rows.x)
+        skinny.linear(read.source, matrix, out, self.step.context.launch)
+        return out if bias is None else out.add_(bias)
 
-    def keep_latents(self, read: SourceRead, part: LatentPart, layer: torch.Tensor) -> None:
-        part.keep_narrow(read.source, layer, self.step)
+    def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if projection.matrix is None:
+            return super().product_of(x, projection, bias)
+        assert isinstance(x, torch.Tensor)
+        made = narrow_product(x, projection, self.step.context.launch)
+        return made if bias is None else made.add_(bias)
 
-    def experts(self, residual: NarrowRows, part: ExpertsPart) -> NarrowRows:
-        return part.narrow(residual, self.step)
+    def mix(self, residual: NarrowRows, rows: Normed, routed: Routed, part: ExpertsPart) -> NarrowRows:
+        step, launch, chosen = self.step, self.step.context.launch, routed.chosen
+        if step.context.group.ranks > 1 or step.everyones is not None or part.out.post is not None:
+            return super().mix(residual, rows, routed, part)
+        if expert_products.is_single(routed, part, step):
+            inner, back = expert_products.inner_of_one_row(routed, part, step), part.out.projection.weight
+            return NarrowRows(*single.back_add(inner, back, chosen, residual.x, launch.pdl))
+        made, beside = expert_products.made(routed, part, step), self._beside(rows, part)
+        return NarrowRows(
+            *combine.combine_add(made, chosen.weights, beside, residual.x, launch.pdl, launch.exact)
+        )

@@ -10,7 +10,8 @@ import torch
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Normed, Rows
 from eyas.engine.models.fused_residual import WideRows
-from eyas.engine.models.ops.base import ExpertsPart, GatedPart, LatentPart, Ops
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.parts import GatedPart
 
 
 class ManyRows(Ops[WideRows, Normed]):
@@ -50,13 +51,3 @@ class ManyRows(Ops[WideRows, Normed]):
             return super().gated(read, part)
         made = self.product(read, part.projection, part.bias)
         return row_kernels.act_mul(made, part.gate.gelu, self.step.context.launch.pdl)
-
-    def latents(self, read: Normed, part: LatentPart, layer: torch.Tensor) -> torch.Tensor:
-        return part.wide(read, layer, self.step)
-
-    def keep_latents(self, read: Normed, part: LatentPart, layer: torch.Tensor) -> None:
-        part.keep_wide(read, layer, self.step)
-
-    def experts(self, residual: WideRows, part: ExpertsPart) -> WideRows:
-        normed, residual = self.norm(residual, part.norm)
-        return self.plus(residual, part.wide(normed, self.step), None)

@@ -1,0 +1,118 @@
+"""Latent attention of a layer on a GPU, absorbed: the equations of `eyas.engine.layers.latent`, its test.
+
+One product gives the queries' inner row and the row that is stored, both are normed, and the key is rotated;
+one product makes queries of the inner row (without one, the first product has made them). From there on heads
+are alone: into the latents, over the context, out of them. Ranks divide the heads; what is before them, and
+what is stored, every rank has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from eyas.engine.checkpoint.config import LatentSpec, ModelConfig
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.formats.projection import Projection, ProjectionLoader
+from eyas.engine.formats.table import loader_of
+from eyas.engine.kernels.latent.latent_rows import InnerNorms
+from eyas.engine.kernels.products.blocks import Rows
+from eyas.engine.layers.latent import EPS, halves_last
+from eyas.engine.models.fused_step import norm_before
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.parts import LatentPart
+
+
+class LatentMixer:
+    """A layer's attention, up to what every head has mixed of the latents.
+
+    `gain`: of the norm of its input (None: there is none, and the input is as wide as the residual).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: LatentSpec,
+        weights: Weights,
+        prefix: str,
+        gain: torch.Tensor | None,
+    ) -> None:
+        self._spec = spec
+        width = config.hidden_size if gain is None else gain.shape[0]
+        self._first, query_gain = self._first_weight(weights, prefix, width)
+        self.norm = None if gain is None else norm_before(config, gain, self._first)
+        self._bias = self._first_bias(weights, prefix) if spec.qkv_bias else None
+        self._second = None
+        if spec.query_rank:
+            second = f"{prefix}.q_b_proj.weight"
+            self._second = self._queries(loader_of(weights, [second]), second, spec.query_rank)
+        latent_gain = weights.take(f"{prefix}.kv_a_layernorm.weight", (spec.kv_rank,))
+        reads = None if self._second is None else self._second.rounding
+        norms = InnerNorms(latent_gain, query_gain, EPS, reads)
+        factors = _factors(spec, weights, f"{prefix}.kv_b_proj.weight")
+        self._part = LatentPart(norms, spec.rope, *factors, spec.scale)
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """Its weights, those of one number of heads at a time left out."""
+        second = () if self._second is None else (self._second,)
+        return self._first, *second
+
+    def _first_weight(
+        self, weights: Weights, prefix: str, width: int
+    ) -> tuple[Projection, torch.Tensor | None]:
+        """What the input is multiplied by first, and the gain of the queries' inner norm."""
+        spec, gain, row = self._spec, None, f"{prefix}.kv_a_proj_with_mqa.weight"
+        if spec.query_rank:
+            query = f"{prefix}.q_a_proj.weight"
+            loader = loader_of(weights, [query, row])
+            queries = loader.whole(query, (spec.query_rank, width))
+            gain = weights.take(f"{prefix}.q_a_layernorm.weight", (spec.query_rank,))
+        else:
+            query = f"{prefix}.q_proj.weight"
+            loader = loader_of(weights, [query, row])
+            queries = self._queries(loader, query, width)
+        kept = loader.whole(row, (spec.head_dim, width))
+        return queries.below(kept.in_order(self._halves_last(1, kept.shape[0]))), gain
+
+    def _first_bias(self, weights: Weights, prefix: str) -> torch.Tensor:
+        """Of the first product: of the queries' inner row, and of the row that is stored."""
+        spec, rows = self._spec, self._first.shape[0] - self._spec.head_dim
+        kept = weights.take(f"{prefix}.kv_a_proj_with_mqa.bias", (spec.head_dim,))
+        kept = kept[self._halves_last(1, spec.head_dim).to(kept.device)]
+        queries = kept.new_zeros(rows)
+        if spec.query_rank:
+            queries = weights.take(f"{prefix}.q_a_proj.bias", (rows,))
+        return torch.cat((queries, kept))
+
+    def _queries(self, loader: ProjectionLoader, name: str, columns: int) -> Projection:
+        """This rank's heads [heads * (plain + rotated), columns], whose rotated rows are halves."""
+        spec, each = self._spec, self._spec.plain_dim + self._spec.rotated_dim
+        stored = loader.rows([name], [spec.num_heads * each], columns)
+        return stored.in_order(self._halves_last(stored.shape[0] // each, stored.shape[0]))
+
+    def _halves_last(self, heads: int, count: int) -> torch.Tensor:
+        """The stored row of each of `count` rows of a matrix that has `heads` heads, int64 [rows]."""
+        rows = torch.arange(count)
+        return halves_last(rows.view(heads, -1, 1), self._spec).reshape(-1)
+
+    def attend(self, read: Any, layer: torch.Tensor, ops: Ops[Any, Any]) -> torch.Tensor:
+        """Keeps the rows -> every head's values, [m, heads * value]."""
+        queries = self.keep(read, layer, ops)
+        if self._second is not None:
+            queries = ops.product_of(queries, self._second)
+        assert isinstance(queries, torch.Tensor)
+        return ops.attend_latents(queries, self._part, layer)
+
+    def keep(self, read: Any, layer: torch.Tensor, ops: Ops[Any, Any]) -> Rows:
+        """Keeps the rows -> the queries, or what they are made of."""
+        return ops.store_latents(ops.product(read, self._first, self._bias), self._part, layer)
+
+
+def _factors(spec: LatentSpec, weights: Weights, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of this rank's heads: keys' [heads, plain, latent] and values' [heads, value, latent], never in FP8."""
+    parts = (spec.plain_dim, spec.value_dim)
+    stored = weights.take_rows(name, (spec.num_heads * sum(parts), spec.kv_rank))
+    keys, values = stored.view(-1, sum(parts), spec.kv_rank).split(parts, 1)
+    return keys.contiguous(), values.contiguous()

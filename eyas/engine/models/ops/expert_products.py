@@ -1,0 +1,116 @@
+"""How experts are computed: a router's choice, grouped products, and their sum by weight.
+
+Launches whose shapes follow from the number of rows alone. Ranks divide the width of every expert, or share
+experts out, whole (`LayerContext.sharers`). Scores, activations and biases that no kernel knows are plain
+torch beside the same products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from eyas.engine.kernels.experts import route
+from eyas.engine.kernels.experts.route import Chosen, Held
+from eyas.engine.kernels.products import single
+from eyas.engine.kernels.products.blocks import Normed, StoredWeight
+from eyas.engine.kernels.products.skinny import empty_padded
+from eyas.engine.layers import routing
+from eyas.engine.models.fused_step import Forward, product_float32
+from eyas.engine.models.ops.parts import ExpertsPart, Routed, RouterPart
+
+KNOWN_SCORES = ("sigmoid", "softmax")
+"""Those of `eyas.engine.layers.routing` that the kernel has."""
+
+
+def routed(rows: Normed, part: RouterPart, step: Forward) -> Routed:
+    """Which experts rows take; where ranks share experts out, what everyone's rows take of those here."""
+    held, everyones = None, step.everyones
+    uniform, pdl = step.context.uniform_experts, step.context.launch.pdl
+    if everyones is not None:
+        sharers, (m, hidden) = step.context.sharers, rows.plain.shape
+        everyone = empty_padded(m * sharers.ranks, hidden, like=rows.plain)
+        sharers.gather(rows.plain, everyone)
+        rows = Normed(everyone)
+        held = Held(part.own, range(m * sharers.rank, m * (sharers.rank + 1)), everyones)
+    logits = _logits(rows.plain, part, step)
+    if part.spec.scores not in KNOWN_SCORES:
+        return Routed(rows, chosen_by_default(logits, part, held, uniform))
+    router = part.spec, part.correction, part.shared
+    return Routed(rows, route.choose_held(logits, router, held, uniform=uniform, pdl=pdl))
+
+
+def _logits(rows: torch.Tensor, part: RouterPart, step: Forward) -> torch.Tensor:
+    """The router's product, float32 [m, at least experts]."""
+    launch, router = step.context.launch, StoredWeight(part.weight)
+    if single.can_take(rows, router) and not launch.exact:
+        logits = single.dense(rows, router, launch.pdl, torch.float32)
+    else:
+        logits = rows.new_empty(rows.shape[0], part.weight.shape[0], dtype=torch.float32)
+        product_float32(rows, part.weight, logits, replace(launch, tiles=part.tiles))
+    return logits if part.bias is None else logits.add_(part.bias)
+
+
+def chosen_by_default(logits: torch.Tensor, part: RouterPart, held: Held | None, uniform: bool) -> Chosen:
+    """By scores that no kernel has; as `route.choose_held`."""
+    spec, m = part.spec, logits.shape[0]
+    logits = logits[:, : spec.experts]
+    scores = routing.SCORES[spec.scores](logits)
+    experts, weights = routing.choose(scores, spec, part.correction)
+    if uniform:
+        first = logits[:, :1].contiguous().view(torch.int32).abs()
+        apart = torch.arange(spec.per_row, device=logits.device) * spec.experts // spec.per_row
+        experts = (first + apart) % spec.experts
+        weights = routing.weights_of(scores, experts, spec)
+    if part.shared:
+        experts = torch.cat((experts, experts.new_full((m, 1), spec.experts)), 1)
+        weights = torch.cat((weights, weights.new_ones(m, 1)), 1)
+    if held is not None:
+        experts = _numbers_here(experts, spec.experts, held)
+    return Chosen(experts.int(), weights)
+
+
+def _numbers_here(experts: torch.Tensor, shared: int, held: Held) -> torch.Tensor:
+    """Of chosen experts [m, n], among those that are held; `shared`: the number of the shared one."""
+    row = torch.arange(experts.shape[0], device=experts.device)[:, None]
+    here = (experts >= held.experts.start) & (experts < held.experts.stop)
+    own = (experts == shared) & (row >= held.rows.start) & (row < held.rows.stop)
+    number = torch.where(own, len(held.experts), experts - held.experts.start)
+    return number.masked_fill(~(here | own) | (held.kv_rows[:, None] < 0), -1)
+
+
+def is_single(routed: Routed, part: ExpertsPart, step: Forward) -> bool:
+    """Whether there is one row, for which weights can wait; a shared expert must be one of the others."""
+    forth, back = part.gated.projection, part.out.projection
+    if step.everyones is not None or part.beside is not None or not part.known:
+        return False
+    products, read = step.context.products, routed.rows.read_by(forth.rounding)
+    fits = products.is_single(read, forth.weight) and products.is_single(read, back.weight, part.per_row)
+    return fits and single.can_round(back.weight)
+
+
+def inner_of_one_row(routed: Routed, part: ExpertsPart, step: Forward) -> torch.Tensor:
+    """What the gates of its experts pass, [experts of a row, width]."""
+    weight, gate, pdl = part.gated.projection.weight, part.gated.gate, step.context.launch.pdl
+    assert gate is not None
+    read = weight.read(routed.rows.read_by(weight.rounding), pdl)
+    return single.gated(read, weight, routed.chosen.experts, gate.gelu, pdl)
+
+
+def made(routed: Routed, part: ExpertsPart, step: Forward) -> torch.Tensor:
+    """What each choice's expert makes of its row, [choices, hidden]; anything where a choice is of none."""
+    products, gated, out = step.context.products, part.gated, part.out
+    gate_up, down, experts = gated.projection.weight, out.projection.weight, routed.chosen.experts
+    order, read = products.group(experts, (gate_up, down)), routed.rows.read_by(gate_up.rounding)
+    if gated.gate is not None:
+        inner = products.gate_up(read, gate_up, order, part.per_row, gated.gate)
+        return _plus(products.down(inner, down, order), out.bias, experts)
+    both = _plus(products.each(read, gate_up, order, part.per_row), gated.bias, experts)
+    inner = gated.activation(*both.chunk(2, dim=-1))
+    return _plus(products.each(inner, down, order, 1), out.bias, experts)
+
+
+def _plus(made: torch.Tensor, bias: torch.Tensor | None, experts: torch.Tensor) -> torch.Tensor:
+    """Rows of choices [choices, n], in place, with the bias [experts, n] of each one's expert."""
+    return made if bias is None else made.add_(bias[experts.flatten().clamp(min=0)])

@@ -1,0 +1,124 @@
+"""What a layer says to its verbs: weights, and what stands between and behind their products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.formats.projection import Projection
+from eyas.engine.kernels.experts.grouped_task import Gate
+from eyas.engine.kernels.experts.route import Chosen
+from eyas.engine.kernels.latent.latent_rows import InnerNorms
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products.blocks import Normed
+from eyas.engine.kernels.products.skinny_tiles import Table
+from eyas.engine.layers.activations import Activation
+
+
+@dataclass(frozen=True)
+class QkvPart:
+    """The product of q, k and v, and what they pass until they are stored.
+
+    `heads`: with the norms of each head, if there are such. `row_gains`: of the norms of all heads of q as
+    one row, and of k, [heads, dim] and [kv_heads, dim].
+    """
+
+    projection: Projection
+    heads: row_kernels.Heads
+    rope: Rope
+    bias: torch.Tensor | None = None
+    row_gains: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class LatentPart:
+    """What becomes of the product that gives queries, or the row they are made of, and behind it the row
+    that is stored; and the heads that attend to stored rows.
+
+    `norms`: of the inner rows. keys [heads, plain, latent] and values [heads, value, latent]: each head's
+    factors, by which its queries go into the latents and what it mixes comes out of them.
+    """
+
+    norms: InnerNorms
+    rope: Rope
+    keys: torch.Tensor
+    values: torch.Tensor
+    scale: float
+
+
+@dataclass(frozen=True)
+class GatedPart:
+    """The product of gate and up, and the activation behind it; of one feed-forward, or of all experts.
+
+    `gate`: what kernels know of the activation; None: they do not know it, or there is a bias. `fused`:
+    whether this product and the one behind it are of numbers themselves, so that kernels may put more into
+    them.
+    """
+
+    projection: Projection
+    activation: Activation
+    gate: Gate | None
+    fused: bool
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class OutPart:
+    """A product whose result is added to the residual; with `post`, the norm of the result with that gain.
+
+    `one_way`: in exact arithmetic forwards of few rows are no others, so its bits have no pattern to follow.
+    """
+
+    projection: Projection
+    bias: torch.Tensor | None = None
+    post: torch.Tensor | None = None
+    one_way: bool = False
+
+
+@dataclass(frozen=True)
+class RouterPart:
+    """A router's rows and what becomes of its logits, which are float32.
+
+    `weight` [at least experts, hidden]: rows beyond the experts are zeros. `bias`, as wide, and `correction`
+    [experts]: float32. `tiles`: of the product of few rows. `own`: of the experts, if ranks share them out,
+    those that are here. `shared`: each row also takes the expert behind the others, with weight 1.
+    """
+
+    spec: ExpertsSpec
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    correction: torch.Tensor | None
+    tiles: Table
+    own: range
+    shared: bool
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Rows, of all ranks if they share experts out, and which experts each of them takes."""
+
+    rows: Normed
+    chosen: Chosen
+
+
+@dataclass(frozen=True)
+class ExpertsPart:
+    """The experts' products: gate and up [experts, 2 width, hidden] with a bias [experts, 2 width], and back
+    [experts, hidden, width] with a bias [experts, hidden], if there are such.
+
+    `per_row`: how many a row takes. `beside`: the feed-forward that every row takes, if there is one that is
+    not among them.
+    """
+
+    gated: GatedPart
+    out: OutPart
+    per_row: int
+    beside: tuple[GatedPart, Projection] | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether kernels know all that stands between and behind the products."""
+        return self.gated.gate is not None and self.out.bias is None
