@@ -18,12 +18,16 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import InvalidRequest
 from eyas.common.tokenizers.source import read_tokenizer
 from gateway.heap import give_back
-from gateway.text.entries.entries.caller_text import CallerText, unsigned
-from gateway.text.entries.entries.detokenize import Detokenizer, TokenBytes
-from gateway.text.entries.entries.rendering import Renderer
-from gateway.text.entries.entries.template_cuts import Cuts
-from gateway.text.entries.entries.templates import ChatTemplate, Message
-from gateway.text.entries.entries.tokenizer_files import cleans_up, load_chat_template, name_special_tokens
+from gateway.text.entries.entries.entries.caller_text import CallerText, unsigned
+from gateway.text.entries.entries.entries.detokenize import Detokenizer, TokenBytes
+from gateway.text.entries.entries.entries.rendering import Renderer
+from gateway.text.entries.entries.entries.template_cuts import Cuts
+from gateway.text.entries.entries.entries.templates import ChatTemplate, Message
+from gateway.text.entries.entries.entries.tokenizer_files import (
+    cleans_up,
+    load_chat_template,
+    name_special_tokens,
+)
 
 _LONG_TEXT = 16_384  # characters from which a thread tokenizes, so that other streams go on
 _HUGE_TEXT = 1 << 18
