@@ -198,7 +198,7 @@ def _gateway(args: argparse.Namespace) -> int:
     from eyas.cluster.folder import check_gateway
     from eyas.cluster.gateway_group import run_group
     from gateway.main import run_gateway
-    from gateway.text.entries.entries.entries.sampling_defaults import chosen_defaults
+    from gateway.text.sampling_defaults import chosen_defaults
 
     check_gateway(config)
     chosen_defaults(config)

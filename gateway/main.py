@@ -30,12 +30,12 @@ from gateway.backends.generate import ClusterBackend
 from gateway.grammars.checks import GrammarBackend, GrammarChecks
 from gateway.grpc.front import GrpcFront
 from gateway.heap import keep_all
-from gateway.http.front.front.front.front import create_app
-from gateway.http.front.front.front.protocol import HttpLimits
-from gateway.http.front.front.front.root_path import rooted
-from gateway.http.front.front.front.server import HttpServer
-from gateway.http.front.front.front.siblings import Siblings
-from gateway.http.front.front.front.web_guard import guarded
+from gateway.http.front import create_app
+from gateway.http.protocol import HttpLimits
+from gateway.http.root_path import rooted
+from gateway.http.server import HttpServer
+from gateway.http.siblings import Siblings
+from gateway.http.web_guard import guarded
 from gateway.limits.fair import FairBackend
 from gateway.limits.quotas import Quotas, read_limits
 from gateway.observe import tracing
@@ -44,8 +44,8 @@ from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.auto import AutoLayout
 from gateway.routing.cluster import Cluster
 from gateway.routing.placement import Targets
-from gateway.text.entries.entries.entries.sampling_defaults import chosen_defaults, with_file_names
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.sampling_defaults import chosen_defaults, with_file_names
+from gateway.text.tokenizer import Tokenizer
 from gateway.waiting import tell_waiting
 
 _log = logging.getLogger("eyas.gateway")

@@ -24,7 +24,7 @@ from eyas.engine.speculation.draft_worker.draft_runner import Asked, DraftReques
 from eyas.engine.speculation.drafters.ahead import Verified, fan_out
 from eyas.engine.speculation.verify import walk
 from eyas.train.conversations import Speech, read_lines
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tests.unit import plain_ahead
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.plain_ahead import Ahead, Chain, ChainRunner, advance

@@ -16,8 +16,8 @@ from eyas.common.tokenizers.text_source import TextSource
 from eyas.engine.checkpoint.folder import PICKLED, check_whole, has_weights, read_config, tensor_shapes
 from eyas.engine.models.mtp_names import prefixes_among, told_layers
 from eyas.engine.models.table import read_model
-from gateway.text.entries.entries.entries.sampling_defaults import sampling_defaults
-from gateway.text.entries.entries.entries.tokenizer_files import load_chat_template
+from gateway.text.sampling_defaults import sampling_defaults
+from gateway.text.tokenizer_files import load_chat_template
 
 
 def check_engine(config: EngineConfig) -> None:

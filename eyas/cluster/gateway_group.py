@@ -1,7 +1,7 @@
 """Several gateway processes on the same ports: starts them, restarts the ones that die, and ends them all.
 
 The kernel gives each new connection to one of them (SO_REUSEPORT). They share the registry's snapshot of the
-workers, and a folder of sockets at which they ask each other (`gateway.http.front.front.front.siblings`);
+workers, and a folder of sockets at which they ask each other (`gateway.http.siblings`);
 every limit of a gateway holds for each. This file does not know what a gateway does: it runs `eyas gateway`
 for each, as a local cluster runs its one.
 """
@@ -31,9 +31,9 @@ from eyas.common.machine.leave import Leave
 from eyas.common.machine.shared_folder import SharedFolder
 from eyas.common.security import api_keys
 from eyas.common.security.tls import door_context, service_tls
-from gateway.http.front.front.front.siblings import SUFFIX
+from gateway.http.siblings import SUFFIX
 from gateway.main import warn_if_open
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 PREFIX = "eyas-gateway-"
 GRACE_S = 5.0  # after the drain time

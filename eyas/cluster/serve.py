@@ -36,7 +36,7 @@ from eyas.common.security import api_keys
 from eyas.common.security.tls import door_context, service_tls
 from eyas.common.wire import rpc
 from gateway.limits.quotas import read_limits
-from gateway.text.entries.entries.entries.sampling_defaults import chosen_defaults
+from gateway.text.sampling_defaults import chosen_defaults
 
 START_S = 180.0  # from the first process to a gateway that would answer
 POLL_S = 0.1

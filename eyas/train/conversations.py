@@ -17,9 +17,9 @@ import numpy as np
 
 from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.train.packing import Example
-from gateway.text.entries.entries.entries.templates import ChatTemplate, TooManySteps
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
-from gateway.text.entries.entries.entries.tokenizer_files import load_chat_template
+from gateway.text.templates import ChatTemplate, TooManySteps
+from gateway.text.tokenizer import Tokenizer
+from gateway.text.tokenizer_files import load_chat_template
 
 KINDS = ("messages", "prompt", "text")
 ROLES = ("system", "developer", "user", "assistant", "tool")

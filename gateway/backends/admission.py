@@ -29,7 +29,7 @@ from eyas.common.types import (
     Role,
     WorkerInfo,
 )
-from gateway.http.front.front.front.long_ids import all_below
+from gateway.http.long_ids import all_below
 
 MAX_PROMPT_LOGPROBS = 1 << 20  # log-probabilities per prompt: of its own tokens and of the best ids
 

@@ -17,10 +17,10 @@ from eyas.common.types import GenerationRequest
 from gateway.backends.base import GenerationBackend
 from gateway.backends.lane import Events, lane_of
 from gateway.formats.openai_request import ApiCall
-from gateway.http.front.front.front.parts import BodyParts
+from gateway.http.parts import BodyParts
 from gateway.observe.metrics import Meter
-from gateway.text.entries.entries.entries.entries import RequestTrace, TextDelta, TextStream, UsageCounts
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.entries import RequestTrace, TextDelta, TextStream, UsageCounts
+from gateway.text.tokenizer import Tokenizer
 
 
 class CallAnswer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.text.entries.entries.entries.entries import TextDelta
+from gateway.text.entries import TextDelta
 
 
 def likeliest(choices: Sequence[TextDelta], drawn: int, kept: int) -> list[TextDelta]:

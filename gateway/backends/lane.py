@@ -17,9 +17,9 @@ import msgspec
 
 from eyas.common.types import Entry
 from gateway.backends.base import Lane
-from gateway.http.front.front.front.parts import BodyParts
+from gateway.http.parts import BodyParts
 from gateway.observe.metrics import Meter, Rhythm
-from gateway.text.entries.entries.entries.entries import Bare, TextDelta, TextStream, UsageCounts
+from gateway.text.entries import Bare, TextDelta, TextStream, UsageCounts
 
 TextEvent = Callable[[int, str], bytes]
 """(choice, text): the event that adds text to a choice and says nothing else."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 import msgspec
 
 from eyas.common.errors import Cancelled, DeadlineExceeded
-from gateway.http.front.front.front.siblings import Siblings
+from gateway.http.siblings import Siblings
 
 ABORT = "abort"
 ABORT_S = 5.0  # a process that takes longer ends its calls all the same, and they are not counted

@@ -19,8 +19,8 @@ from gateway.formats.openai_reply import Format
 from gateway.formats.openai_request import ApiCall
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
 from gateway.parsers.message import MessageReading
-from gateway.text.entries.entries.entries.entries import TextDelta
-from gateway.text.entries.entries.entries.message_reader import CALLS, MessageReader
+from gateway.text.entries import TextDelta
+from gateway.text.message_reader import CALLS, MessageReader
 
 _encode = msgspec.json.Encoder().encode
 Object = dict[str, Any]

@@ -20,10 +20,10 @@ from gateway.formats.schema import ChatBody, TemplateFields
 from gateway.grammars.tool_grammar import answer_grammar
 from gateway.parsers import reasoning
 from gateway.parsers.message import MessageReading
-from gateway.text.entries.entries.entries.dialect import TemplateDialect, dialect_of
-from gateway.text.entries.entries.entries.entries import TextRules
-from gateway.text.entries.entries.entries.history import calls_in, template_messages, texts_of
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.dialect import TemplateDialect, dialect_of
+from gateway.text.entries import TextRules
+from gateway.text.history import calls_in, template_messages, texts_of
+from gateway.text.tokenizer import Tokenizer
 
 _NO_EFFORT, _USUAL_EFFORT = "none", "medium"  # OpenAI's words; the second is what silence means there
 _SWITCHES = ("enable_thinking", "thinking")  # what templates call the switch of their reasoning

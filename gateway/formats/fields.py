@@ -28,8 +28,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from eyas.common.errors import InvalidRequest
 from eyas.common.logging import REQUEST_ID
 from gateway.formats.field_rules import or_null
-from gateway.http.front.front.front import long_ids
-from gateway.http.front.front.front.half_pairs import half_pair
+from gateway.http import long_ids
+from gateway.http.half_pairs import half_pair
 
 _REFUSED = "refused"
 _MAX_QUOTED = 100  # characters of a name that an error repeats

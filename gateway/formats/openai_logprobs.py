@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from eyas.common.types import TokenLogprob
-from gateway.text.entries.entries.entries.detokenize import TokenBytes
-from gateway.text.entries.entries.entries.entries import TextDelta
+from gateway.text.detokenize import TokenBytes
+from gateway.text.entries import TextDelta
 
 _FLOOR = -9999.0  # JSON has no minus infinity
 

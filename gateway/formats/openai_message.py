@@ -15,9 +15,9 @@ from gateway.formats.openai_logprobs import chat_logprobs
 from gateway.formats.openai_reply import Format, Ids, ReplyFrame, prompt_ids, token_ids
 from gateway.formats.openai_request import ApiCall
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
-from gateway.text.entries.entries.entries.detokenize import TokenBytes
-from gateway.text.entries.entries.entries.entries import TextDelta
-from gateway.text.entries.entries.entries.message_reader import CALLS, MessageReader
+from gateway.text.detokenize import TokenBytes
+from gateway.text.entries import TextDelta
+from gateway.text.message_reader import CALLS, MessageReader
 
 
 class FunctionPart(msgspec.Struct, frozen=True, omit_defaults=True):

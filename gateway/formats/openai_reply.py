@@ -18,8 +18,8 @@ from gateway.backends.lane import Events, TextEvent
 from gateway.formats.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.formats.openai_request import ApiCall
 from gateway.observe.timings import TimingsObject, timings_object
-from gateway.text.entries.entries.entries.detokenize import TokenBytes
-from gateway.text.entries.entries.entries.entries import TextDelta, UsageCounts
+from gateway.text.detokenize import TokenBytes
+from gateway.text.entries import TextDelta, UsageCounts
 
 DONE = b"data: [DONE]\n\n"
 _ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}  # by HTTP status, where one has its own

@@ -22,10 +22,10 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, PromptIds
 from gateway.backends.admission import GenerationOptions, ServedModel, admit, called
 from gateway.formats.schema import GenerationBody, SamplingFields, TextBody, drafting
-from gateway.http.front.front.front.long_ids import settled
+from gateway.http.long_ids import settled
 from gateway.parsers.message import MessageReading
-from gateway.text.entries.entries.entries.entries import TextRules
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.entries import TextRules
+from gateway.text.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 

@@ -21,9 +21,9 @@ from gateway.formats.openai_request import ApiCall
 from gateway.formats.responses_fields import UNNAMED, FlatChoice, ResponsesBody
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
 from gateway.parsers.message import MessageReading
-from gateway.text.entries.entries.entries.detokenize import TokenBytes
-from gateway.text.entries.entries.entries.entries import TextDelta
-from gateway.text.entries.entries.entries.message_reader import MessageReader
+from gateway.text.detokenize import TokenBytes
+from gateway.text.entries import TextDelta
+from gateway.text.message_reader import MessageReader
 
 _encode = msgspec.json.Encoder().encode
 Object = dict[str, Any]

@@ -19,8 +19,8 @@ from gateway.formats.openai_reply import DONE, Format
 from gateway.formats.openai_request import ApiCall
 from gateway.formats.sglang_request import ReplyShape
 from gateway.observe.timings import timings_object
-from gateway.text.entries.entries.entries.detokenize import TokenBytes
-from gateway.text.entries.entries.entries.entries import TextDelta, UsageCounts
+from gateway.text.detokenize import TokenBytes
+from gateway.text.entries import TextDelta, UsageCounts
 
 _encode = msgspec.json.Encoder().encode
 _FLOOR = -9999.0  # JSON has no minus infinity

@@ -22,8 +22,8 @@ from gateway.formats.field_types import MAX_PROMPTS, Choices, Count, Ids, Many, 
 from gateway.formats.fields import WHOLE, Body, RequestId, as_ids, refuse
 from gateway.formats.openai_request import ApiCall, named, sampling_params, text_rules, timeout_s
 from gateway.formats.schema import SamplingFields, Speculation, drafting
-from gateway.http.front.front.front.long_ids import settled
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.http.long_ids import settled
+from gateway.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 128
 

@@ -18,8 +18,8 @@ from gateway.formats.fields import validated
 from gateway.formats.schema import TemplateFields
 from gateway.grpc.messages import delta_to_pb
 from gateway.parsers.events import CallArguments, CallBegun, Content, Event, Reasoning
-from gateway.text.entries.entries.entries.entries import TextDelta
-from gateway.text.entries.entries.entries.message_reader import CALLS, MessageReader
+from gateway.text.entries import TextDelta
+from gateway.text.message_reader import CALLS, MessageReader
 from protos import eyas_pb2
 
 _ROLES = {

@@ -27,7 +27,7 @@ from gateway.observe.tracing import Tracer, failed
 MAX_CALLS = 2048  # open at a time, of services that ask for a key; half of them at most of one key
 MAX_MESSAGE_BYTES = (
     16 << 20
-)  # a prompt of a million tokens; HTTP's limit follows the context (`gateway.http.front.front.front.wire`)
+)  # a prompt of a million tokens; HTTP's limit follows the context (`gateway.http.wire`)
 MAX_PUBLIC_CALLS = 128  # open at a time, of services that ask for none (health, reflection)
 _log = logging.getLogger("eyas.gateway")
 

@@ -37,9 +37,9 @@ from gateway.limits.quotas import Quotas, headers, pay
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.timings import timings_object
 from gateway.parsers.message import MessageReading
-from gateway.text.entries.entries.entries.entries import TextRules, TextStream
-from gateway.text.entries.entries.entries.message_reader import MessageReader
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.entries import TextRules, TextStream
+from gateway.text.message_reader import MessageReader
+from gateway.text.tokenizer import Tokenizer
 from protos import eyas_pb2, eyas_pb2_grpc
 
 SERVICE = "eyas.v1.Eyas"

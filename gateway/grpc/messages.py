@@ -19,7 +19,7 @@ from gateway.backends.admission import GenerationOptions, ServedModel
 from gateway.formats.field_types import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
 from gateway.formats.schema import MAX_BAD_WORDS
 from gateway.observe.timings import LegObject, TimingsObject
-from gateway.text.entries.entries.entries.entries import TextDelta, TextRules, UsageCounts
+from gateway.text.entries import TextDelta, TextRules, UsageCounts
 from protos import eyas_pb2
 
 _FINISH = {

@@ -46,10 +46,10 @@ from gateway.formats.responses_request import FIELDS, as_chat
 from gateway.formats.schema import AbortBody, ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.formats.sglang_reply import SglangFormat
 from gateway.formats.sglang_request import GenerateBody, generate_call
-from gateway.http.front.front.front.openapi import EVENTS, JSON, Answerer, Endpoint, described
-from gateway.http.front.front.front.pages import Pages, json_response
-from gateway.http.front.front.front.upkeep import Upkeep
-from gateway.http.front.front.front.wire import (
+from gateway.http.openapi import EVENTS, JSON, Answerer, Endpoint, described
+from gateway.http.pages import Pages, json_response
+from gateway.http.upkeep import Upkeep
+from gateway.http.wire import (
     EXPOSED,
     Arriving,
     Cors,
@@ -68,8 +68,8 @@ from gateway.observe.console import Console
 from gateway.observe.metric_names import GatewayPage
 from gateway.observe.metrics import GatewayMetrics, Meter
 from gateway.observe.tracing import failed
-from gateway.text.entries.entries.entries.entries import TextDelta
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.entries import TextDelta
+from gateway.text.tokenizer import Tokenizer
 
 B = TypeVar("B", bound=Body)
 VECTORS = {

@@ -18,9 +18,9 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from gateway.backends.admission import ServedModel, arithmetic_of, check_model, served_model
 from gateway.backends.base import GenerationBackend
-from gateway.http.front.front.front.openapi import JSON, Endpoint
+from gateway.http.openapi import JSON, Endpoint
 from gateway.observe.metrics import GatewayMetrics
-from gateway.text.entries.entries.entries.sampling_defaults import with_file_names
+from gateway.text.sampling_defaults import with_file_names
 
 
 class Pages:

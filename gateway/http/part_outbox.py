@@ -11,7 +11,7 @@ import asyncio
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from gateway.http.front.front.front.parts import BodyParts
+from gateway.http.parts import BodyParts
 
 
 class PartsOutbox:

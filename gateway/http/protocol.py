@@ -26,11 +26,11 @@ from eyas.common.errors import (
 )
 from eyas.common.logging import Rarely, known_as
 from gateway.formats.openai_reply import error_body
-from gateway.http.front.front.front.expect import closes_unread
-from gateway.http.front.front.front.head import check_framing, target, without_upgrade
-from gateway.http.front.front.front.part_outbox import HeldParts, PartsOutbox
-from gateway.http.front.front.front.parts import PARTS
-from gateway.http.front.front.front.plain import without_chunks
+from gateway.http.expect import closes_unread
+from gateway.http.head import check_framing, target, without_upgrade
+from gateway.http.part_outbox import HeldParts, PartsOutbox
+from gateway.http.parts import PARTS
+from gateway.http.plain import without_chunks
 
 _CHUNK_LINES = 16  # bytes around a chunk of a body: its length and two line ends
 _log = logging.getLogger("eyas.gateway")

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from eyas.common.cluster.listening import listen
 from eyas.common.security.tls_door import TlsDoor
-from gateway.http.front.front.front.protocol import Connections, HttpLimits
+from gateway.http.protocol import Connections, HttpLimits
 
 GRACE_S = 3  # after `aclose`, the last bytes of answers have this long to leave
 

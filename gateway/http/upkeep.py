@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from eyas.common.errors import Forbidden, InvalidRequest
 from gateway.backends.base import GenerationBackend
-from gateway.http.front.front.front.openapi import Endpoint
-from gateway.http.front.front.front.pages import json_response
+from gateway.http.openapi import Endpoint
+from gateway.http.pages import json_response
 
 WAIT_S = 1.0  # for what has just been answered to leave the workers, and a canary to end
 MOST_WAIT_S = 600.0

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden
 from eyas.common.logging import known_as
-from gateway.http.front.front.front.wire import error_response
+from gateway.http.wire import error_response
 from gateway.limits.keys import Keys
 
 ANY = "*"

@@ -33,7 +33,7 @@ from eyas.common.logging import known_as, request_id, traceparent
 from gateway.formats.anthropic_reply import anthropic_error
 from gateway.formats.openai_reply import error_body
 from gateway.heap import give_back
-from gateway.http.front.front.front.parts import PARTS, BodyParts
+from gateway.http.parts import PARTS, BodyParts
 from gateway.limits import quotas
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.tracing import current

@@ -22,7 +22,7 @@ from gateway.backends.base import BackendHealth, GenerationBackend, GenerationSt
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing import router
 from gateway.routing.router import Candidate
-from gateway.text.entries.entries.entries.entries import RequestTrace
+from gateway.text.entries import RequestTrace
 
 PROMPT = (0, 1, 2, 3)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from eyas.common.errors import NotFound
-from gateway.http.front.front.front.openapi import HTML, Endpoint
-from gateway.http.front.front.front.pages import json_response
+from gateway.http.openapi import HTML, Endpoint
+from gateway.http.pages import json_response
 from gateway.observe.metrics import GatewayMetrics
 
 CSS = "text/css; charset=utf-8"

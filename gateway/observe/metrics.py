@@ -16,12 +16,12 @@ from prometheus_client.registry import Collector
 from eyas.common.errors import EyasError
 from eyas.common.metrics import PlainHistogram
 from eyas.common.types import Finish
-from gateway.http.front.front.front.siblings import METRICS, Siblings
+from gateway.http.siblings import METRICS, Siblings
 from gateway.observe.recent import Recent
 from gateway.observe.timeline import Timeline
 from gateway.observe.timings import pulls
 from gateway.observe.tracing import Tracer, current
-from gateway.text.entries.entries.entries.entries import RequestTrace, TextDelta, UsageCounts
+from gateway.text.entries import RequestTrace, TextDelta, UsageCounts
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)

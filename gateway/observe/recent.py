@@ -15,7 +15,7 @@ import msgspec
 from eyas.common.logging import request_id
 from eyas.common.types import Finish
 from gateway.observe.timings import TimedPart, parts
-from gateway.text.entries.entries.entries.entries import RequestTrace, UsageCounts
+from gateway.text.entries import RequestTrace, UsageCounts
 
 KEPT = 128
 MAX_PROMPTS = 4  # of one call, whose parts are kept

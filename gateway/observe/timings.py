@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from eyas.common.types import EngineTimings, Role
-from gateway.text.entries.entries.entries.entries import RequestTrace, UsageCounts
+from gateway.text.entries import RequestTrace, UsageCounts
 
 
 class TimedPart(msgspec.Struct, frozen=True):

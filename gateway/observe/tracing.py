@@ -18,7 +18,7 @@ from typing import Any
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.logging import request_id, traceparent
 from gateway.observe.timings import TimedPart, parts
-from gateway.text.entries.entries.entries.entries import RequestTrace, UsageCounts
+from gateway.text.entries import RequestTrace, UsageCounts
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")  # the standard variables
 NAME = "eyas-gateway"  # of the service, unless OTEL_SERVICE_NAME says another

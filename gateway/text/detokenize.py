@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers.decoders import DecodeStream
 
 from eyas.common.tokenizers.decoders import compile_decoder, decoder_of
-from gateway.text.entries.entries.entries.clean_up import CleanUp
+from gateway.text.clean_up import CleanUp
 
 _CONTEXT = 16  # tokens before a text that can change how it begins
 

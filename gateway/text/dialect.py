@@ -17,7 +17,7 @@ from gateway.parsers.events import CallArguments, CallBegun, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.table import REASONING, TOOL_FORMATS, Ids, ToolFormat, counted_id
-from gateway.text.entries.entries.entries.templates import ChatTemplate, TooManySteps
+from gateway.text.templates import ChatTemplate, TooManySteps
 
 AUTO, NONE = "auto", "none"  # of both flags, beside the names in the tables
 ABSENT = object()

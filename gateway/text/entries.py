@@ -22,8 +22,8 @@ from eyas.common.types import (
     TokenLogprob,
 )
 from gateway.backends.base import GenerationStream, Lanes
-from gateway.text.entries.entries.entries.stop import StopMatcher
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.stop import StopMatcher
+from gateway.text.tokenizer import Tokenizer
 
 
 class Bare(Protocol):

@@ -13,8 +13,8 @@ from typing import Any
 
 from gateway.formats.chat_fields import ChatMessage, ChatToolCall
 from gateway.parsers.table import Ids, counted_id
-from gateway.text.entries.entries.entries.dialect import ABSENT, TemplateDialect
-from gateway.text.entries.entries.entries.templates import Message
+from gateway.text.dialect import ABSENT, TemplateDialect
+from gateway.text.templates import Message
 
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 

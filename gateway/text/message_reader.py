@@ -13,7 +13,7 @@ from eyas.common.types import Finish
 from gateway.parsers.events import CallBegun, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.table import Ids, counted_id
-from gateway.text.entries.entries.entries.entries import TextDelta
+from gateway.text.entries import TextDelta
 
 CALLS = "tool_calls"  # why a choice ended, in OpenAI's words
 

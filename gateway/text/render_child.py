@@ -1,4 +1,4 @@
-"""The process that renders what takes long: `python -m gateway.text.entries.entries.entries.render_child`.
+"""The process that renders what takes long: `python -m gateway.text.render_child`.
 
 The first frame has the template. Each later one, a job as JSON, is answered with a frame: the text, or why
 there is none. Memory has a limit, and who asks kills this process when it takes too long.
@@ -13,7 +13,7 @@ from typing import IO, Any
 import msgspec
 
 from eyas.common.errors import InvalidRequest
-from gateway.text.entries.entries.entries.templates import ChatTemplate, TooManySteps
+from gateway.text.templates import ChatTemplate, TooManySteps
 
 MEMORY_BYTES = 1 << 30
 

@@ -20,8 +20,8 @@ import msgspec
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.machine.children import python_module
-from gateway.text.entries.entries.entries.render_child import read_frame, write_frame
-from gateway.text.entries.entries.entries.templates import ChatTemplate, TooManySteps
+from gateway.text.render_child import read_frame, write_frame
+from gateway.text.templates import ChatTemplate, TooManySteps
 
 QUICK_STEPS = 5_000  # a few milliseconds, which the event loop can spare
 RENDER_S = 5.0
@@ -69,7 +69,7 @@ class Renderer:
         return {"error": reason}
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = python_module("gateway.text.entries.entries.entries.render_child")
+        command = python_module("gateway.text.render_child")
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )

@@ -19,7 +19,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, InvalidRequest
 from eyas.common.nearest import nearest
 from eyas.common.params import SamplingParams
-from gateway.text.entries.entries.entries.tokenizer_files import read_json
+from gateway.text.tokenizer_files import read_json
 
 FILE = "generation_config.json"
 MODELS, NOWHERE = "auto", "vllm"  # sources: the model's folder, and none at all

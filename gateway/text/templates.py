@@ -20,7 +20,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eyas.common.errors import ConfigError, InvalidRequest
-from gateway.text.entries.entries.entries.template_cuts import cuts_of
+from gateway.text.template_cuts import cuts_of
 
 Message = Mapping[str, Any]  # as templates read it: role, content, tool_calls and so on
 

@@ -18,12 +18,12 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import InvalidRequest
 from eyas.common.tokenizers.source import read_tokenizer
 from gateway.heap import give_back
-from gateway.text.entries.entries.entries.caller_text import CallerText, unsigned
-from gateway.text.entries.entries.entries.detokenize import Detokenizer, TokenBytes
-from gateway.text.entries.entries.entries.rendering import Renderer
-from gateway.text.entries.entries.entries.template_cuts import Cuts
-from gateway.text.entries.entries.entries.templates import ChatTemplate, Message
-from gateway.text.entries.entries.entries.tokenizer_files import (
+from gateway.text.caller_text import CallerText, unsigned
+from gateway.text.detokenize import Detokenizer, TokenBytes
+from gateway.text.rendering import Renderer
+from gateway.text.template_cuts import Cuts
+from gateway.text.templates import ChatTemplate, Message
+from gateway.text.tokenizer_files import (
     cleans_up,
     load_chat_template,
     name_special_tokens,

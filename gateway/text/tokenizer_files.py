@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import ConfigError
 from eyas.common.json_object import read_json_object
 from eyas.common.tokenizers.text_source import given_template
-from gateway.text.entries.entries.entries.templates import ChatTemplate
+from gateway.text.templates import ChatTemplate
 
 CONFIG = "tokenizer_config.json"
 

@@ -19,7 +19,7 @@ from eyas.common.config import NANO
 from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, GenerationRequest
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tests.chaos.rig import ANSWER_S, HEAVY_S, Rig
 from tools.nano.heldout import held_out_prompts
 

@@ -22,7 +22,7 @@ from eyas.common.types import GenerationRequest, Role
 from eyas.engine.ipc.messages import Command, Drain, Event, Load, StepReply, Submit
 from eyas.engine.loading.build import build_engine
 from eyas.engine.loop import engine as engine_loop
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tests.unit.loopback import Loopback, wait_all
 
 TOKENS = 20

@@ -27,7 +27,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.types import Role
 from gateway.backends.generate import ClusterBackend
 from gateway.grpc.front import GrpcFront
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.cluster import Cluster
 from tests.rpc.fake_engine import worker

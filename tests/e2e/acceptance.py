@@ -36,7 +36,7 @@ from eyas.engine.sampling.row import Row
 from eyas.engine.sampling.sampler import Sampled, sample
 from eyas.engine.speculation.draft_worker.draft_runner import DraftRequest
 from eyas.engine.speculation.verify import Verdict, walk
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tests.e2e.lossless_ways import InProcess, Task
 from tools.nano.heldout import held_out_prompts
 

@@ -26,9 +26,9 @@ from gateway.grammars.tool_grammar import answer_grammar
 from gateway.grpc.chat import Chat
 from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, merged
 from gateway.parsers.message import MessageParser, MessageReading
-from gateway.text.entries.entries.entries.dialect import dialect_of
-from gateway.text.entries.entries.entries.templates import ChatTemplate
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.dialect import dialect_of
+from gateway.text.templates import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
 from tests.chat_templates import TEMPLATES
 from tests.unit.grammar_cases import ENDS, random_schema, some_params, text_of
 from tools.nano.heldout import held_out_prompts

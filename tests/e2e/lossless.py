@@ -26,7 +26,7 @@ from eyas.common.config import NANO, NANO_EAGLE, NANO_MTP, EngineConfig, ServeCo
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, Role
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tests.e2e import lossless_faults as faults
 from tests.e2e.lossless_drafter import RandomDrafter
 from tests.e2e.lossless_ways import Answers, InProcess, Services, Task, Tokens, Way

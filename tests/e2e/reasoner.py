@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry
 
 from eyas.common.config import GatewayConfig
 from eyas.common.types import GenerationRequest
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
-from gateway.text.entries.entries.entries.templates import ChatTemplate
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.templates import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
 from tests.chat_templates import TEMPLATES
 from tests.e2e.served import wait_until
 from tests.rpc.scripted_backend import INFO, ScriptedBackend, nano_tokenizer

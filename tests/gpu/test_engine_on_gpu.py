@@ -25,7 +25,7 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.engine.models.table import read_model
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tests.unit.loopback import Loopback, Result, wait_all
 from tests.unit.tiny import write_tiny_llama
 from tools.nano.heldout import held_out_prompts

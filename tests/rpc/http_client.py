@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend
 
 from eyas.common.config import GatewayConfig
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 CHAT: dict[str, Any] = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT: dict[str, Any] = {"model": "eyas-nano", "prompt": "Hi"}

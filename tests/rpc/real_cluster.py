@@ -20,7 +20,7 @@ from eyas.common.machine.ports import free_ports
 from eyas.common.types import Role
 from gateway.backends.generate import ClusterBackend
 from gateway.grpc.front import GrpcFront
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.cluster import Cluster
 

@@ -24,7 +24,7 @@ from eyas.common.types import (
 )
 from gateway.backends.base import BackendHealth, Lanes
 from gateway.routing.router import Candidate
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 EOS = 2
 INFO = WorkerInfo(

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
-from gateway.http.front.front.front.front import create_app
-from gateway.http.front.front.front.siblings import Siblings
+from gateway.http.front import create_app
+from gateway.http.siblings import Siblings
 from gateway.observe.metrics import GatewayMetrics
 
 

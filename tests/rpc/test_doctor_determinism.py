@@ -23,9 +23,9 @@ from eyas.common.errors import EyasError
 from eyas.common.machine.ports import free_ports
 from eyas.evals import determinism
 from gateway.backends.generate import ClusterBackend
-from gateway.http.front.front.front.front import create_app
-from gateway.http.front.front.front.protocol import HttpLimits
-from gateway.http.front.front.front.server import HttpServer
+from gateway.http.front import create_app
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 from gateway.observe.metrics import GatewayMetrics
 
 ASKED = 4

@@ -28,8 +28,8 @@ from eyas.common.errors import ConfigError, EyasError, Unauthorized, Unavailable
 from eyas.common.machine.ports import free_ports
 from eyas.common.security import key_file, tls_door
 from eyas.common.security.tls import door_context
-from gateway.http.front.front.front.protocol import HttpLimits
-from gateway.http.front.front.front.server import HttpServer
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 from gateway.limits import keys
 from gateway.main import fronts
 from gateway.observe.metrics import GatewayMetrics

@@ -28,7 +28,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.leave import SAME_WORD_S
 from eyas.common.machine.ports import free_ports
-from gateway.http.front.front.front.siblings import SUFFIX
+from gateway.http.siblings import SUFFIX
 
 ASKED = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 4}
 NAMES = {"gateway-0", "gateway-1"}

@@ -15,7 +15,7 @@ from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded, TransferFailed, Unavailable
 from eyas.common.types import RequestDraftLimits
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
 
 CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Hi"}]}

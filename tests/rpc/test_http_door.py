@@ -13,8 +13,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from eyas.common.machine.ports import free_ports
-from gateway.http.front.front.front.protocol import HttpLimits
-from gateway.http.front.front.front.server import HttpServer
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 
 LIMITS = HttpLimits(header_s=0.5, idle_s=0.5, rest_s=0.5, stalled_s=0.5)
 PATIENT = HttpLimits()

@@ -15,8 +15,8 @@ from certificates import Certificates
 from starlette.types import Receive, Scope, Send
 
 from eyas.common.security.tls import door_context
-from gateway.http.front.front.front.protocol import HttpLimits
-from gateway.http.front.front.front.server import HttpServer
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 
 SOON_S = 30.0
 INNER = b"GET /inner HTTP/1.1\r\nhost: y\r\n\r\n"  # a body that looks like a request

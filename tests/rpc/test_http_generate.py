@@ -15,9 +15,9 @@ from scripted_backend import EOS, ScriptedBackend, ScriptedStream, nano_tokenize
 
 from eyas.common.config import GatewayConfig
 from eyas.common.types import EngineTimings, Entry, Role
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
-from gateway.text.entries.entries.entries.detokenize import TokenBytes
+from gateway.text.detokenize import TokenBytes
 
 CONFIG = GatewayConfig(max_body_bytes=4096)
 PREFILL = EngineTimings(queue_ms=1.0, prefill_ms=2.0, cached_tokens=1, worker="p:1", role=Role.PREFILL)

@@ -23,9 +23,9 @@ from test_generate_paths import DECODE, PREFILL, UNIFIED, gateway, until
 from eyas.common.config import GatewayConfig
 from gateway.backends import lane
 from gateway.backends.delivery import MAX_BUFFERED_STEPS
-from gateway.http.front.front.front.front import create_app
-from gateway.http.front.front.front.protocol import HttpLimits
-from gateway.http.front.front.front.server import HttpServer
+from gateway.http.front import create_app
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 from gateway.observe.metrics import GatewayMetrics
 
 TEXT = {"model": "eyas-nano", "prompt": [5, 6, 7], "max_tokens": 40, "stream": True, "seed": 1}

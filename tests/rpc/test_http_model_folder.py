@@ -18,11 +18,11 @@ from eyas.client import AsyncClient
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError
 from gateway.grpc.front import GrpcFront
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
-from gateway.text.entries.entries.entries.sampling_defaults import sampling_defaults
-from gateway.text.entries.entries.entries.templates import ChatTemplate
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.sampling_defaults import sampling_defaults
+from gateway.text.templates import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
 
 CONFIG = GatewayConfig(grpc_port=0)
 CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Hi"}]}

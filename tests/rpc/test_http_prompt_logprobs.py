@@ -28,10 +28,10 @@ from gateway.backends.admission import MAX_PROMPT_LOGPROBS, GenerationOptions, S
 from gateway.backends.generate import ClusterBackend
 from gateway.formats import openai_reply, openai_request
 from gateway.formats.sglang_reply import SglangFormat
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.cluster import Cluster
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 
 PROMPT = "The capital of France is Paris, and that of Italy is"

@@ -19,8 +19,8 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Overloaded
 from gateway.formats import fields
-from gateway.http.front.front.front import front as http
-from gateway.http.front.front.front.front import create_app
+from gateway.http import front as http
+from gateway.http.front import create_app
 from gateway.limits import pace
 from gateway.observe.metrics import GatewayMetrics
 
@@ -210,7 +210,7 @@ async def test_a_client_that_hangs_up_before_its_turn_is_not_read(
 
 
 async def test_a_client_that_never_reads_loses_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.http.front.front.front.wire.LAST_SEND_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("gateway.http.wire.LAST_SEND_TIMEOUT_S", 0.1)
     backend = ScriptedBackend(nano_tokenizer(), says=lambda *_: "word " * 50)
     config = GatewayConfig(request_timeout_s=0.2)
     app = create_app(config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()))
@@ -233,7 +233,7 @@ async def test_a_client_that_never_reads_loses_its_generation(monkeypatch: pytes
 
 
 async def test_half_a_body_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.http.front.front.front.wire.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gateway.http.wire.BODY_TIMEOUT_S", 0.2)
     backend = ScriptedBackend(nano_tokenizer())
     async with serving(backend) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
@@ -248,7 +248,7 @@ async def test_half_a_body_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_half_bodies_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that began first is given up; what comes at once is served meanwhile."""
-    monkeypatch.setattr("gateway.http.front.front.front.wire.MAX_ARRIVING_BYTES", 2300)
+    monkeypatch.setattr("gateway.http.wire.MAX_ARRIVING_BYTES", 2300)
     async with serving(ScriptedBackend(nano_tokenizer())) as url:
         lines = ["POST /v1/completions HTTP/1.1", "host: x", "authorization: Bearer k", "content-length: 900"]
         head = "\r\n".join([*lines, "", ""]).encode()

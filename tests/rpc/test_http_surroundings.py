@@ -24,9 +24,9 @@ from eyas.doctor import report as doctor
 from eyas.doctor.links import pairs
 from eyas.doctor.report import examine
 from gateway.backends.base import GenerationBackend
-from gateway.http.front.front.front.front import create_app
-from gateway.http.front.front.front.protocol import HttpLimits
-from gateway.http.front.front.front.server import HttpServer
+from gateway.http.front import create_app
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 from gateway.observe.canary import Canary
 from gateway.observe.metrics import GatewayMetrics
 

@@ -19,7 +19,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from eyas.common.wire import rpc
 from gateway.grpc.front import GrpcFront
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.limits.fair import FairBackend
 from gateway.limits.keys import Keys
 from gateway.limits.quotas import CallerLimits, KeyLimits, Quotas

@@ -21,7 +21,7 @@ from eyas.common.types import GenerationRequest, Role
 from eyas.common.wire import convert
 from gateway.backends import sessions
 from gateway.grpc.front import GrpcFront
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.limits import pace
 from gateway.limits.quotas import Quotas
 from gateway.observe.metrics import GatewayMetrics

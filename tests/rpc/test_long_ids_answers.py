@@ -12,7 +12,7 @@ from http_client import TEXT, client_of
 from scripted_backend import ScriptedBackend, nano_tokenizer
 from test_http_numbers import WireBackend
 
-from gateway.http.front.front.front import long_ids
+from gateway.http import long_ids
 
 IDS = list(range(300, 340))
 COMPLETIONS: list[dict[str, Any]] = [

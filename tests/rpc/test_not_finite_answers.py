@@ -22,7 +22,7 @@ from test_generate_paths import until
 from eyas.common.config import EngineConfig, GatewayConfig
 from eyas.common.types import Role
 from gateway.backends.generate import ClusterBackend
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.observe.canary import CanarySchedule
 from gateway.observe.metrics import GatewayMetrics
 

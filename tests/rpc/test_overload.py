@@ -19,12 +19,12 @@ from eyas.common.config import NANO, EngineConfig, GatewayConfig
 from eyas.common.machine.ports import free_ports
 from eyas.common.types import Role
 from gateway.backends.generate import ClusterBackend
-from gateway.http.front.front.front.front import create_app
-from gateway.http.front.front.front.protocol import HttpLimits
-from gateway.http.front.front.front.server import HttpServer
+from gateway.http.front import create_app
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.cluster import Cluster
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from eyas import cli, configuration
 from eyas.common.security import key_file, tls_folder
 from eyas.common.security.tls import ServiceTls, door_context, service_tls
 from eyas.common.wire import rpc
-from gateway.http.front.front.front.protocol import HttpLimits
-from gateway.http.front.front.front.server import HttpServer
+from gateway.http.protocol import HttpLimits
+from gateway.http.server import HttpServer
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 REGISTRY = ("--registry", "redis://redis:6379/0")

@@ -14,7 +14,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest
 from gateway.backends.admission import GenerationOptions, ServedModel, admit
 from gateway.backends.silence import SilenceLimit
-from gateway.http.front.front.front.wire import LEAST_BODY_BYTES, body_limit
+from gateway.http.wire import LEAST_BODY_BYTES, body_limit
 
 
 def admitted(options: GenerationOptions) -> GenerationRequest:

@@ -19,7 +19,7 @@ from eyas.common.types import Role
 from eyas.engine.grammar import paced
 from gateway.backends.generate import ClusterBackend
 from gateway.routing.cluster import Cluster
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Tell me about Rome."}], "seed": 7}
 TRAP = 'root ::= [a-z ]{40} (([a-z ]*)* [a-z ]*)* "x"'

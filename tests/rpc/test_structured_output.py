@@ -23,7 +23,7 @@ from eyas.common.types import Role
 from gateway.backends.generate import ClusterBackend
 from gateway.grammars.checks import GrammarBackend, GrammarChecks
 from gateway.routing.cluster import Cluster
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "structured-output.md"
 EXAMPLES = [json.loads(block) for block in re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), re.M | re.S)]

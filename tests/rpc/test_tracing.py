@@ -19,7 +19,7 @@ from test_request_ids import PROMPT, SPLIT, Lines
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.types import Role
-from gateway.http.front.front.front.front import create_app
+from gateway.http.front import create_app
 from gateway.observe import tracing
 from gateway.observe.metrics import GatewayMetrics
 from protos import eyas_pb2, eyas_pb2_grpc

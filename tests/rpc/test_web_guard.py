@@ -16,8 +16,8 @@ from starlette.datastructures import Headers
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden
 from eyas.common.machine.ports import free_ports
-from gateway.http.front.front.front.front import create_app
-from gateway.http.front.front.front.web_guard import WebGuard, guarded
+from gateway.http.front import create_app
+from gateway.http.web_guard import WebGuard, guarded
 from gateway.main import fronts
 from gateway.observe.metrics import GatewayMetrics
 

@@ -8,8 +8,8 @@ import msgspec
 from scripted_backend import INFO, ScriptedBackend, nano_tokenizer
 from tokenizers import Tokenizer as HFTokenizer
 
-from gateway.text.entries.entries.entries.templates import ChatTemplate
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.templates import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
 from tests import chat_templates
 
 SILENT = chat_templates.TEMPLATES["deepseek_v3"]

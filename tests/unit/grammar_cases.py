@@ -17,7 +17,7 @@ from eyas.common.grammars.notations import Grammar
 from eyas.common.params import SamplingParams
 from eyas.common.tokenizers.vocabulary import pieces
 from eyas.common.types import GenerationRequest, RequestChoice
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 EOS = 2
 ENDS = (0, EOS)  # of the embedded model

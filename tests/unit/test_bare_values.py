@@ -12,7 +12,7 @@ from answers import calls, check_cuts, fed, reading, told
 from gateway.parsers.events import CallArguments, CallBegun, Event
 from gateway.parsers.message import MessageReading
 from gateway.parsers.table import TOOL_FORMATS
-from gateway.text.entries.entries.entries.templates import ChatTemplate
+from gateway.text.templates import ChatTemplate
 from tests.chat_templates import TEMPLATES
 
 RNG = random.Random(15)

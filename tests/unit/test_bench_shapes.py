@@ -21,7 +21,7 @@ from eyas.engine.models.decoder import Decoder
 from eyas.engine.models.eagle3 import Eagle3Draft, Eagle3Tap
 from eyas.engine.models.heads import read_head
 from eyas.engine.models.table import read_model
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 TEXT = "Naïve café: 12 × 3 = 36, fo bafebo 日本語\n\t\x00 <|eot|>"
 

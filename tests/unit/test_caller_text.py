@@ -12,10 +12,10 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers.normalizers import NFKC
 
 from eyas.common.config import NANO
-from gateway.text.entries.entries.entries.caller_text import CallerText, unsigned
-from gateway.text.entries.entries.entries.template_cuts import Cuts
-from gateway.text.entries.entries.entries.templates import ChatTemplate
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.caller_text import CallerText, unsigned
+from gateway.text.template_cuts import Cuts
+from gateway.text.templates import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
 from tests.chat_templates import TEMPLATES, TOOLS
 
 _MARKER = re.compile(r"<\|?[A-Za-z_/][A-Za-z_/|]*\|?>|\[/?[A-Z_]+\]|<｜[^｜]+｜>")

@@ -17,8 +17,8 @@ from eyas.common.config import NANO
 from eyas.common.grammars.notations import Grammar
 from eyas.common.machine.children import importing_safely, python_module
 from gateway.grammars.checks import GrammarChecks
-from gateway.text.entries.entries.entries.rendering import QUICK_STEPS, Renderer
-from gateway.text.entries.entries.entries.templates import ChatTemplate
+from gateway.text.rendering import QUICK_STEPS, Renderer
+from gateway.text.templates import ChatTemplate
 
 ROOT = Path(eyas.__file__).parents[1]
 PACKAGES = ("eyas", "gateway", "prefill_svc", "decode_svc", "draft_svc", "kv_transfer")

@@ -15,7 +15,7 @@ from eyas.engine.sampling.processors import adjusted
 from eyas.engine.sampling.row import Row
 from eyas.engine.speculation.drafters.lookup import Text, look_up
 from gateway.formats.field_types import MAX_STOP_LENGTH, MAX_STOPS
-from gateway.text.entries.entries.entries.stop import StopMatcher
+from gateway.text.stop import StopMatcher
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -19,8 +19,8 @@ from eyas.common.config import NANO
 from eyas.common.params import SamplingParams
 from eyas.common.tokenizers.source import read_tokenizer
 from eyas.common.types import Entry, Finish, GenerationRequest
-from gateway.text.entries.entries.entries.entries import ChoiceText, TextRules
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.entries import ChoiceText, TextRules
+from gateway.text.tokenizer import Tokenizer
 
 TEXTS = [
     *LINES[:5],

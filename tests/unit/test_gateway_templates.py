@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 from eyas import cli
 from eyas.cluster.folder import check_model
 from eyas.common.errors import ConfigError, InvalidRequest
-from gateway.text.entries.entries.entries.templates import MAX_LENGTH, MAX_STEPS, ChatTemplate, TooManySteps
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
-from gateway.text.entries.entries.entries.tokenizer_files import load_chat_template
+from gateway.text.templates import MAX_LENGTH, MAX_STEPS, ChatTemplate, TooManySteps
+from gateway.text.tokenizer import Tokenizer
+from gateway.text.tokenizer_files import load_chat_template
 from tests.chat_templates import ASKED, TEMPLATES, TOOLS, called, result
 
 CHAT = [

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer as HFTokenizer
 from eyas.common.errors import ConfigError, EyasError, InvalidRequest
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, Finish, GenerationRequest, RequestChoice, TokenLogprob
-from gateway.text.entries.entries.entries.entries import ChoiceText, TextRules, TextStream
-from gateway.text.entries.entries.entries.stop import StopMatcher
-from gateway.text.entries.entries.entries.templates import ChatTemplate
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.entries import ChoiceText, TextRules, TextStream
+from gateway.text.stop import StopMatcher
+from gateway.text.templates import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"

@@ -30,10 +30,10 @@ from eyas.common.types import (
 from gateway.backends.base import GenerationStream, Lanes
 from gateway.backends.delivery import Delivery
 from gateway.backends.lane import EntryLane, TextEvent, lane_of
-from gateway.http.front.front.front.parts import BodyParts
+from gateway.http.parts import BodyParts
 from gateway.observe.metrics import GatewayMetrics, Meter
-from gateway.text.entries.entries.entries.entries import TextDelta, TextRules, TextStream
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.entries import TextDelta, TextRules, TextStream
+from gateway.text.tokenizer import Tokenizer
 
 COUNTED = ("eyas_inter_token_latency_seconds_count", "eyas_time_to_first_token_seconds_count")
 

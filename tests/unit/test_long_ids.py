@@ -16,8 +16,8 @@ from gateway.formats import fields
 from gateway.formats.fields import Body, ignored, parse
 from gateway.formats.schema import TextBody
 from gateway.formats.sglang_request import GenerateBody
-from gateway.http.front.front.front import long_ids
-from gateway.http.front.front.front.long_ids import LONG_BYTES, all_below, split
+from gateway.http import long_ids
+from gateway.http.long_ids import LONG_BYTES, all_below, split
 
 MANY = list(range(1000, 3000))
 LAST = json.dumps(MANY)[:-1]

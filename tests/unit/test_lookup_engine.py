@@ -17,7 +17,7 @@ from eyas.common.params import SamplingParams
 from eyas.common.types import GenerationRequest, RequestChoice, Role
 from eyas.engine.loop import plain_runner
 from eyas.engine.speculation.verify import Verdict
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,7 @@ from eyas.common.metrics import ModelName, WorkerMetrics
 from eyas.common.types import EngineTimings, Entry, Finish, Role, WorkerInfo
 from gateway.observe.metric_names import PEERS, VLLM, GatewayPage
 from gateway.observe.metrics import GatewayMetrics
-from gateway.text.entries.entries.entries.entries import RequestTrace, TextDelta, UsageCounts
+from gateway.text.entries import RequestTrace, TextDelta, UsageCounts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 WORKER = WorkerInfo(

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from eyas.common.metrics import PlainHistogram, WorkerMetrics
 from eyas.common.types import EngineTimings, Entry, Finish, Role
 from gateway.observe.metrics import GatewayMetrics
-from gateway.text.entries.entries.entries.entries import RequestTrace, TextDelta, UsageCounts
+from gateway.text.entries import RequestTrace, TextDelta, UsageCounts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 

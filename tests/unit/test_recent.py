@@ -12,7 +12,7 @@ from eyas.common.logging import request_id
 from eyas.common.types import EngineTimings, Entry, Finish, Role
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.recent import KEPT, MAX_PROMPTS, Recent
-from gateway.text.entries.entries.entries.entries import RequestTrace, UsageCounts
+from gateway.text.entries import RequestTrace, UsageCounts
 
 PREFILL = EngineTimings(queue_ms=10.0, prefill_ms=200.0, worker="p:1", role=Role.PREFILL, sent=100.0)
 DECODE = EngineTimings(

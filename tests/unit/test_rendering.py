@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eyas.common.errors import InvalidRequest
-from gateway.text.entries.entries.entries.rendering import QUICK_STEPS, Renderer
-from gateway.text.entries.entries.entries.templates import MAX_STEPS, ChatTemplate
+from gateway.text.rendering import QUICK_STEPS, Renderer
+from gateway.text.templates import MAX_STEPS, ChatTemplate
 
 CHAT = [{"role": "user", "content": "Größe \U0001f642 <&>"}]
 LONG = "{% for i in range(" + str(QUICK_STEPS * 2) + ") %}{% endfor %}"

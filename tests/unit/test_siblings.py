@@ -8,9 +8,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.http.front.front.front.siblings import METRICS, Siblings, labelled
+from gateway.http.siblings import METRICS, Siblings, labelled
 from gateway.observe.metrics import GatewayMetrics
-from gateway.text.entries.entries.entries.entries import TextDelta
+from gateway.text.entries import TextDelta
 
 
 def page_of(tokens: int) -> bytes:

@@ -16,9 +16,9 @@ from transformers import AutoTokenizer
 
 from eyas.common.params import SamplingParams
 from eyas.common.types import Entry, GenerationRequest, TokenLogprob
-from gateway.text.entries.entries.entries.detokenize import ByteDetokenizer, Detokenizer, LibraryDetokenizer
-from gateway.text.entries.entries.entries.entries import ChoiceText, TextRules
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.detokenize import ByteDetokenizer, Detokenizer, LibraryDetokenizer
+from gateway.text.entries import ChoiceText, TextRules
+from gateway.text.tokenizer import Tokenizer
 
 TEXTS = [
     *LINES[:4],

@@ -15,7 +15,7 @@ from eyas.common.config import NANO, EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.tokenizers.source import read_tokenizer, tokenizer_digest
 from eyas.engine.loading.spec import EngineSpec
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}<|eot_id|>{% endfor %}"
 

@@ -21,7 +21,7 @@ from eyas.common.tokenizers.source import read_tokenizer
 from eyas.common.tokenizers.text_source import TextSource
 from eyas.common.tokenizers.vocabulary import pieces
 from eyas.engine.checkpoint.turn_ends import named_ends
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer as Served
+from gateway.text.tokenizer import Tokenizer as Served
 from tests.unit import tokenizer_families
 
 

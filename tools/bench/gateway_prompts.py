@@ -28,7 +28,7 @@ from eyas.bench.http import Server
 from eyas.common.config import NANO, GatewayConfig
 from eyas.common.errors import EyasError
 from eyas.flags import positive
-from gateway.text.entries.entries.entries.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tools.bench.gateway_cost import ENDLESS, PROMPT, GatewayLoad, Processes, start_gateway
 from tools.nano.heldout import held_out_prompts
 
