@@ -49,7 +49,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("by", ["auto", "memory"])
+@pytest.mark.parametrize("by", ["auto", pytest.param("memory", marks=pytest.mark.slow)])
 async def test_a_direct_way_goes_from_pool_to_pool(
     config: EngineConfig,
     expected: list[int],

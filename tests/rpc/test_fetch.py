@@ -63,7 +63,12 @@ def request(id: str = "r", prompt: tuple[int, ...] = PROMPT) -> GenerationReques
 
 @pytest.mark.parametrize(
     ("transfer_by", "there", "path"),
-    [("auto", "here", "shm"), ("shm", "here", "shm"), ("grpc", "here", "grpc"), ("auto", "there", "grpc")],
+    [
+        ("auto", "here", "shm"),
+        ("auto", "there", "grpc"),
+        pytest.param("shm", "here", "shm", marks=pytest.mark.slow),
+        pytest.param("grpc", "here", "grpc", marks=pytest.mark.slow),
+    ],
 )
 async def test_every_route_gives_the_same_bytes_and_tokens(
     config: EngineConfig, expected: list[int], tmp_path: Path, transfer_by: str, there: str, path: str

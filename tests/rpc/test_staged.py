@@ -63,7 +63,9 @@ def device_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
 
 
-@pytest.mark.parametrize(("by", "path"), [("auto", "grpc"), ("grpc", "grpc"), ("nixl", "nixl")])
+@pytest.mark.parametrize(
+    ("by", "path"), [("auto", "grpc"), pytest.param("grpc", "grpc", marks=pytest.mark.slow), ("nixl", "nixl")]
+)
 async def test_pages_that_pass_through_staging_give_the_same_bytes_and_tokens(
     config: EngineConfig, expected: dict[int, list[int]], tmp_path: Path, played: Played, by: str, path: str
 ) -> None:

@@ -156,7 +156,7 @@ WORLDS = {  # and what is to be seen in each
         {"pull drained", "preempted", "computed again"},
     ),
 }
-QUICK = {"two", "one of decode's own", "pages of one call"}
+QUICK = {"two", "one of decode's own"}
 
 
 @pytest.fixture(autouse=True)

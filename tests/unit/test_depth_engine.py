@@ -134,7 +134,9 @@ def test_a_request_says_how_far_its_own_drafts_reach(
     assert split or deepest == [3, 1, 3, 2], "far away some come late"
 
 
-@pytest.mark.parametrize("field", ["steps", "topk", "draft_tokens"])
+@pytest.mark.parametrize(
+    "field", ["draft_tokens", *(pytest.param(name, marks=pytest.mark.slow) for name in ("steps", "topk"))]
+)
 def test_limits_beyond_the_servers_are_refused_by_name(base: EngineConfig, field: str) -> None:
     most = getattr(CHAIN, field)
     with pytest.raises(AssertionError, match=rf"speculative\.{field} is {most + 1}, and .* is {most}"):

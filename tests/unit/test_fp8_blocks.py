@@ -81,7 +81,7 @@ def logits(folder: Path, config: ModelConfig | None = None) -> torch.Tensor:
     [
         pytest.param(None, id="float32"),
         pytest.param(torch.float32, id="powers of two", marks=pytest.mark.slow),
-        pytest.param(torch.float8_e8m0fnu, id="ue8m0"),
+        pytest.param(torch.float8_e8m0fnu, id="ue8m0", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_in_blocks_is_the_model_they_stand_for(

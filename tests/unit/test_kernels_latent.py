@@ -136,7 +136,9 @@ def test_plain_rows_and_chains(heads: int, width: int, rows: int, parts: int) ->
     assert (got - decode_expected(scene, q, queries, SCALE / 1.2)).abs().max() > 1e-2, "no scale matters"
 
 
-@pytest.mark.parametrize(("width", "rows", "parts"), [(6, 16, 2), (66, 64, 4)])
+@pytest.mark.parametrize(
+    ("width", "rows", "parts"), [(6, 16, 2), pytest.param(66, 64, 4, marks=pytest.mark.slow)]
+)
 def test_trees(width: int, rows: int, parts: int) -> None:
     """Each node below the one half as far on; in one word, and in two."""
     ends = [width, 190 + width, 31 + width]

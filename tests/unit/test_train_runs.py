@@ -58,7 +58,12 @@ def run_of(kind: str, teacher: Teacher, folder: Path, steps: int = 16) -> HeadRu
 
 
 @pytest.mark.parametrize(
-    ("kind", "least"), [("eagle3", 1.8), pytest.param("eagle", 3.0, marks=pytest.mark.slow), ("mtp", 4.0)]
+    ("kind", "least"),
+    [
+        pytest.param("eagle3", 1.8, marks=pytest.mark.slow),
+        pytest.param("eagle", 3.0, marks=pytest.mark.slow),
+        ("mtp", 4.0),
+    ],
 )
 def test_training_makes_drafts_right(kind: str, least: float, teacher: Teacher, tmp_path: Path) -> None:
     """On texts that were held out; of the 48 successors only 40 are in the EAGLE-3 head's vocabulary."""
