@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
-SHAPE := $(addprefix tests/unit/test_,architecture.py docs_name_what_exists.py protos.py protos_fresh.py)
+SHAPE := $(addprefix tests/unit/test_,architecture.py shape.py docs_name_what_exists.py protos.py protos_fresh.py)
 
 # Where a system forbids it, each process that a test starts compiles all of Eyas once more.
 export PYTHONDONTWRITEBYTECODE :=

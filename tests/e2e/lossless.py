@@ -99,7 +99,7 @@ def few_pages(config: EngineConfig) -> EngineConfig:
 
 REFERENCE = Variant("plain, alone: the reference", InProcess((PLAIN,), 1), speculates=False)
 VARIANTS = [
-    Variant("plain, together", InProcess((PLAIN,), TOGETHER), speculates=False),
+    Variant("plain, together", InProcess((PLAIN,), TOGETHER), speculates=False, quick=False),
     Variant("unified chain, alone", InProcess((CHAIN,), 1), quick=False),
     Variant("unified chain, together", InProcess((CHAIN,), TOGETHER), quick=False),
     Variant("unified tree, together", InProcess((TREE,), TOGETHER), quick=False),

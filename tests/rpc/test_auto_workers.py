@@ -163,7 +163,8 @@ async def test_a_change_of_preferences_under_load_fails_no_request(
         assert pair_.placed("apart") + pair_.placed("together") == REQUESTS and pair_.placed("apart")
 
 
-@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
 async def test_requests_go_on_when_a_worker_is_lost(
     config: EngineConfig, tmp_path: Path, expected: list[list[int]], lost: int
 ) -> None:

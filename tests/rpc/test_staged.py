@@ -37,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 def expected(config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
     """What a worker says of each prompt that computes everything itself."""
     pools = tmp_path_factory.mktemp("pools")
-    return dict(enumerate(asyncio.run(alone(config, pools, *map(request, range(12))))))
+    return dict(enumerate(asyncio.run(alone(config, pools, *map(request, range(8))))))
 
 
 Played = Callable[[], FakeNixl]
@@ -147,10 +147,10 @@ async def test_more_prompts_than_staging_holds_take_turns(
                         decode.attach(request(i), event.handles)
 
         async with asyncio.timeout(60):
-            prompts = asyncio.gather(*(one(i) for i in range(12)))
-            answers = await collect(decode, {f"r{i}" for i in range(12) if i % 4 != 3})
+            prompts = asyncio.gather(*(one(i) for i in range(8)))
+            answers = await collect(decode, {f"r{i}" for i in range(8) if i % 4 != 3})
             await prompts
-        assert answers == {f"r{i}": expected[i] for i in range(12) if i % 4 != 3}
+        assert answers == {f"r{i}": expected[i] for i in range(8) if i % 4 != 3}
         await b.idle()
         await a.idle()
         assert slots_left(a) == slots_free(b) == SLOTS

@@ -73,7 +73,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ("sizes", "shift"),
     [
         pytest.param(SMALL, 0.0, id="small"),
-        pytest.param(WHOLE, 0.0, id="whole"),
+        pytest.param(WHOLE, 0.0, id="whole", marks=pytest.mark.slow),
         pytest.param(RAGGED, -2.0, id="ragged, negative"),
         pytest.param(RAGGED, 0.0, id="ragged", marks=pytest.mark.slow),
         pytest.param(SMALL, -2.0, id="small, negative", marks=pytest.mark.slow),

@@ -59,10 +59,11 @@ def served(cluster: Loopback, *, split: bool = False) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["gemma2", "deepseek_v3"]
+    ["deepseek_v3"]
     + [
         pytest.param(name, marks=pytest.mark.slow)
         for name in (
+            "gemma2",
             "mistral",
             "qwen2_windows",
             "gemma3",

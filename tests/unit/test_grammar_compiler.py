@@ -202,12 +202,14 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         pieces(tmp_path)
 
 
-def test_compiling_loads_neither_torch_nor_transformers() -> None:
+@pytest.mark.parametrize(
+    "more", ["", pytest.param("import torch; assert torch.zeros(1).sum() == 0", marks=pytest.mark.slow)]
+)
+def test_compiling_loads_neither_torch_nor_transformers(more: str) -> None:
     program = (
         "import sys; from pathlib import Path; from eyas.common.grammars.notations import Grammar;"
         "from eyas.common.grammars.compiler import GrammarCompiler;"
         f"GrammarCompiler(Path({str(NANO)!r})).compile(Grammar.json_object());"
         "assert 'xgrammar' in sys.modules; assert not {'torch', 'transformers'} & set(sys.modules);"
-        "import torch; assert torch.zeros(1).sum() == 0"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program + more], check=True, timeout=60)

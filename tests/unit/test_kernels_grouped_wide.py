@@ -71,9 +71,11 @@ def only_wide(monkeypatch: pytest.MonkeyPatch) -> None:
         KINDS,
         quick=lambda sizes, tile, kind: (
             tile is TALL[0]
-            and kind in (("blocks", "float32", "token") if sizes[0] == 384 else ("blocks",))
-            or kind == "blocks"
-            and sizes[0] == 384
+            and (
+                kind in ("blocks", "float32", "token")
+                if sizes[0] == 384
+                else kind == "blocks" and sizes[1] == 384
+            )
         ),
     ),
 )

@@ -216,6 +216,7 @@ def test_a_prediction_that_is_right_is_accepted(tmp_path) -> None:
     assert wrong.tokens == plain.tokens and len(wrong.entries) <= len(plain.entries)
 
 
+@pytest.mark.slow
 def test_a_text_that_is_copied_comes_sooner(tmp_path) -> None:
     """The same question for the second time: tokens per round, of the whole answer, its first token too."""
     config = replace(NGRAM, pool_dir=str(tmp_path), num_pages=64)

@@ -24,7 +24,8 @@ from tests.unit.model_rig import Rig
 LENGTH = 150
 CLOSE = 1e-4
 """Logits are a few units wide and both sides add up in float32, in other orders."""
-MORE = ("_halves", "_scaled", "_shares", "_window")  # of an architecture that is here without, too
+MORE = ("_halves", "_scaled", "_shares", "_window", "_windows", "_linear", "_eyes", "_lite", "kimi_k2")
+"""Ends of the names of samples whose architecture is here by another sample, too."""
 
 
 def prompt(length: int = LENGTH) -> list[int]:
@@ -232,44 +233,44 @@ def common(**fields: Any) -> Change:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("ministral", attention(window=0)),
+        pytest.param("ministral", attention(window=0), marks=pytest.mark.slow),
         ("mistral", attention(window=0)),
         pytest.param("mistral", attention(window=41), marks=pytest.mark.slow),
         pytest.param("mistral", attention(window=39), marks=pytest.mark.slow),
         ("qwen2", attention(qkv_bias=False)),
-        ("qwen2_windows", attention(window=0)),
+        pytest.param("qwen2_windows", attention(window=0), marks=pytest.mark.slow),
         ("olmo2", attention(row_norms=False)),
-        ("olmo2", norms(after_attention="")),
+        pytest.param("olmo2", norms(after_attention=""), marks=pytest.mark.slow),
         ("olmo2", norms(before_attention="post_attention_layernorm")),
-        ("phi3", attention(window=0)),
+        pytest.param("phi3", attention(window=0), marks=pytest.mark.slow),
         ("phi3", attention(rope=Rope(10000.0, share=0.75))),
-        ("phi3_short", attention(rope=Rope(10000.0))),
+        pytest.param("phi3_short", attention(rope=Rope(10000.0)), marks=pytest.mark.slow),
         ("qwen3", attention(head_norms=False)),
         ("llama_biases", attention(output_bias=False)),
         ("llama_yarn", attention(rope=Rope(10000.0))),
         ("gemma2", attention(soft_cap=0.0)),
-        ("gemma2", common(logit_soft_cap=0.0)),
-        ("gemma3", attention(window=0)),
+        pytest.param("gemma2", common(logit_soft_cap=0.0), marks=pytest.mark.slow),
+        pytest.param("gemma3", attention(window=0), marks=pytest.mark.slow),
         pytest.param("gemma3", attention(scale=0.25), marks=pytest.mark.slow),
         pytest.param("gemma3", attention(rope=Rope(1000000.0)), marks=pytest.mark.slow),
         ("gemma3", attention(rope=Rope(10000.0))),
-        ("gemma3", feed_forward(activation="silu")),
+        pytest.param("gemma3", feed_forward(activation="silu"), marks=pytest.mark.slow),
         pytest.param("gemma3", norms(after_attention=""), marks=pytest.mark.slow),
-        ("gemma3", norms(after_feed_forward="")),
+        pytest.param("gemma3", norms(after_feed_forward=""), marks=pytest.mark.slow),
         pytest.param("gemma3", common(norm_offset=0.0), marks=pytest.mark.slow),
         ("gemma3", common(embedding_scale=1.0)),
         pytest.param("deepseek_v2", feed_forward(kept_groups=4), marks=pytest.mark.slow),
         pytest.param("deepseek_v2", feed_forward(group_best=2), marks=pytest.mark.slow),
-        ("deepseek_v2", feed_forward(scale=1.0)),
+        pytest.param("deepseek_v2", feed_forward(scale=1.0), marks=pytest.mark.slow),
         ("deepseek_v2_lite", feed_forward(normalised=True)),
         pytest.param("deepseek_v2_lite", attention(rope=Rope(10000.0)), marks=pytest.mark.slow),
-        ("deepseek_v3_halves", attention(adjacent=True)),
-        ("kimi_k2", feed_forward(scores="softmax")),
+        pytest.param("deepseek_v3_halves", attention(adjacent=True), marks=pytest.mark.slow),
+        pytest.param("kimi_k2", feed_forward(scores="softmax"), marks=pytest.mark.slow),
         ("kimi_k2", feed_forward(corrected=False)),
         ("mixtral", feed_forward(normalised=False)),
         pytest.param("mixtral", feed_forward(per_row=1), marks=pytest.mark.slow),
         pytest.param("qwen3_moe", feed_forward(normalised=False), marks=pytest.mark.slow),
-        ("qwen3_moe_shares", feed_forward(normalised=True)),
+        pytest.param("qwen3_moe_shares", feed_forward(normalised=True), marks=pytest.mark.slow),
     ],
 )
 def test_without_its_special_a_family_is_another_model(tmp_path: Path, name: str, change: Change) -> None:

@@ -85,9 +85,8 @@ def in_moments(batches: tuple[int, ...], seed: int, held_up: float = 2.0) -> dic
     return found
 
 
-@pytest.mark.parametrize(
-    ("rule", "without"), [("LAST", 1), pytest.param("OWN_ROUNDS", 1e9, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "without"), [("LAST", 1), ("OWN_ROUNDS", 1e9)])
 def test_rounds_that_newcomers_hold_up_are_not_believed(
     rule: str, without: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
