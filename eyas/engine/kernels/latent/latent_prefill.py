@@ -16,6 +16,7 @@ import triton.language as tl
 
 from eyas.engine.kernels.launch.launching import kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
+from eyas.engine.kernels.products.rope_store import rotated
 from eyas.engine.kernels.products.skinny import Rotation
 
 TILE = 128
@@ -89,7 +90,8 @@ def _attend_expanded(
     high = tl.load(q_at + PLAIN + HALF + half, mask=there, other=0.0).to(tl.float32)
     angle = tl.load(positions + first + row, mask=row < count, other=0).to(tl.int64)[:, None] * HALF + half
     c, s = tl.load(cos + angle, mask=there, other=1.0), tl.load(sin + angle, mask=there, other=0.0)
-    q_low, q_high = (low * c - high * s).to(q_plain.dtype), (high * c + low * s).to(q_plain.dtype)
+    q_low, q_high = rotated(low, high, c, s)
+    q_low, q_high = q_low.to(q_plain.dtype), q_high.to(q_plain.dtype)
     keys += begin * (HEADS * PLAIN) + head * PLAIN
     values += begin * (HEADS * VALUE) + head * VALUE
     rows += begin * WIDTH + (WIDTH - 2 * HALF)

@@ -17,6 +17,7 @@ from eyas.engine.kernels.latent.latent_attend import Parted
 from eyas.engine.kernels.latent.latent_tiles import MOST_PARTS
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+from eyas.engine.kernels.products.rope_store import rotated, store_halves
 from eyas.engine.kernels.products.skinny import Rotation, empty_padded
 
 _FEW = 16  # rows of a program, where there are no more or parts are added up
@@ -159,8 +160,8 @@ def _absorb(
         position = tl.load(positions + row, mask=row < m, other=0).to(tl.int64)
         angle = position[:, None] * HALF + half
         c, s = tl.load(cos + angle, mask=real, other=1.0), tl.load(sin + angle, mask=real, other=0.0)
-        tl.store(to + LATENT + half, (low * c - high * s).to(out.dtype.element_ty), mask=real)
-        tl.store(to + LATENT + HALF + half, (high * c + low * s).to(out.dtype.element_ty), mask=real)
+        low, high = rotated(low, high, c, s)
+        store_halves(to + LATENT + half, low, high, real, HALF)
 
 
 @kernel(do_not_specialize=["counts", "m", "width"])

@@ -16,7 +16,8 @@ import triton.language as tl
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.kernels.launch.launching import after_previous, kernel
 from eyas.engine.kernels.launch.sizes import power_of_2
-from eyas.engine.kernels.products.blocks import LARGEST, SIDE, Fp8Rows, mode_of, room_for, rounded_row
+from eyas.engine.kernels.products.blocks import SIDE, Fp8Rows, mode_of, room_for, rounded_row
+from eyas.engine.kernels.products.rope_store import pool_row, rotated, store_halves, store_rounded
 from eyas.engine.kernels.products.skinny import KvRows, Rotation, empty_padded
 
 
@@ -98,7 +99,7 @@ def _write(
     if tl.program_id(1) == 0:
         place = tl.load(kv_rows + row).to(tl.int64)
         angle = tl.load(positions + row).to(tl.int64) * HALF
-        kept = layer + place // PAGE * page_stride + place % PAGE * (LATENT + 2 * HALF)
+        kept = pool_row(layer, place, page_stride, PAGE, LATENT + 2 * HALF)
         _keep(start + QUERIES, kept, place >= 0, latent_gain, cos + angle, sin + angle, eps, LATENT, HALF)
     elif out is not None:
         of_row = tl.arange(0, BLOCK)
@@ -118,21 +119,12 @@ def _keep(source, kept, there, gain, cos, sin, eps, LATENT: tl.constexpr, HALF: 
     column, half = tl.arange(0, LATENT), tl.arange(0, HALF)
     latent = tl.load(source + column).to(tl.float32)
     latent = _normed(latent, tl.load(gain + column), eps, LATENT)
-    _store(kept + column, latent, there & (column >= 0))
+    store_rounded(kept + column, latent, there & (column >= 0))
     low = tl.load(source + LATENT + half).to(tl.float32)
     high = tl.load(source + LATENT + HALF + half).to(tl.float32)
     c, s = tl.load(cos + half), tl.load(sin + half)
-    there = there & (half >= 0)
-    _store(kept + LATENT + half, low * c - high * s, there)
-    _store(kept + LATENT + HALF + half, high * c + low * s, there)
-
-
-@triton.jit
-def _store(to, values, mask):
-    """In the pool's type; in FP8 what is beyond its largest number becomes that."""
-    if to.dtype.element_ty == tl.float8e4nv:
-        values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(to, values.to(to.dtype.element_ty), mask=mask)
+    low, high = rotated(low, high, c, s)
+    store_halves(kept + LATENT + half, low, high, there & (half >= 0), HALF)
 
 
 @triton.jit

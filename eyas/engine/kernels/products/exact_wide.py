@@ -20,6 +20,7 @@ from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
 from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.exact_fold import fold_matmul
 from eyas.engine.kernels.products.halving import halving_sum
+from eyas.engine.kernels.products.rope_store import pool_row, rotated, store_halves
 from eyas.engine.kernels.products.rows import Heads
 from eyas.engine.kernels.products.skinny import MAX_ROWS, HeadNorms, KvRows, Launch, Rotation
 from eyas.engine.kernels.products.skinny_tiles import Shape, stretches_of
@@ -235,16 +236,10 @@ def _rope_write(
     angle = tl.load(positions + row).to(tl.int64) * HALF + half
     c = tl.where(turned, tl.load(cos + angle), 1.0)
     s = tl.where(turned, tl.load(sin + angle), 0.0)
-    low, high = low * c - high * s, high * c + low * s
+    low, high = rotated(low, high, c, s)
     place = tl.load(kv_rows + row).to(tl.int64)
-    slot = layer + place // PAGE * page_stride + place % PAGE * (KV_HEADS * DIM)
+    slot = pool_row(layer, place, page_stride, PAGE, KV_HEADS * DIM)
     which = (head - HEADS) // KV_HEADS  # keys or values
     kept = slot + which * (PAGE * KV_HEADS * DIM) + (head - HEADS) % KV_HEADS * DIM + half
-    _store(q_out + row * (HEADS * DIM) + of_head, low, high, head < HEADS, HALF)
-    _store(kept, low, high, there & (head >= HEADS) & (place >= 0), HALF)
-
-
-@triton.jit
-def _store(to, low, high, kept, HALF):
-    tl.store(to, low.to(to.dtype.element_ty), mask=kept)
-    tl.store(to + HALF, high.to(to.dtype.element_ty), mask=kept)
+    store_halves(q_out + row * (HEADS * DIM) + of_head, low, high, head < HEADS, HALF)
+    store_halves(kept, low, high, there & (head >= HEADS) & (place >= 0), HALF)

@@ -30,6 +30,7 @@ from eyas.engine.kernels.products.blocks import (
     rounded_row,
 )
 from eyas.engine.kernels.products.halving import halving_sum
+from eyas.engine.kernels.products.rope_store import pool_row, rotated, store_halves
 from eyas.engine.kernels.products.skinny import MAX_ROWS, HeadNorms, KvRows, Rotation, empty_padded, sum_group
 from eyas.engine.kernels.products.skinny_kernels import SUMS_WIDTH
 
@@ -355,24 +356,25 @@ def _rope_write(
     kv_blocks: tl.constexpr = (KV_HEADS + BLOCK - 1) // BLOCK
     of_row = qkv + row * (HEADS + 2 * KV_HEADS) * DIM
     place = tl.load(kv_rows + row).to(tl.int64)
-    kept = layer + place // PAGE * page_stride + place % PAGE * (KV_HEADS * DIM)
+    kept = pool_row(layer, place, page_stride, PAGE, KV_HEADS * DIM)
     angle, half = tl.load(positions + row).to(tl.int64) * (DIM // 2), tl.arange(0, HALF)
     c = tl.load(cos + angle + half, mask=half < DIM // 2, other=0.0)[None, :]
     s = tl.load(sin + angle + half, mask=half < DIM // 2, other=0.0)[None, :]
     if block < q_blocks:
         at, inside = _heads_at(block, HEADS, DIM, BLOCK, HALF)
         low, high = _head_norm(of_row, at, inside, q_gain, eps, DIM, HALF)
-        _store_halves(q_out + row * HEADS * DIM, at, inside, low * c - high * s, high * c + low * s, DIM)
+        low, high = rotated(low, high, c, s)
+        store_halves(q_out + row * HEADS * DIM + at, low, high, inside, DIM // 2)
     elif block < q_blocks + kv_blocks:
         at, inside = _heads_at(block - q_blocks, KV_HEADS, DIM, BLOCK, HALF)
         low, high = _head_norm(of_row + HEADS * DIM, at, inside, k_gain, eps, DIM, HALF)
-        inside = inside & (place >= 0)
-        _store_halves(kept, at, inside, low * c - high * s, high * c + low * s, DIM)
+        low, high = rotated(low, high, c, s)
+        store_halves(kept + at, low, high, inside & (place >= 0), DIM // 2)
     else:
         at, inside = _heads_at(block - q_blocks - kv_blocks, KV_HEADS, DIM, BLOCK, HALF)
         values = of_row + (HEADS + KV_HEADS) * DIM
         low, high = _head_norm(values, at, inside, None, eps, DIM, HALF)
-        _store_halves(kept + PAGE * KV_HEADS * DIM, at, inside & (place >= 0), low, high, DIM)
+        store_halves(kept + PAGE * KV_HEADS * DIM + at, low, high, inside & (place >= 0), DIM // 2)
 
 
 @triton.jit
@@ -397,9 +399,3 @@ def _head_norm(source, at, inside, gain, eps, DIM: tl.constexpr, HALF: tl.conste
         low = (low * scale * low_gain).to(source.dtype.element_ty).to(tl.float32)
         high = (high * scale * high_gain).to(source.dtype.element_ty).to(tl.float32)
     return low, high
-
-
-@triton.jit
-def _store_halves(target, at, inside, low, high, DIM: tl.constexpr):
-    tl.store(target + at, low.to(target.dtype.element_ty), mask=inside)
-    tl.store(target + at + DIM // 2, high.to(target.dtype.element_ty), mask=inside)

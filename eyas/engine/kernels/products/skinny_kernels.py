@@ -16,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
 from eyas.engine.kernels.products.activation import steepness
 from eyas.engine.kernels.products.halving import halving_sum, halving_total
+from eyas.engine.kernels.products.rope_store import pool_row, rotated, store_halves
 
 SUMS_WIDTH = tl.constexpr(128)
 """Columns of every tensor of sums: the rows of the tallest product."""
@@ -198,21 +199,15 @@ def qkv_rope_kernel(
         squares_of_head = halving_sum(y * y) if plan.exact else tl.sum(y * y, 1)
         y *= tl.rsqrt(squares_of_head / heads.dim + heads.eps)[:, None] * gain[None, :]
     low, high = tl.split(tl.permute(tl.reshape(y, (plan.rows, 2, plan.half)), (0, 2, 1)))
-    low, high = low * c - high * s, high * c + low * s
+    low, high = rotated(low, high, c, s)
     is_query = head < heads.q
     queries = q_out + (row * heads.q + head)[:, None] * heads.dim + element[None, :]
-    _store_pair(queries, low, high, (row < m) & is_query, heads.half)
+    store_halves(queries, low, high, ((row < m) & is_query)[:, None], heads.half)
     which = (head - heads.q) // heads.kv  # keys or values
-    slot = kv_row // heads.page_size * heads.page_stride
-    slot += (which * heads.page_size + kv_row % heads.page_size) * heads.token
-    kept = pool + (slot + (head - heads.q) % heads.kv * heads.dim)[:, None] + element[None, :]
-    _store_pair(kept, low, high, (row < m) & (kv_row >= 0) & (head >= heads.q), heads.half)
-
-
-@triton.jit
-def _store_pair(to, low, high, mask, half: tl.constexpr):
-    tl.store(to, low.to(to.dtype.element_ty), mask=mask[:, None])
-    tl.store(to + half, high.to(to.dtype.element_ty), mask=mask[:, None])
+    slot = pool_row(pool, kv_row, heads.page_stride, heads.page_size, heads.token)
+    slot += which * heads.page_size * heads.token + (head - heads.q) % heads.kv * heads.dim
+    stored = ((row < m) & (kv_row >= 0) & (head >= heads.q))[:, None]
+    store_halves(slot[:, None] + element[None, :], low, high, stored, heads.half)
 
 
 @triton.jit
