@@ -54,6 +54,12 @@ class Grammars:
             return True
         return any(state.looking for state in self._states.values())
 
+    def prepare(self) -> None:
+        """Begins to load the library and the vocabulary: done at the first grammar, it would slow the
+        steps of a GPU for a second.
+        """
+        self._compiling_thread().submit(self._loaded_compiler)
+
     def holds(self, seq: Sequence) -> bool:
         """Must its next round wait: for its grammar, or for tokens of its own that may force others?
 
@@ -174,15 +180,21 @@ class Grammars:
             self._compiled[grammar] = self._compiled.pop(grammar)
         else:
             self._forget()
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+            self._compiled[grammar] = self._compiling_thread().submit(self._compile, grammar)
         return self._compiled[grammar]
 
+    def _compiling_thread(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        return self._thread
+
     def _compile(self, grammar: Grammar) -> Any:
+        return self._loaded_compiler().compile(grammar)
+
+    def _loaded_compiler(self) -> GrammarCompiler:
         if self._compiler is None:
             self._compiler = GrammarCompiler(self._folder, self._vocab_size, self.eos_ids)
-        return self._compiler.compile(grammar)
+        return self._compiler
 
     def _forget(self) -> None:
         """Drops the oldest until there is room for one more."""

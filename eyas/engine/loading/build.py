@@ -201,6 +201,8 @@ def _device_core(loaded: EngineSpec, start: Start) -> tuple[EngineSpec, _Core]:
             leader.meet(first.config.device, START_S, LOAD_S)
         loaded = first
     grammars = _grammars(loaded, drafts=loaded.config.speculates)
+    if loaded.config.device == "cuda":
+        grammars.prepare()
     loaded, device = build_device(loaded, start, grammars, leader)
     config = loaded.config
     limits = Limits(
