@@ -66,7 +66,13 @@ NOT_OFFERED = "does not offer its KV by cuda_ipc"
     [
         ("here", "auto", "shm", {"cuda_ipc": NOT_OFFERED}),
         ("there", "auto", "grpc", {"cuda_ipc": NOT_OFFERED, "shm": "is not a file in"}),
-        ("here", "grpc", "grpc", {"cuda_ipc": "transfer is grpc", "shm": "transfer is grpc"}),
+        pytest.param(
+            "here",
+            "grpc",
+            "grpc",
+            {"cuda_ipc": "transfer is grpc", "shm": "transfer is grpc"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_a_link_is_measured_by_the_way_that_requests_take(

@@ -110,6 +110,7 @@ def _soak(engine: Ranked, count: int, seed: int) -> None:
     _assert_nothing_held(engine.cluster)
 
 
+@pytest.mark.slow
 def test_many_tiny_requests_end(two: Ranked) -> None:
     first = len(two.seen.steps)
     _soak(two, 120, seed=2)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from eyas.common.errors import ConfigError
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.models.heads import read_head
+from tests.unit.crossed import crossed
 from tests.unit.head_chain import NOTICED, SAME, worst_difference
 from tests.unit.head_equations import Eagle3
 from tests.unit.model_rig import HeadRig, Rig
@@ -62,7 +63,9 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor | None], str]] 
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", crossed(VARIANTS, quick=lambda variant: variant not in ("norm_before_fc", "embedding"))
+)
 def test_a_variant_computes_its_equations(folders: Folders, variant: str) -> None:
     """And not the usual ones."""
     config, tensors, wrong = VARIANTS[variant]
@@ -89,7 +92,7 @@ def test_a_head_as_speculators_writes_it(folders: Folders) -> None:
     assert worst_difference(folders, paper, (2, 4, 7)) < SAME
 
 
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_speculators_tells_a_rope_in_either_place(folders: Folders, inside: bool) -> None:
     target, head = folders
     nested(head)
@@ -107,7 +110,7 @@ def test_speculators_tells_a_rope_in_either_place(folders: Folders, inside: bool
         pytest.param({}, (), USUAL, marks=pytest.mark.slow),
         ({"eagle_config": {IDS: [0, 3, 7]}}, (), (1, 4, 8)),
         pytest.param({IDS: [0, 3, 7]}, (), (0, 3, 7), marks=pytest.mark.slow),
-        ({IDS: [1, 3, 9]}, (2, 4, 8), (2, 4, 8)),
+        pytest.param({IDS: [1, 3, 9]}, (2, 4, 8), (2, 4, 8), marks=pytest.mark.slow),
     ],
     ids=["paper", "outputs", "inputs", "flag"],
 )

@@ -103,7 +103,9 @@ def test_a_tree_of_several_words_and_its_neighbour(tokens: Tokens) -> None:
 RULES = {"window": Scores(0.3, window=70), "cap": Scores(0.3, soft_cap=2.0)}
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize(
+    "rule", [RULES["window"], pytest.param(RULES["cap"], marks=pytest.mark.slow)], ids=RULES.keys()
+)
 def test_windows_and_caps(tokens: Tokens, rule: Scores) -> None:
     own = ruled(tokens, rule)
     tree = branching(PATH[:255], PATH[255:258], range(400, 403))

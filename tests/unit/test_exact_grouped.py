@@ -70,6 +70,7 @@ def test_experts(experts: ExpertRows) -> None:
     assert said(experts, products()) == []
 
 
+@pytest.mark.slow
 def test_a_residual_that_is_added_before_rounding_is_noticed(
     experts: ExpertRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +122,7 @@ ROUNDINGS = (
 
 
 @pytest.mark.parametrize(
-    "rounding", crossed(ROUNDINGS, quick=lambda rounding: rounding.rows != "block" or rounding.powers)
+    "rounding", crossed(ROUNDINGS, quick=lambda rounding: rounding.rows == "tensor" or rounding.powers)
 )
 def test_a_weight_in_fp8(rounding: Rounding) -> None:
     """Its k cut in two by the weight, by two programs for one row and by one for others; unrounded."""

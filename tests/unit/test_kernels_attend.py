@@ -241,6 +241,7 @@ def test_a_window_is_counted_along_a_trees_paths(window: int) -> None:
     assert (rows.view(3, 2, 4, 32) - got.view(3, 8, 4, 32)[:, 6:]).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_a_window_and_a_tree_of_several_words() -> None:
     """70 nodes, each below the one half as far on: paths of up to seven, in two words."""
     width, ends = 70, [107, 190]

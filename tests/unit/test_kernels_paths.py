@@ -34,7 +34,7 @@ def accepted(case: Case, seed: int) -> tuple[Verdicts, list[list[int]], list[lis
 
 
 @pytest.mark.parametrize("heads, dim", [(2, 8), (3, 256)])  # a row of one block, and of two
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_compact_is_the_pools_move(heads: int, dim: int, dtype: torch.dtype) -> None:
     for seed in range(4):
         case = random_case(seed, WIDTH)

@@ -32,7 +32,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, most: float = 2e-6) -> No
     crossed(
         [(272, 384), (48, 1536), (2112, 192)],
         KINDS,
-        quick=lambda shape, kind: shape[0] == 48 or kind == "blocks" and shape[0] == 272,
+        quick=lambda shape, kind: shape[0] == 48 and kind in ("blocks", "float32", "token"),
     ),
 )
 def test_a_dense_product(shape: tuple[int, int], kind: str) -> None:
@@ -58,9 +58,7 @@ def test_few_rows_meet_a_weight_one_after_the_other(rows: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize(
     ("kind", "gelu"),
-    crossed(
-        KINDS, [False, True], quick=lambda kind, gelu: (kind, gelu) in (("blocks", False), ("float32", True))
-    ),
+    crossed(KINDS, [False, True], quick=lambda kind, gelu: (kind, gelu) == ("blocks", True)),
 )
 def test_a_gated_product(kind: str, gelu: bool) -> None:
     x, weight = random(1, HIDDEN), in_kind(random(2 * WIDTH, HIDDEN, seed=1) / HIDDEN**0.5, kind)

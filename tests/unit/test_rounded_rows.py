@@ -94,7 +94,7 @@ def test_the_inner_row_of_latent_queries_is_rounded(queries: int, rounding: Roun
         [1, 2],
         [128, 192],
         [BLOCK, POWERS],
-        quick=lambda split, width, rounding: (split == 2) == (width == 192) == rounding.powers,
+        quick=lambda split, width, rounding: split == 2 and width == 192 and rounding.powers,
     ),
 )
 def test_what_a_gate_passes_is_rounded_by_its_tile(
