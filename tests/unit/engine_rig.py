@@ -32,6 +32,7 @@ from eyas.engine.scheduling.admission import Admission
 from eyas.engine.scheduling.limits import Limits
 from eyas.engine.scheduling.requests import Requests
 from eyas.engine.scheduling.scheduler import Scheduler
+from eyas.engine.scheduling.turns import StepRoom
 from kv_transfer.backends.base import Copy, CopyResult, PeerSource
 from kv_transfer.owner import Owner
 from kv_transfer.peers import KvPeers, PeerPages, Route
@@ -91,14 +92,20 @@ class Rig:
     """Everything around `Requests`; `joined` lists the sequences that started from pulled pages."""
 
     def __init__(
-        self, pages: int = 64, *, lookahead: int = 0, max_running: int = 8, round_rows: int = 2
+        self,
+        pages: int = 64,
+        *,
+        lookahead: int = 0,
+        max_running: int = 8,
+        round_rows: int = 2,
+        room: StepRoom | None = None,
     ) -> None:
         self.pool = PagePool(pages)
         self.cache = PrefixCache(self.pool, PAGE, lookahead=lookahead)
         self.outbox = Outbox()
         self.copier = HandCopier()
         self.pulls = self._pulls()
-        limits = Limits(PAGE, max_running, 16, round_rows)
+        limits = Limits(PAGE, max_running, 16, round_rows, room=room)
         owner = Owner("here", 1, 30.0, itertools.count(1).__next__)
         self.leases = Leases(owner, self.pool, PAGE, {KvKind.TARGET: "m"}, self.outbox)
         self.scheduler = Scheduler(self.pool, self.cache, limits, self.pulls)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from loopback import Loopback, Worker, split_configs
 from test_draft_channel import mapped
@@ -17,6 +18,7 @@ from test_engine import _assert_nothing_held, _plain, _requests, _run
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.types import Role
 from eyas.engine.ipc.messages import DraftDown, DraftUp, Event
+from eyas.engine.scheduling.turns import StepRoom
 from eyas.engine.speculation.draft_worker.posted import PostedCommits
 from eyas.engine.speculation.drafters.channels import GRPC, SHM, DraftChannels
 
@@ -80,6 +82,29 @@ def test_no_token_is_another_by_either_path(
     _assert_nothing_held(cluster)
     cluster.close()
     assert mapped() == 0
+
+
+def test_no_token_is_another_where_steps_have_little_room(base: EngineConfig, expected: Answers) -> None:
+    """Rounds are plain, and take turns, until few sequences are left: those have drafts again."""
+    cluster = Pair(replace(base, speculation=CHAIN))
+    turns = cluster.decode.engine._scheduler._turns
+    steps: list[tuple[bool, bool]] = []  # crowded, with drafts
+    choose = turns.choose
+
+    def noted(*sequences: Any) -> Any:
+        chosen = choose(*sequences)
+        steps.append((turns.crowded, any(seq.tree for seq in chosen)))
+        return chosen
+
+    turns._room, turns.choose = StepRoom(2.5, 2.5, 1000.0), noted
+    params = msgspec.structs.replace(ASKED[0].params, max_tokens=50)
+    longer = msgspec.structs.replace(ASKED[0], params=params)
+    assert _run(cluster, [longer, *ASKED[1:]]) == [*_plain(base, [longer]), *expected[1:]]
+    first = steps.index((True, False))
+    assert (False, True) in steps[first:], "the last one should have had drafts again"
+    assert (True, True) not in steps[first:]
+    _assert_nothing_held(cluster)
+    cluster.close()
 
 
 @pytest.mark.parametrize("answers", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 7))])

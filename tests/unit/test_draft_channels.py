@@ -13,10 +13,11 @@ import pytest
 import torch
 from test_draft_engine import SPEC, VOCAB, WIDTH, _sequences
 
+from eyas.common.config import SpeculationConfig
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.mailbox import HALF, NEWEST
 from eyas.engine.ipc.messages import DraftChannel, DraftClosed, DraftDown, Proposal
-from eyas.engine.ipc.row_ring import tag
+from eyas.engine.ipc.row_ring import WAITING_ROWS, tag
 from eyas.engine.speculation.drafters.base import Commit
 from eyas.engine.speculation.drafters.channels import GRPC, SHM, DecodeChannels, DraftChannels
 from eyas.engine.speculation.drafters.remote import RemoteDrafter
@@ -48,9 +49,9 @@ class Pair:
         for down in self.drafter.arrived():
             self.drafter.deliver(down)
 
-    def commit(self, seq: Sequence, base: int) -> None:
+    def commit(self, seq: Sequence, base: int, want: SpeculationConfig | None = SPEC) -> None:
         rows = torch.full((1, WIDTH), float(base))
-        self.drafter.post([Commit(seq, base, [9], rows, SPEC)])
+        self.drafter.post([Commit(seq, base, [9], rows, want)])
 
     def propose(self, seq: Sequence, base: int, *, by_front: bool = False) -> None:
         proposal = Proposal(seq.uid, self.generation(seq), base, (1, 2), (-1, 0))
@@ -110,6 +111,23 @@ def test_the_first_commit_goes_by_the_front_and_the_next_ones_into_the_mailbox(p
         assert [draft.base for draft in pair.drafter.take()] == [base + 1]
     assert pair.drafter.sent == {GRPC: 1, SHM: 2 * KEPT} and pair.drafter.late_rounds == 0
     assert seq.ring is None and not seq.mailed, "no device writes there"
+
+
+def test_whether_drafts_are_wanted_is_said_by_the_front_and_holds_for_the_mailbox(pair: Pair) -> None:
+    (seq,) = _sequences(pair.drafter, 1)
+    pair.commit(seq, 4, None)
+    assert pair.by_front() == [4] and not pair.drafter.owed()
+    pair.commit(seq, 5)
+    assert pair.by_front() == [5] and pair.drafter.owed()
+    pair.propose(seq, 6)
+    pair.commit(seq, 6)
+    assert pair.by_front() == [] and pair.is_posted(seq, 6)
+    pair.propose(seq, 7)
+    pair.commit(seq, 7, None)
+    assert pair.by_front() == [] and not pair.is_posted(seq, 7), "it waits"
+    for base in range(8, 7 + WAITING_ROWS):
+        pair.commit(seq, base, None)
+    assert pair.by_front() == [7], "all of them, and that nothing is wanted"
 
 
 def test_a_proposal_is_taken_once_and_a_late_one_where_it_belongs(pair: Pair) -> None:

@@ -37,6 +37,7 @@ from eyas.engine.ipc.messages import (
     WireFailure,
 )
 from eyas.engine.ipc.outbox import Outbox
+from eyas.engine.ipc.row_ring import WAITING_ROWS
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_worker.draft_runner import Proposed, chain_of
@@ -362,11 +363,17 @@ def test_rows_below_which_nothing_is_wanted_are_taken_without_an_answer() -> Non
     (seq,) = _sequences(drafter, 1)
     drafter.post([Commit(seq, 4, [9], torch.zeros(1, WIDTH), SPEC)])
     assert drafter.owed()
-    drafter.post([Commit(seq, 5, [9], torch.zeros(1, WIDTH), None)])
-    assert not drafter.owed() and [c.steps for up in drafter.outgoing() for c in up.commits] == [
-        SPEC.steps,
-        0,
-    ]
+    drafter.outgoing()
+    for i in range(3):
+        drafter.post([Commit(seq, 5 + i, [9 + i], torch.zeros(1, WIDTH), None)])
+        assert not drafter.owed() and not drafter.outgoing(), "such rows wait .."
+    drafter.post([Commit(seq, 8, [12], torch.zeros(1, WIDTH), SPEC)])
+    ((commit,),) = [up.commits for up in drafter.outgoing()]
+    assert (commit.base_len, commit.tokens, commit.steps) == (5, (9, 10, 11, 12), SPEC.steps), ".. for others"
+    for i in range(WAITING_ROWS):
+        drafter.post([Commit(seq, 9 + i, [9], torch.zeros(1, WIDTH), None)])
+    ((commit,),) = [up.commits for up in drafter.outgoing()]
+    assert (len(commit.tokens), commit.steps) == (WAITING_ROWS, 0), "until they are many"
 
 
 def test_pages_are_reserved_for_what_the_runner_writes_whatever_is_wanted() -> None:

@@ -82,31 +82,6 @@ def test_a_preempted_sequence_computes_everything_again() -> None:
     assert not rig.requests.table and rig.held() == 0
 
 
-def test_requests_take_equal_turns_where_steps_are_full() -> None:
-    """A call of many takes no more of a step than others; its sequences go on at one pace, and all end."""
-    rig = Rig(pages=400, max_running=12)
-    rig.scheduler.limits = replace(rig.scheduler.limits, equal_turns=4)
-    for i in range(6):
-        made = request(i + 1, max_tokens=12, id=f"many {i}")
-        rig.submit(msgspec.structs.replace(made, call="many"))
-    for id in ("one", "two"):
-        rig.submit(request(3, max_tokens=12, id=id))
-    while any(seq.in_prompt for seq in rig.scheduler.running) or rig.scheduler.waiting:
-        _apply(rig, rig.scheduler.schedule())
-    begun = {seq: len(seq.output) for seq in rig.scheduler.running}
-    for _ in range(8):
-        works = rig.scheduler.schedule()
-        assert {"one", "two"} <= {work.seq.generation.request.id for work in works} and len(works) == 3
-        _apply(rig, works)
-    gained = sorted(len(seq.output) - before for seq, before in begun.items())
-    assert gained[-2:] == [8, 8] and sum(gained) == 24
-    many = [len(seq.output) for seq in rig.scheduler.running if seq.generation.share[1] == "many"]
-    assert max(many) - min(many) <= 1
-    for _ in range(200):
-        _apply(rig, rig.scheduler.schedule())
-    assert not rig.requests.table and rig.held() == 0
-
-
 @pytest.mark.parametrize("rows", [1, PAGE, PAGE + 1, 2 * PAGE])
 def test_a_fully_cached_prompt_still_computes_its_last_row(rows: int) -> None:
     rig = Rig()

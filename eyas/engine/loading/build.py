@@ -44,6 +44,7 @@ from eyas.engine.loading.device_build import build_device, rounds_ahead
 from eyas.engine.loading.draft_build import draft_worker, plain_runner
 from eyas.engine.loading.draft_channels import decode_channels, gpu_of
 from eyas.engine.loading.host_cache import check_host_cache, host_loads
+from eyas.engine.loading.row_costs import context_of_a_row
 from eyas.engine.loading.spec import EngineSpec
 from eyas.engine.loading.startup import Start
 from eyas.engine.loading.step_rates import Reach, measure
@@ -59,6 +60,7 @@ from eyas.engine.parallel.leader import LOAD_S, START_S, RankLeader
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S, Limits
 from eyas.engine.scheduling.ranked import DataParallelScheduler, RankView, Schedulers
 from eyas.engine.scheduling.scheduler import Scheduler
+from eyas.engine.scheduling.turns import StepRoom
 from eyas.engine.speculation.depths.pacing import Pacing, pacing_of
 from eyas.engine.speculation.draft_worker.draft_engine import DraftEngine, DraftParts
 from eyas.engine.speculation.draft_worker.draft_runner import DraftRunner
@@ -71,8 +73,13 @@ from kv_transfer.layout import pages_for
 from kv_transfer.own_files import new_path, own_prefix, sweep
 from kv_transfer.owner import Owner
 
-EQUAL_TURNS = 32
-"""Sequences of a CPU's step, from which on requests take equal turns: each more makes the step longer."""
+ROOM, DRAFTING = 48.0, 32.0
+"""Rows without context that a CPU's step has room for, and sequences without context from which on it has no
+drafts: a draft costs it as much as a token of another sequence, which is certain.
+"""
+
+YIELD_TIMES = 10.0
+"""A CPU's prompt yields to shorter ones that come within so many times what it takes."""
 
 PLAIN_PAGES = 2048
 """Of the torch backend, where no option says how many: it is a specification, whatever the device."""
@@ -166,6 +173,7 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _Core:
     runner = PlainRunner(model, pools, forward, tap, grammars, beat)
     drafter = _drafter(loaded, draft_runner)
     round_rows = loaded.round_rows if drafter else 1
+    slowest = _warm_up(runner, pool, config)
     return _Core(
         runner=runner,
         grammars=grammars,
@@ -173,9 +181,14 @@ def _plain_core(loaded: EngineSpec, beat: Beat) -> _Core:
         drafter=drafter,
         pacing=pacing_of(config) if drafter else None,
         limits=Limits(
-            config.page_size, config.max_running, config.chunk_tokens, round_rows, equal_turns=EQUAL_TURNS
+            config.page_size,
+            config.max_running,
+            config.chunk_tokens,
+            round_rows,
+            room=StepRoom(ROOM, DRAFTING, context_of_a_row(target)),
+            yield_tokens_per_s=config.chunk_tokens / (YIELD_TIMES * slowest),
         ),
-        slowest_step_s=_warm_up(runner, pool, config),
+        slowest_step_s=slowest,
         rates=_rates(runner, config, Reach(8, 64, min(512, target.context_length))),
     )
 

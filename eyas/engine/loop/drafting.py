@@ -52,6 +52,7 @@ class Drafting:
         self._spec = spec
         self._pacing = pacing
         self._grammars = grammars
+        self.plain = False  # the steps have no room for drafts
         self.patience = Patience()
         self._width = width
         self._most_nodes = most_nodes
@@ -143,7 +144,10 @@ class Drafting:
     def _want(self, seq: Sequence) -> SpeculationConfig | None:
         """The proposal that the sequence's next round is to verify; None: it is plain."""
         spec, limits = self._spec, seq.generation.request.draft_limits
-        if self._pacing is not None:
+        if self._pacing is None:
+            if self.plain:
+                return None
+        else:
             if not self._pacing.depth:
                 return None
             spec = shallower(spec, self._pacing.depth)

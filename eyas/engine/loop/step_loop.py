@@ -57,6 +57,7 @@ class StepLoop:
         """Launch what can run, then land what was launched before; False when there was neither."""
         began = time.monotonic()
         works = self.scheduler.schedule()
+        self.committer.drafting.plain = self.scheduler.crowded
         self._forget_preempted()
         if not works and self._flight is None:
             self._landed_at = None

@@ -104,9 +104,17 @@ class Queue:
         """Puts a sequence into the line of its call."""
         generation = seq.generation
         begun = generation.has_begun
-        delay = 0.0 if begun or not self._rate else len(seq.prompt) / self._rate
-        entry = self._entries[seq] = (not begun, generation.place + delay, next(self._numbers), seq)
+        place = generation.place if begun else self._late(seq)
+        entry = self._entries[seq] = (not begun, place, next(self._numbers), seq)
         insort(self._lines.setdefault(generation.share, []), entry)
+
+    def yields(self, running: Sequence, seq: Sequence) -> bool:
+        """Does a sequence whose prompt is being computed yield to `seq`, which waits?"""
+        return self._late(seq) < self._late(running)
+
+    def _late(self, seq: Sequence) -> float:
+        """Its arrival, and for how long its prompt yields."""
+        return seq.generation.place + (len(seq.prompt) / self._rate if self._rate else 0.0)
 
     def remove(self, seq: Sequence) -> None:
         """Takes a sequence that waits out of its line. Raises KeyError if it does not wait."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from eyas.engine.scheduling.turns import StepRoom
+
 YIELD_TOKENS_PER_S = 500.0
 """Tokens of a GPU's prompt that are worth one second of waiting for shorter prompts."""
 
@@ -19,8 +21,8 @@ class Limits:
     pages. It is larger where the next round is launched before the result of the current one is known.
     `mixed_prefill_budget`: (number of decoding sequences, whether many prompt tokens wait) -> prompt rows
     that may run in the same step. None: `chunk_tokens`.
-    `equal_turns`: where more sequences than this decode, requests take equal turns in the steps (0: all
-    decode in every step). For devices on which a step's time grows with its rows.
+    `room`: what a step may take; where more sequences decode than that has room for, requests take turns.
+    None: all decode in every step. For devices on which a step's time grows with its rows.
     `yield_tokens_per_s`: a prompt of n tokens yields to shorter prompts that arrive within
     n / yield_tokens_per_s seconds after it (0: no prompt yields).
     """
@@ -31,7 +33,7 @@ class Limits:
     round_rows: int
     rounds_ahead: int = 2
     mixed_prefill_budget: Callable[[int, bool], int] | None = None
-    equal_turns: int = 0
+    room: StepRoom | None = None
     yield_tokens_per_s: float = 0.0
 
     @property

@@ -137,6 +137,11 @@ class DataParallelScheduler:
         return self._ranks[0].probed
 
     @property
+    def crowded(self) -> bool:
+        """As `Scheduler.crowded`, of any rank: the others wait for it."""
+        return any(rank.crowded for rank in self._ranks)
+
+    @property
     def running(self) -> list[Sequence]:
         """Of all ranks, rank after rank."""
         return [seq for rank in self._ranks for seq in rank.running]

@@ -11,7 +11,7 @@ least one always finishes. This file knows nothing of tensors, transports or tim
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 
 from eyas.common.step_times import MANY_CHUNKS
@@ -22,6 +22,7 @@ from eyas.engine.scheduling.elsewhere import Incoming
 from eyas.engine.scheduling.fairness import Queue, Shares
 from eyas.engine.scheduling.host_loads import Answer, HostLoads
 from eyas.engine.scheduling.limits import Limits
+from eyas.engine.scheduling.turns import Turns
 from kv_transfer.layout import pages_for
 
 
@@ -54,6 +55,7 @@ class Scheduler:
         self._slots = list(range(limits.max_running - 1, -1, -1))  # the free slots
         self._occupancies = itertools.count()
         self._running_shares = Shares()
+        self._turns = None if limits.room is None else Turns(limits.room)
         self._starved = False  # a running sequence waits for reclaimed pages: no other may take them
 
     @property
@@ -65,6 +67,11 @@ class Scheduler:
     def probed(self) -> tuple[PagePool, PrefixCache]:
         """Where pages come from that a link is tried with."""
         return self.pool, self.cache
+
+    @property
+    def crowded(self) -> bool:
+        """Do so many decode that drafts are not worth their rows?"""
+        return self._turns is not None and self._turns.crowded
 
     # --- sequences come and go -----------------------------------------------------------------------
 
@@ -212,21 +219,41 @@ class Scheduler:
         self._starved, preempted = False, len(self.preempted)
         # a reservation may preempt a sequence that comes later
         works = [self._decode(seq) for seq in self._in_turn() if seq.pages and self._reserve(seq)]
-        budget = self._chunk_budget(len(works))
-        for seq in self.running:
-            if seq.in_prompt and (chunk := self._chunk(seq, budget)):
+        works += self._prompts(self._chunk_budget(len(works)))
+        if self.preempted[preempted:]:  # some were preempted after their work was composed
+            works = [work for work in works if work.occupancy == work.seq.occupancy]
+        return works
+
+    def _prompts(self, budget: int) -> list[Work]:
+        """Chunks of at most `budget` rows in total: of prompts that run, and of those that are admitted now.
+
+        Where steps have little room, those come first to which a prompt that runs yields.
+        """
+        works: list[Work] = []
+        for seq, occupancy in [(seq, seq.occupancy) for seq in self.running if seq.in_prompt]:
+            if self._turns is not None:
+                works += (admitted := self._admissions(budget, before=seq))
+                budget -= sum(len(work.tokens) for work in admitted)
+            if seq.occupancy == occupancy and (chunk := self._chunk(seq, budget)):
                 works.append(chunk)
                 budget -= len(chunk.tokens)
-        admitted = self._admissions(budget) if self.waiting else []
-        if lost := self.preempted[preempted:]:  # some were preempted after their work was composed
-            works = [work for work in works if work.seq not in lost]
-        return works + admitted
+        return works + self._admissions(budget)
 
-    def _admissions(self, budget: int) -> list[Work]:
-        """Admits waiting sequences and gives their first chunks, at most `budget` rows in total."""
+    def _admissions(self, budget: int, before: Sequence | None = None) -> list[Work]:
+        """Admits waiting sequences and gives their first chunks, at most `budget` rows in total.
+
+        `before`: only those to which this one yields.
+        """
         works: list[Work] = []
+        if not self.waiting or budget <= 0:
+            return works
         shares = self.shares()
-        while budget > 0 and self.waiting and self._admit(seq := self.waiting.first(shares), shares):
+        while budget > 0 and self.waiting:
+            seq = self.waiting.first(shares)
+            if before is not None and not self.waiting.yields(before, seq):
+                break
+            if not self._admit(seq, shares):
+                break
             self.waiting.remove(seq)
             if not seq.pages:
                 continue  # the host loads the first of them
@@ -237,23 +264,10 @@ class Scheduler:
                 budget -= len(chunk.tokens)
         return works
 
-    def _in_turn(self) -> list[Sequence]:
-        """The sequences that may decode in this step. Where turns are taken, those of a request whose outputs
-        are shortest: a request with many choices gets about as many rows as one with a single choice.
-        """
-        most, decoding = self.limits.equal_turns, [seq for seq in self.running if self._may_decode(seq)]
-        if not most or len(decoding) <= most:
-            return decoding
-        by_request: dict[Hashable, list[Sequence]] = {}
-        for seq in decoding:
-            by_request.setdefault(seq.generation.share, []).append(seq)
-        each = max(most // len(by_request), 1)
-        longest = [
-            sorted(choices, key=lambda seq: len(seq.output) + seq.in_flight)[each:]
-            for choices in by_request.values()
-        ]
-        waiting = set(itertools.chain.from_iterable(longest))
-        return [seq for seq in decoding if seq not in waiting]
+    def _in_turn(self) -> SequenceOf[Sequence]:
+        """The sequences that decode in this step."""
+        decoding = [seq for seq in self.running if self._may_decode(seq)]
+        return decoding if self._turns is None else self._turns.choose(decoding, self.running)
 
     def _may_decode(self, seq: Sequence) -> bool:
         if seq.in_prompt or not seq.pages or seq.generation.kind is Kind.PREFILL:

@@ -52,8 +52,8 @@ class DraftedSequence:
 
     `rows`: written, and made of true features; counted from `first`, like every row here. `commits`: rows to
     be written and answered. `repairs`: those before them, answered already by what had been drafted ahead.
-    `spare`: pages behind `pages`, for as long as `ahead` lasts. `begins`: its first commit; those after it
-    are in its mailbox, if it has one, and ask for the same.
+    `spare`: pages behind `pages`, for as long as `ahead` lasts. `latest`: its last commit; those in
+    its mailbox, if it has one, ask for the same.
     """
 
     open: DraftOpen
@@ -66,7 +66,7 @@ class DraftedSequence:
     newest: DraftCommit | None = None  # of those answered
     ahead: AheadRound | None = None
     spare: list[int] = field(default_factory=list)
-    begins: DraftCommit | None = None
+    latest: DraftCommit | None = None
 
     @property
     def mailed(self) -> bool:
@@ -263,7 +263,7 @@ class DraftSequences:
         elif not self._makes_sense(commit):
             self.close(key, "a commit must have known ids, a feature for each, and sane options")
         else:
-            followed.begins = followed.begins or commit
+            followed.latest = commit
             followed.commits.append(commit)
             self.changes += followed.mailed
 

@@ -177,9 +177,9 @@ class PostedCommits:
                 sequences.close(key, LOST)
                 return
             place, features = -1, copied
-        assert followed.begins is not None
+        assert followed.latest is not None
         commit = msgspec.structs.replace(
-            followed.begins, base_len=first, tokens=tokens, features=features, place=place
+            followed.latest, base_len=first, tokens=tokens, features=features, place=place
         )
         known = self._changes == sequences.changes
         sequences.commit(key, commit)
@@ -190,7 +190,7 @@ class PostedCommits:
         """All that is to be looked for, since something has changed."""
         found: dict[int, list[tuple[Key, DraftOpen, int]]] = defaultdict(list)
         for key, followed in list(self._sequences.followed.items()):
-            if not followed.mailed or followed.begins is None:
+            if not followed.mailed or followed.latest is None:
                 continue
             mailbox = self._mailbox(key[0])
             if mailbox is None or followed.open.place >= mailbox.places:

@@ -33,6 +33,7 @@ from eyas.engine.ipc.messages import (
     DraftUp,
     Proposal,
 )
+from eyas.engine.ipc.row_ring import WAITING_ROWS
 from eyas.engine.speculation.drafters.base import Commit, Draft, Drafter
 from eyas.engine.speculation.drafters.channels import GRPC, MAILBOX, SHM, DecodeChannels
 from eyas.engine.speculation.drafters.mailing import mails
@@ -53,11 +54,24 @@ class _Followed:
     answered: int = -1  # base of the newest proposal
     late: int = 0  # late rounds in a row
     begun: bool = False  # its first commit has been posted, which goes with its open: by the front
+    wanted: bool = False  # does its last commit by the front ask for a proposal?
+    waiting: Commit | None = None  # rows below which nothing is wanted: they go with those after them
 
     @property
     def mailed(self) -> bool:
         """Does the device post its rounds and wait for its drafts, and no host?"""
         return self.place is not None and self.place.address != 0
+
+    def due(self, commit: Commit) -> Commit | None:
+        """The commit with what waited before it; None: it waits too. Rows on a device do not."""
+        before, self.waiting = self.waiting, None
+        if before is not None:
+            commit = before.joined(commit)
+        few = len(commit.tokens) < WAITING_ROWS
+        if self.begun and commit.want is None and few and isinstance(commit.features, torch.Tensor):
+            self.waiting = commit
+            return None
+        return commit
 
 
 @dataclass
@@ -150,14 +164,21 @@ class RemoteDrafter(Drafter):
                 followed.late += 1
                 self._late_rounds += 1
             followed.asked = commit.base + len(commit.tokens) if commit.want else followed.answered
-            if followed.begun and followed.place is not None and not followed.mailed:
-                self._mail(commit, followed, followed.place.number)
+            if (due := followed.due(commit)) is not None and self._send(due, followed):
                 woken.add(followed.worker)
-            else:
-                self._outbox[followed.worker].commits.append(_message(commit, followed.generation))
-                self._sent[GRPC] += 1
-                followed.begun = True
         self._channels.wake(woken)
+
+    def _send(self, commit: Commit, followed: _Followed) -> bool:
+        """By the mailbox (True) if it asks for what the last by the front asked for; else by the front."""
+        wanted = commit.want is not None
+        place = None if followed.mailed else followed.place
+        if followed.begun and place is not None and wanted == followed.wanted:
+            self._mail(commit, followed, place.number)
+            return True
+        self._outbox[followed.worker].commits.append(_message(commit, followed.generation))
+        self._sent[GRPC] += 1
+        followed.begun, followed.wanted = True, wanted
+        return False
 
     def _mail(self, commit: Commit, followed: _Followed, place: int) -> None:
         """By this host."""

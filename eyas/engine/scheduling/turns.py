@@ -1,0 +1,93 @@
+"""Which sequences decode in a step that has not room for all: those whose requests had least of the steps.
+
+What a step's rows take is counted in rows without context; so it does not matter whether a request has many
+choices or a long context. Whoever begins starts level with those that had least, and nothing is remembered
+of steps with room for all: nobody saves up turns, and nobody pays for what cost others nothing. This file
+knows costs only. It does not know pages, slots or time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from eyas.engine.batch.sequence import Sequence
+
+Call = tuple[str, str]  # caller, call
+
+
+@dataclass(frozen=True)
+class StepRoom:
+    """What a step may take on a device where its time grows with its rows: as much as `rows` rows without
+    context. A row that attends to `context_tokens` tokens takes twice as much as one without context.
+
+    `drafting`: where plain rounds of all that decode take more than that, drafts only make steps longer. With
+    less all decode, and have drafts.
+    """
+
+    rows: float
+    drafting: float
+    context_tokens: float
+
+    def cost(self, rows: int, context: int) -> float:
+        """What `rows` rows after `context` tokens take."""
+        return rows * (1.0 + context / self.context_tokens)
+
+
+class Turns:
+    """What the steps with too little room gave to each call."""
+
+    def __init__(self, room: StepRoom) -> None:
+        self.crowded = False
+        """Do so many decode that drafts are not worth their rows?"""
+        self._room = room
+        self._given: dict[Call, float] = {}
+        self._least = 0.0  # of those that could decode in the last such step
+
+    def choose(self, decoding: SequenceOf[Sequence], running: Iterable[Sequence]) -> SequenceOf[Sequence]:
+        """Those of `decoding` that go into the next step, at least one. `running`: all that have slots.
+
+        Of one call those with the shortest outputs come first.
+        """
+        self.crowded = sum(self._room.cost(1, seq.kv_len) for seq in decoding) > self._room.drafting
+        if not self.crowded or sum(map(self._cost, decoding)) <= self._room.rows:
+            self._given.clear()
+            self._least = 0.0
+            return decoding
+        lines: dict[Call, list[Sequence]] = {}
+        for seq in decoding:
+            lines.setdefault(seq.generation.share, []).append(seq)
+        for line in lines.values():
+            line.sort(key=lambda seq: -len(seq.output) - seq.in_flight)
+        calls = {seq.generation.share for seq in running}
+        self._given = {call: max(self._given.get(call, 0.0), self._least) for call in calls}
+        self._least = min(self._given[call] for call in lines)
+        chosen = self._dealt(lines)
+        return [seq for seq in decoding if seq in chosen]
+
+    def _dealt(self, lines: dict[Call, list[Sequence]]) -> set[Sequence]:
+        """While there is room, one from the end of the line of the call that was given least."""
+        heap = [(self._given[call], place, call) for place, call in enumerate(lines)]
+        heapq.heapify(heap)
+        chosen: set[Sequence] = set()
+        taken = 0.0
+        while heap:
+            _, place, call = heap[0]
+            cost = self._cost(lines[call][-1])
+            if chosen and taken + cost > self._room.rows:
+                break
+            chosen.add(lines[call].pop())
+            taken += cost
+            self._given[call] += cost
+            if lines[call]:
+                heapq.heapreplace(heap, (self._given[call], place, call))
+            else:
+                heapq.heappop(heap)
+        return chosen
+
+    def _cost(self, seq: Sequence) -> float:
+        """What the sequence's next round takes."""
+        drafts = 0 if seq.tree is None else len(seq.tree.tokens)
+        return self._room.cost(1 + drafts, seq.kv_len)
