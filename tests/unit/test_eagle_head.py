@@ -15,7 +15,7 @@ from tests.unit.head_equations import Eagle
 from tests.unit.model_rig import HeadRig, Rig
 from tests.unit.tiny import edit, write_tiny_eagle, write_tiny_eagle3, write_tiny_llama
 
-LAYERS = 8  # of the target
+LAYERS = 5  # of the target
 Folders = tuple[Path, Path]
 
 

@@ -10,6 +10,7 @@ from test_kernels_sample import MIXED, normal
 from eyas.common.params import SamplingParams
 from eyas.engine.kernels.drafts.chains import propose
 from eyas.engine.sampling.sampler import Row, perturbed
+from tests.unit.crossed import crossed
 from tests.unit.rounds_rig import DEVICE, Case, new_rows, random_case
 
 STEPS = 3
@@ -41,8 +42,14 @@ def expected(
     return (best if token_map is None else token_map[best]).tolist()
 
 
-@pytest.mark.parametrize("batch", [6, 11], ids=["few", "many"])  # which differ in how rows are cut
-@pytest.mark.parametrize("mapped", [None, torch.int32, torch.int64], ids=["same ids", "int32", "int64"])
+@pytest.mark.parametrize(
+    ("batch", "mapped"),  # batches of 6 and of 11 differ in how rows are cut
+    crossed(
+        [6, 11],
+        [None, torch.int32, torch.int64],
+        quick=lambda batch, mapped: (batch == 11) == (mapped is torch.int32),
+    ),
+)
 def test_drafts_and_rows_are_those_of_the_specifications(batch: int, mapped: torch.dtype | None) -> None:
     """Greedy and noisy rows, filters left out; drafts only as deep as the sequence's may be."""
     case = random_case(1, 5, batch=batch)
