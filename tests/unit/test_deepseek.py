@@ -19,10 +19,11 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
-from eyas.engine.layers.experts import Experts, Router
+from eyas.engine.layers.experts import Router
 from eyas.engine.layers.latent import LatentAttention
 from eyas.engine.layers.routing import Routes, allowed, sigmoid, weights_of
 from eyas.engine.loading.spec import EngineSpec
+from eyas.engine.models.plain_blocks import PlainExperts, PlainLatents
 from eyas.engine.models.table import read_model
 from tests.unit import model_rig
 from tests.unit.families import write_family
@@ -115,10 +116,10 @@ def mistaken(case: Case, mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> R
     monkeypatch.setattr(model_rig, "FolderWeights", Changed)
     rig = case.rig(config)
     for layer in rig.model._layers:
-        assert isinstance(layer._attention, LatentAttention)
-        mistake.mixing(layer._attention)
-        if isinstance(layer._mlp, Experts):
-            mistake.routing(layer._mlp._router)
+        assert isinstance(layer._attention, PlainLatents)
+        mistake.mixing(layer._attention.block)
+        if isinstance(layer._feed_forward, PlainExperts):
+            mistake.routing(layer._feed_forward.block._router)
     return rig
 
 
@@ -181,8 +182,8 @@ def _short_bias(name: str, stored: torch.Tensor, spec: LatentSpec) -> torch.Tens
 def _norm_of_all(block: LatentAttention) -> None:
     row, gain = block._row, block._row_norm._gain
 
-    def normed(x: torch.Tensor) -> torch.Tensor:
-        made = row(x)
+    def normed(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        made = row(x, bias)
         return made / made.pow(2).mean(-1, keepdim=True).add(1e-6).sqrt()
 
     block._row, block._row_norm = normed, lambda latent: latent * gain  # type: ignore[assignment]
@@ -216,7 +217,7 @@ def _closed_are_zero(router: Router) -> None:
 
 def _short_router(router: Router) -> None:
     logits = router._logits
-    router._logits = lambda x: logits(x.bfloat16().float()).bfloat16().float()  # type: ignore[assignment]
+    router._logits = lambda x, _: logits(x.bfloat16().float()).bfloat16().float()  # type: ignore[assignment]
 
 
 MISTAKES = {

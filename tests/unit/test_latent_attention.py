@@ -18,9 +18,9 @@ from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import Part, Placement, Shape, Weights
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.layers.attention import Step
 from eyas.engine.layers.latent import LatentAttention
 from eyas.engine.layers.rotary import Rotary, tables
+from eyas.engine.layers.step import Step
 from eyas.engine.models.table import read_model
 
 HIDDEN, ROWS, PAGE = 48, 150, 16
@@ -70,7 +70,7 @@ def expanded(spec: LatentSpec, taken: dict[str, torch.Tensor], x: torch.Tensor) 
     q = torch.cat((q[..., :plain], _turned(spec, q[..., plain:])), -1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * spec.scale
     seen = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", seen, made[..., plain:]).reshape(len(x), -1) @ w["o_proj"].T
+    return torch.einsum("hqk,khd->qhd", seen, made[..., plain:]).reshape(len(x), -1)
 
 
 def _norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def absorbed(spec: LatentSpec, block: LatentAttention, x: torch.Tensor, cuts: li
         places = torch.arange(start, end)
         rows = torch.tensor(pages)[places // PAGE] * PAGE + places % PAGE
         plan = backend.plan([Span(pages, start, end - start)])
-        step = Step(pool, pool.slots(rows), plan, {spec.rope: rotary.angles(places)}, backend)
+        step = Step(pool, rows, pool.slots(rows), plan, {spec.rope: rotary.angles(places)}, backend)
         parts.append(block(x[start:end], 0, step))
     return torch.cat(parts)
 
@@ -127,7 +127,8 @@ def test_a_cached_row_is_the_normed_latent_and_the_rotated_key() -> None:
     pool, backend = KvPool(shape), TorchAttention(SPEC.num_heads, shape)
     angles = Rotary(SPEC.rope, SPEC.rotated_dim, 8).angles(torch.arange(8))
     plan = backend.plan([Span([1], 0, 7)])
-    block(x, 1, Step(pool, pool.slots(torch.arange(16, 23)), plan, {SPEC.rope: angles}, backend))
+    rows = torch.arange(16, 23)
+    block(x, 1, Step(pool, rows, pool.slots(rows), plan, {SPEC.rope: angles}, backend))
     row = x @ weights.taken["kv_a_proj_with_mqa"].T
     latent = _norm(row[:7, :24], weights.taken["kv_a_layernorm"])
     key = _turned(SPEC, row[:7, None, 24:].double())[:, 0].view(7, 4, 2).transpose(1, 2).reshape(7, 8)

@@ -46,8 +46,8 @@ class DenseProjection(Projection):
     def below(self, lower: Projection) -> DenseProjection:
         return _dense(torch.cat((self.matrix, lower.weight.stored)))
 
-    def in_order(self, rows: torch.Tensor) -> DenseProjection:
-        return _dense(self.matrix[rows.to(self.matrix.device)])
+    def in_order(self, rows: torch.Tensor) -> Self:
+        return type(self)(StoredWeight(self.matrix[rows.to(self.matrix.device)]))
 
     def room(self, count: int) -> Self:
         return type(self)(StoredWeight(self.matrix.new_empty(count, *self.shape)))

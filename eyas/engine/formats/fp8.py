@@ -50,7 +50,7 @@ class Fp8Projection(Projection):
         scales = torch.cat((self._scales, _scales_of(lower)))
         return self._with(torch.cat((self.weight.stored, lower.weight.stored)), scales)
 
-    def in_order(self, rows: torch.Tensor) -> Fp8Projection:
+    def in_order(self, rows: torch.Tensor) -> Self:
         assert self.rounding is not None
         rows = rows.to(self.weight.stored.device)
         stored = self.weight.stored.view(torch.uint8)[rows].view(self.weight.stored.dtype)
@@ -68,8 +68,8 @@ class Fp8Projection(Projection):
     def _scales(self) -> torch.Tensor:
         return _scales_of(self)
 
-    def _with(self, stored: torch.Tensor, scales: torch.Tensor) -> Fp8Projection:
-        return Fp8Projection(StoredWeight(stored, scales, self.rounding))
+    def _with(self, stored: torch.Tensor, scales: torch.Tensor) -> Self:
+        return type(self)(StoredWeight(stored, scales, self.rounding))
 
     def _product(self, x: Rows, products: Products) -> torch.Tensor:
         if self._is_vendors(x, products):

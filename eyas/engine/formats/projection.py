@@ -1,13 +1,14 @@
 """A weight in some format, and what makes it of stored tensors: all that layers know of weights.
 
-A format is a file beside this one with a `Projection` and its `ProjectionLoader`, and a line in `table.py`.
+A format on a device is a file beside this one with a `Projection` and its `ProjectionLoader`, and a line in
+`table.py`; in plain torch all weights are of one (`eyas.engine.layers.linear`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import torch
 
@@ -18,9 +19,31 @@ from eyas.engine.kernels.experts.grouped_task import Gate
 from eyas.engine.kernels.products.blocks import Rows, StoredWeight
 
 
+class AnyProjection(ABC):
+    """A matrix [n, k]: rows x [m, k] become x . matrix^T [m, n], wherever they are."""
+
+    @property
+    @abstractmethod
+    def rounding(self) -> Rounding | None:
+        """How products round the rows that they read; None: not at all."""
+
+    @property
+    @abstractmethod
+    def matrix(self) -> torch.Tensor | None:
+        """The numbers themselves, for products into which other work is fused; None: there are none."""
+
+    @abstractmethod
+    def folded(self, gain: torch.Tensor) -> torch.Tensor | None:
+        """Multiplies the columns by a norm's gain [k] if the format can; what of it is left to the norm."""
+
+    @abstractmethod
+    def in_order(self, rows: torch.Tensor) -> Self:
+        """With those rows, int64 [n], in this order; in blocks no row leaves its block."""
+
+
 @dataclass(frozen=True)
-class Projection(ABC):
-    """A matrix [n, k], or one for each expert [experts, n, k]: rows x [m, k] become x . matrix^T [m, n].
+class Projection(AnyProjection):
+    """One on a device, or one for each expert: [experts, n, k].
 
     `weight`: what kernels read. The format chooses the kernel of a product, by the number of rows.
     """
@@ -34,17 +57,7 @@ class Projection(ABC):
 
     @property
     def rounding(self) -> Rounding | None:
-        """How products round the rows that they read; None: not at all."""
         return self.weight.rounding
-
-    @property
-    @abstractmethod
-    def matrix(self) -> torch.Tensor | None:
-        """The numbers themselves, for products into which other work is fused; None: there are none."""
-
-    @abstractmethod
-    def folded(self, gain: torch.Tensor) -> torch.Tensor | None:
-        """Multiplies the columns by a norm's gain [k] if the format can; what of it is left to the norm."""
 
     @abstractmethod
     def apply(self, x: Rows, products: Products, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -65,10 +78,6 @@ class Projection(ABC):
         """With another of the same format and width below it; in blocks this one has whole blocks."""
 
     @abstractmethod
-    def in_order(self, rows: torch.Tensor) -> Projection:
-        """With those rows, int64 [n], in this order; in blocks no row leaves its block."""
-
-    @abstractmethod
     def room(self, count: int) -> Self:
         """Memory for as many of these, [count, n, k]."""
 
@@ -77,7 +86,11 @@ class Projection(ABC):
         """Copies one into its place of `room`."""
 
 
-class ProjectionLoader(Protocol):
+ProjectionT = TypeVar("ProjectionT", bound=AnyProjection)
+MadeT = TypeVar("MadeT", bound=AnyProjection, covariant=True)
+
+
+class ProjectionLoader(Protocol[MadeT]):
     """Makes projections of stored tensors that products read alike. Shapes are those of the whole tensors.
 
     Every method raises ConfigError, by name, for what a tensor, or a rank's share of it, cannot be.
@@ -87,11 +100,11 @@ class ProjectionLoader(Protocol):
     def of(cls, weights: Weights, names: list[str]) -> Self | None:
         """For these tensors together; None: they are not all of this format."""
 
-    def rows(self, names: list[str], rows: list[int], columns: int) -> Projection:
+    def rows(self, names: list[str], rows: list[int], columns: int) -> MadeT:
         """This rank's rows of each matrix, one below the other: [sum(rows) / ranks, columns]."""
 
-    def columns(self, name: str, shape: tuple[int, int]) -> Projection:
+    def columns(self, name: str, shape: tuple[int, int]) -> MadeT:
         """This rank's columns of one matrix: [shape[0], shape[1] / ranks]."""
 
-    def whole(self, name: str, shape: tuple[int, int]) -> Projection:
+    def whole(self, name: str, shape: tuple[int, int]) -> MadeT:
         """One matrix, the same on every rank."""

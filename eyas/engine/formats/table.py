@@ -1,16 +1,16 @@
-"""The formats of weights: one line for each. The first that takes a product's tensors has them."""
+"""The formats of weights on a device, a line for each. The first that takes a product's tensors has them."""
 
 from __future__ import annotations
 
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.dense import DenseLoader
 from eyas.engine.formats.fp8 import Fp8Loader
-from eyas.engine.formats.projection import ProjectionLoader
+from eyas.engine.formats.projection import Projection, ProjectionLoader
 
-FORMATS: tuple[type[ProjectionLoader], ...] = (Fp8Loader, DenseLoader)
+FORMATS: tuple[type[ProjectionLoader[Projection]], ...] = (Fp8Loader, DenseLoader)
 """The last takes any tensors."""
 
 
-def loader_of(weights: Weights, names: list[str]) -> ProjectionLoader:
+def loader_of(weights: Weights, names: list[str]) -> ProjectionLoader[Projection]:
     """What makes projections of the tensors of products that read the same rows."""
     return next(loader for kind in FORMATS if (loader := kind.of(weights, names)) is not None)

@@ -126,6 +126,7 @@ class KvPool:
                 self.checksum = self.area.checksum(shape.pages)
             self.pages = torch.frombuffer(memory, dtype=shape.dtype).view(shape.pages + 1, -1)
         self.tensor = self.pages[: shape.pages].view(shape.sizes)
+        self._layers = [self.tensor[:, layer] for layer in range(shape.layers)]
         self._moved = as_bytes(self.tensor)
         rows = self._moved.view(-1, shape.kv_heads * shape.head_dim)
         starts = range(0, shape.layers * shape.fields * shape.page_size, shape.page_size)
@@ -149,7 +150,7 @@ class KvPool:
 
     def layer(self, index: int) -> torch.Tensor:
         """View of one layer, [pages, fields, page_size, kv_heads, head_dim]."""
-        return self.tensor[:, index]
+        return self._layers[index]
 
     def behind(self, layers: int, *sizes: int) -> torch.Tensor:
         """View [pages, *sizes] of what lies behind the first `layers` layers of each page."""
@@ -188,7 +189,7 @@ class KvPool:
         self.attached = []
         self.area = None
         self.pages = self.tensor = self._moved = torch.empty(0)
-        self._field_rows = []
+        self._layers, self._field_rows = [], []
         if self._allocation is not None:
             torch.cuda.synchronize(self.shape.device)  # what was launched may still write to it
             self._allocation.free()

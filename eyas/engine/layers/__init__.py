@@ -1,1 +1,1 @@
-"""Blocks that models are made of: linear, norm, rotary, attention, SwiGLU."""
+"""What models are made of in plain torch: products, norms, rotation, activations, latents, experts."""

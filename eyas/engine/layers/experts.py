@@ -23,19 +23,21 @@ class Router:
     def __init__(self, spec: ExpertsSpec, weights: Weights, prefix: str, hidden: int) -> None:
         self._spec = spec
         stored = weights.take(f"{prefix}.weight", (spec.experts, hidden), torch.float32)
-        bias = self._correction = None
+        self._bias = self._correction = None
         if spec.router_bias:
-            bias = weights.take(f"{prefix}.bias", (spec.experts,), torch.float32)
+            self._bias = weights.take(f"{prefix}.bias", (spec.experts,), torch.float32)
         if spec.corrected:
             name = f"{prefix}.e_score_correction_bias"
             self._correction = weights.take(name, (spec.experts,), torch.float32)
-        self._logits = Linear(stored, bias)
+        self._logits = Linear(stored)
 
     def __call__(self, x: torch.Tensor) -> Routes:
         """x [R, hidden] -> the routes of its rows; of experts that are equally good, the first."""
         scores = SCORES[self._spec.scores]
         return choose(
-            in_blocks(lambda rows: scores(self._logits(rows)), x.float()), self._spec, self._correction
+            in_blocks(lambda rows: scores(self._logits(rows, self._bias)), x.float()),
+            self._spec,
+            self._correction,
         )
 
 

@@ -12,64 +12,61 @@ import torch
 
 from eyas.engine.checkpoint.config import LatentSpec
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.layers.attention import Step
 from eyas.engine.layers.linear import Linear, in_blocks
 from eyas.engine.layers.norm import RmsNorm
 from eyas.engine.layers.rotary import Rotary
+from eyas.engine.layers.step import Step
 
 EPS = 1e-6
 """Of both inner norms, whatever the model's own is."""
 
 
 class LatentAttention:
-    """Attention over latents. `width`: columns of its input, which are its output's too."""
+    """Attention over latents, up to what every head has mixed of them. `width`: columns of its input."""
 
     def __init__(self, spec: LatentSpec, weights: Weights, prefix: str, width: int) -> None:
         self._spec = spec
         self._heads, self._plain, self._latent = spec.num_heads, spec.plain_dim, spec.kv_rank
         query = spec.num_heads * (spec.plain_dim + spec.rotated_dim)
         first, row_name = "q_a_proj" if spec.query_rank else "q_proj", f"{prefix}.kv_a_proj_with_mqa.weight"
+        self._query_bias = self._row_bias = None
         rounding = weights.rounding([f"{prefix}.{first}.weight", row_name])  # they read the same rows
         if spec.query_rank:
             stored = weights.take(f"{prefix}.q_a_proj.weight", (spec.query_rank, width))
-            bias = weights.take(f"{prefix}.q_a_proj.bias", (spec.query_rank,)) if spec.qkv_bias else None
-            self._query_in = Linear(stored, bias, rounding)
+            self._query_in = Linear(stored, rounding)
+            if spec.qkv_bias:
+                self._query_bias = weights.take(f"{prefix}.q_a_proj.bias", (spec.query_rank,))
             self._query_norm = _norm(weights, f"{prefix}.q_a_layernorm.weight", spec.query_rank)
         name = f"{prefix}.{'q_b_proj' if spec.query_rank else 'q_proj'}.weight"
         stored = weights.take(name, (query, spec.query_rank or width))
         per_head = halves_last(stored.view(spec.num_heads, -1, stored.shape[1]), spec)
         second = weights.rounding([name]) if spec.query_rank else rounding
-        self._query = Linear(per_head.reshape(stored.shape), rounding=second)
+        self._query = Linear(per_head.reshape(stored.shape), second)
         row = weights.take(row_name, (spec.head_dim, width))
-        bias = None
         if spec.qkv_bias:
             stored = weights.take(f"{prefix}.kv_a_proj_with_mqa.bias", (spec.head_dim,))
-            bias = halves_last(stored[None, :, None], spec).flatten()
-        self._row = Linear(halves_last(row[None], spec)[0], bias, rounding)
+            self._row_bias = halves_last(stored[None, :, None], spec).flatten()
+        self._row = Linear(halves_last(row[None], spec)[0], rounding)
         self._row_norm = _norm(weights, f"{prefix}.kv_a_layernorm.weight", spec.kv_rank)
         parts = (spec.plain_dim, spec.value_dim)
         factors = weights.take(f"{prefix}.kv_b_proj.weight", (spec.num_heads * sum(parts), spec.kv_rank))
         keys, values = factors.view(spec.num_heads, -1, spec.kv_rank).split(parts, 1)
         self._keys = keys.contiguous()  # [heads, plain, latent]
         self._values = values.transpose(1, 2).contiguous()  # [heads, latent, value]
-        out = (width, spec.num_heads * spec.value_dim)
-        bias = weights.take(f"{prefix}.o_proj.bias", out[:1]) if spec.output_bias else None
-        name = f"{prefix}.o_proj.weight"
-        self._out = Linear(weights.take(name, out), bias, weights.rounding([name]))
 
     def __call__(self, x: torch.Tensor, layer: int, step: Step) -> torch.Tensor:
-        """x [R, width] -> [R, width]; rows beyond `step.slots` are padding and write nothing."""
+        """x [R, width] -> [R, heads * value]; rows beyond `step.slots` are padding and write nothing."""
         angles = step.angles[self._spec.rope]
-        row = self._row(x)
+        row = self._row(x, self._row_bias)
         latent, key = row[:, : self._latent], row[:, None, self._latent :]
         key = Rotary.rotate(key, angles)[:, 0]
         step.pool.write(layer, step.slots, torch.cat((self._row_norm(latent), key), -1))
-        read = self._query_norm(self._query_in(x)) if self._spec.query_rank else x
+        read = self._query_norm(self._query_in(x, self._query_bias)) if self._spec.query_rank else x
         query = self._query(read).view(x.shape[0], self._heads, -1)
         plain, rotated = query[..., : self._plain], query[..., self._plain :]
         query = torch.cat((_per_head(plain, self._keys), Rotary.rotate(rotated, angles)), -1)
         mixed = step.backend.run(query, step.pool.layer(layer), step.plan, self._spec)
-        return self._out(_per_head(mixed, self._values).reshape(x.shape[0], -1))
+        return _per_head(mixed, self._values).reshape(x.shape[0], -1)
 
 
 def _per_head(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,8 @@ that meet weights in FP8 are rounded as those say, each by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from eyas.engine.batch.blocks import ROWS, padded_rows
 from eyas.engine.checkpoint.fp8 import Rounding
 from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.formats.projection import AnyProjection
 
 
 def pad_rows(x: torch.Tensor) -> torch.Tensor:
@@ -33,40 +36,68 @@ def in_blocks(compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) 
     return torch.cat([compute(block) for block in pad_rows(x).split(ROWS)])[: x.shape[0]]
 
 
-class Linear:
-    """x times weight [N, K] transposed, plus bias [N]; x is rounded first, if there is a rule for it.
+class Linear(AnyProjection):
+    """x times weight [N, K] transposed; x is rounded first, if there is a rule for it.
 
     Where PyTorch has oneDNN the weight is kept in the layout that oneDNN likes for ROWS rows: at this size
     reading the weight is the whole cost, and it halves it. Elsewhere plain `mm` keeps the promise for weights
     whose sides are multiples of 16, as those of real models are (with 7 outputs MKL was seen to break it).
+    No gain goes into it: it would change bits.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, rounding: Rounding | None = None
-    ) -> None:
+    matrix = None
+
+    def __init__(self, weight: torch.Tensor, rounding: Rounding | None = None) -> None:
         self._packed = torch.backends.mkldnn.is_available() and not weight.is_cuda
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if self._packed else weight.t()
-        self._bias, self._rounding = bias, rounding
+        self._rounding = rounding
 
     @classmethod
-    def load(cls, weights: Weights, name: str, shape: tuple[int, int]) -> Linear:
-        """Of one tensor, without a bias."""
-        return cls(weights.take(name, shape), rounding=weights.rounding([name]))
+    def load(cls, weights: Weights, name: str, shape: tuple[int, int]) -> Self:
+        """Of one tensor."""
+        return cls(weights.take(name, shape), weights.rounding([name]))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [R, K] -> [R, N], in GEMMs of ROWS rows each."""
-        return in_blocks(self._product, x if self._rounding is None else self._rounding.rounded(x))
+    @property
+    def rounding(self) -> Rounding | None:
+        return self._rounding
 
-    def rows(self, picked: torch.Tensor) -> Linear:
-        """The product with some rows of the weight alone: picked int64 [n] -> [R, n]."""
+    def folded(self, gain: torch.Tensor) -> torch.Tensor:
+        return gain
+
+    def in_order(self, rows: torch.Tensor) -> Self:
         weight = self._weight.to_dense() if self._packed else self._weight.t()
-        return Linear(weight[picked], None if self._bias is None else self._bias[picked], self._rounding)
+        return type(self)(weight[rows], self._rounding)
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [R, K] -> [R, N], plus bias [N], in GEMMs of ROWS rows each."""
+        read = x if self._rounding is None else self._rounding.rounded(x)
+        return in_blocks(lambda block: self._product(block, bias), read)
+
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self._packed:
-            fused: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self._weight, self._bias, "none", [], ""
-            )
+            fused: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, bias, "none", [], "")
             return fused
         out = torch.mm(x, self._weight)
-        return out if self._bias is None else out.add_(self._bias)
+        return out if bias is None else out.add_(bias)
+
+
+@dataclass(frozen=True)
+class LinearLoader:
+    """A `ProjectionLoader` of products in blocks. Other formats are widened as they are read."""
+
+    weights: Weights
+    rounding: Rounding | None
+
+    @classmethod
+    def of(cls, weights: Weights, names: list[str]) -> Self:
+        """For any tensors."""
+        return cls(weights, weights.rounding(names))
+
+    def rows(self, names: list[str], rows: list[int], columns: int) -> Linear:
+        return Linear(self.weights.stack_rows(names, rows, columns), self.rounding)
+
+    def columns(self, name: str, shape: tuple[int, int]) -> Linear:
+        return Linear(self.weights.take_columns(name, shape), self.rounding)
+
+    def whole(self, name: str, shape: tuple[int, int]) -> Linear:
+        return Linear(self.weights.take(name, shape), self.rounding)

@@ -1,4 +1,4 @@
-"""The gated feed-forward block: SwiGLU, GeGLU."""
+"""The gated feed-forward block of one expert: SwiGLU, GeGLU."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class GatedMlp:
     ) -> None:
         rounding, inner = roundings or GatedRoundings.of(weights, [prefix]), spec.width
         gate_up = weights.stack(gate_up_names(prefix), [inner, inner], hidden)
-        bias = down_bias = None
+        self._bias = self._down_bias = None
         if spec.bias:
             names = [f"{prefix}.{part}_proj.bias" for part in ("gate", "up")]
-            bias = torch.cat([weights.take(name, (inner,)) for name in names])
-            down_bias = weights.take(f"{prefix}.down_proj.bias", (hidden,))
-        self._gate_up = Linear(gate_up, bias, rounding.gate_up)
-        self._down = Linear(weights.take(down_name(prefix), (hidden, inner)), down_bias, rounding.down)
+            self._bias = torch.cat([weights.take(name, (inner,)) for name in names])
+            self._down_bias = weights.take(f"{prefix}.down_proj.bias", (hidden,))
+        self._gate_up = Linear(gate_up, rounding.gate_up)
+        self._down = Linear(weights.take(down_name(prefix), (hidden, inner)), rounding.down)
         self._activation = ACTIVATIONS[spec.activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,4 +65,4 @@ class GatedMlp:
         return in_blocks(self._block, x)
 
     def _block(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(self._activation(*self._gate_up(x).chunk(2, dim=-1)))
+        return self._down(self._activation(*self._gate_up(x, self._bias).chunk(2, dim=-1)), self._down_bias)

@@ -15,8 +15,7 @@ class RmsNorm:
     """Scales each row of the last dimension to unit root mean square, times a gain, in its precision."""
 
     def __init__(self, gain: torch.Tensor, eps: float) -> None:
-        self._gain = gain
-        self._eps = eps
+        self._gain, self.eps = gain, eps
 
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights, name: str, size: int) -> Self:
@@ -24,7 +23,7 @@ class RmsNorm:
         return cls(load_gain(config, weights, name, size), config.norm_eps)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self._gain, self._eps)
+        return rms_norm(x, self._gain, self.eps)
 
 
 def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:

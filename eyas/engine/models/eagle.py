@@ -20,8 +20,9 @@ from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.linear import Linear, pad_rows
+from eyas.engine.layers.step import Step
 from eyas.engine.models.base import Drafted, FinalNorm
-from eyas.engine.models.decoder import DecoderLayer, EmbeddingAndHead, rotaries, step_of
+from eyas.engine.models.decoder import EmbeddingAndHead, rotaries
 from eyas.engine.models.head_parts import (
     NO_SHAPE,
     LastHiddenTap,
@@ -31,6 +32,9 @@ from eyas.engine.models.head_parts import (
     token_embedding,
 )
 from eyas.engine.models.keys import Fit
+from eyas.engine.models.layer import load_layer, run_layers
+from eyas.engine.models.ops.torch_ops import TorchOps
+from eyas.engine.models.plain_blocks import PlainBlocks
 
 NAME = "an EAGLE-1/2 head"
 UNREAD = ("layers.0.input_layernorm.weight", "norm.weight")
@@ -82,10 +86,10 @@ class EagleDraft:
         self.token_map = None
         self._embedding = token_embedding(config, weights, ends.embedding)
         self._lm_head = ends.lm_head
-        self._fc = Linear(*fc_tensors(config, weights))
-        self._layers = [
-            DecoderLayer(decoder, spec, weights, f"layers.{i}") for i, spec in enumerate(decoder.layers)
-        ]
+        fc, self._bias = fc_tensors(config, weights)
+        self._fc, self._eps = Linear(fc), decoder.norm_eps
+        blocks = PlainBlocks(decoder, weights)
+        self._layers = [load_layer(blocks, i, f"layers.{i}") for i in range(decoder.num_layers)]
         self._rotaries = rotaries(decoder, weights.placement.device)
         self._backend = backend
 
@@ -99,10 +103,9 @@ class EagleDraft:
         """
         count = tokens.shape[0]
         embedded = F.embedding(pad_rows(tokens), self._embedding)
-        x = self._fc(torch.cat((embedded, pad_rows(features)), dim=-1))
-        step = step_of(rows, pool, self._rotaries, self._backend)
-        for i, layer in enumerate(self._layers):
-            x = layer(x, i, step)
+        x = self._fc(torch.cat((embedded, pad_rows(features)), dim=-1), self._bias)
+        ops = TorchOps(Step.of(rows, pool, self._rotaries, self._backend), self._eps)
+        x = run_layers(self._layers, ops, ops.residual(x))
         return Drafted(x[:count], x[:count])
 
     @torch.inference_mode()

@@ -23,12 +23,11 @@ from eyas.engine.checkpoint.config import DraftConfig, ModelConfig
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.attention import Attention
 from eyas.engine.layers.linear import Linear, pad_rows
-from eyas.engine.layers.mlp import GatedMlp
 from eyas.engine.layers.norm import RmsNorm
+from eyas.engine.layers.step import Step
 from eyas.engine.models.base import Drafted, FeatureTap, FinalNorm
-from eyas.engine.models.decoder import DecoderLayer, EmbeddingAndHead, rotaries, step_of
+from eyas.engine.models.decoder import EmbeddingAndHead, rotaries
 from eyas.engine.models.head_parts import (
     NO_SHAPE,
     LastHiddenTap,
@@ -39,6 +38,9 @@ from eyas.engine.models.head_parts import (
     token_embedding,
 )
 from eyas.engine.models.keys import MOST_COLUMNS, Fit
+from eyas.engine.models.layer import head_layers, run_layers
+from eyas.engine.models.ops.torch_ops import TorchOps
+from eyas.engine.models.plain_blocks import PlainBlocks
 
 NAME = "an EAGLE-3 head"
 OWN_HEAD = frozenset({"lm_head.weight", "d2t"})
@@ -116,27 +118,17 @@ class Eagle3Draft:
         self, config: DraftConfig, weights: Weights, ends: EmbeddingAndHead, backend: AttentionBackend
     ) -> None:
         """`ends` are the target's; a head with an embedding or an lm_head of its own uses that instead."""
-        decoder, (first, *others) = config.decoder, config.decoder.layers
-        hidden = decoder.hidden_size
-
-        def norm(name: str) -> RmsNorm:
-            return RmsNorm.load(decoder, weights, name, hidden)
-
+        decoder, hidden = config.decoder, config.decoder.hidden_size
+        gains = feature_gains(config, weights)
         self.token_map = token_map(config, weights)
         self._variants = config.variants
         self._embedding = token_embedding(config, weights, ends.embedding)
         self._lm_head = ends.lm_head
         if "lm_head.weight" in weights:
             self._lm_head = Linear(weights.take("lm_head.weight", (config.draft_vocab_size, hidden)))
-        self._token_norm = norm("layers.0.input_layernorm.weight")
-        self._feature_norm = norm(_FEATURE_NORM)
-        self._attention = Attention(decoder, first.attention, weights, "layers.0.self_attn", 2 * hidden)
-        self._mlp_norm = norm("layers.0.post_attention_layernorm.weight")
-        self._mlp = GatedMlp(first.feed_forward, weights, "layers.0.mlp", hidden)
-        self._others = [
-            DecoderLayer(decoder, spec, weights, f"layers.{i}") for i, spec in enumerate(others, 1)
-        ]
-        self._norm = norm("norm.weight")
+        self._token_norm, self._feature_norm = (RmsNorm(gain, decoder.norm_eps) for gain in gains)
+        self._layers = head_layers(PlainBlocks(decoder, weights), torch.cat(gains))
+        self._norm = RmsNorm.load(decoder, weights, "norm.weight", hidden)
         self._rotaries = rotaries(decoder, weights.placement.device)
         self._backend = backend
 
@@ -154,12 +146,9 @@ class Eagle3Draft:
         embedded = F.embedding(pad_rows(tokens), self._embedding)
         normed = self._feature_norm(x)
         joined = torch.cat((self._token_norm(embedded), normed), dim=-1)
-        step = step_of(rows, pool, self._rotaries, self._backend)
+        ops = TorchOps(Step.of(rows, pool, self._rotaries, self._backend), self._norm.eps)
         residual = normed if "norm_before_residual" in self._variants else x
-        x = residual + self._attention(joined, 0, step)
-        x += self._mlp(self._mlp_norm(x))
-        for i, layer in enumerate(self._others, 1):
-            x = layer(x, i, step)
+        x = run_layers(self._layers, ops, ops.residual(residual), given=ops.given(joined))
         if "norm_output" in self._variants:
             x = self._norm(x)
         return Drafted(x[:count], x[:count])
@@ -183,6 +172,12 @@ def load_draft(
 ) -> Eagle3Draft:
     """The half that drafts. `ends`: the target's."""
     return Eagle3Draft(config, weights, ends, backend)
+
+
+def feature_gains(config: DraftConfig, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the norms of a token's embedding and of a feature, [hidden] each."""
+    shape = (config.decoder.hidden_size,)
+    return weights.take("layers.0.input_layernorm.weight", shape), weights.take(_FEATURE_NORM, shape)
 
 
 def fc_norms(config: DraftConfig, weights: Weights) -> list[str]:

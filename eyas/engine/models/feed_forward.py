@@ -1,20 +1,20 @@
-"""A dense feed-forward on a GPU: how its tensors are loaded, and its equation over the verbs of `ops`."""
+"""A dense feed-forward: how its tensors are loaded, and its equation over the verbs of `ops`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Self
 
 import torch
 
-from eyas.engine.checkpoint.config import FeedForwardSpec, ModelConfig
-from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.formats.projection import Projection, ProjectionLoader
-from eyas.engine.formats.table import loader_of
+from eyas.engine.checkpoint.config import FeedForwardSpec
+from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
 from eyas.engine.kernels.experts.grouped_task import Gate
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.layers.mlp import down_name, gate_up_names
+from eyas.engine.models.blocks import Blocks, Gains
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.parts import GatedPart, OutPart
 
@@ -22,30 +22,23 @@ GATES = {"silu": False, "gelu_tanh": True}
 """The activations that kernels know, and whether that is GELU."""
 
 
-def gate_of(spec: FeedForwardSpec, down: Projection) -> Gate | None:
+def gate_of(spec: FeedForwardSpec, down: AnyProjection) -> Gate | None:
     """What kernels know of an activation that `down` reads; None: they do not know it, or there is a bias."""
     if spec.bias or spec.activation not in GATES:
         return None
     return Gate(GATES[spec.activation], down.rounding)
 
 
-class GatedFeedForward:
-    """down(activation(gate) * up) of the norm of rows, below `prefix`.
+class GatedFeedForward(Generic[ProjectionT]):
+    """down(activation(gate) * up) of the norm of rows, below `prefix`, between norms of these `gains`.
 
-    `gain`: of the norm before it (None: there is none); `post`: of the norm behind it. A gain goes into the
-    weights where both products are of numbers themselves.
+    A gain goes into the weights where both products are of numbers themselves.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        spec: FeedForwardSpec,
-        weights: Weights,
-        prefix: str,
-        gains: tuple[torch.Tensor | None, torch.Tensor | None],
-    ) -> None:
-        gain, post = gains
-        gate_up, down = GatedLoaders.of(weights, [prefix]).pair(prefix, (config.hidden_size, spec.width))
+    def __init__(self, blocks: Blocks[ProjectionT], spec: FeedForwardSpec, prefix: str, gains: Gains) -> None:
+        config, weights, (gain, post) = blocks.config, blocks.weights, gains
+        loaders = GatedLoaders.of(blocks.loader, [prefix])
+        gate_up, down = loaders.pair(prefix, (config.hidden_size, spec.width))
         self.projections = gate_up, down
         fused = gate_up.matrix is not None and down.matrix is not None
         self.norm = None
@@ -61,26 +54,26 @@ class GatedFeedForward:
         self._gated = GatedPart(gate_up, ACTIVATIONS[spec.activation], gate_of(spec, down), fused, bias)
         self._down = OutPart(down, down_bias, post)
 
-    def __call__(self, residual: Any, ops: Ops[Any, Any]) -> Any:
+    def __call__(self, residual: Any, ops: Ops[Any, Any, Any]) -> Any:
         """The residual with what it makes of it added."""
         read, residual = ops.norm(residual, self.norm)
         return ops.add(residual, ops.gated(read, self._gated), self._down)
 
 
 @dataclass(frozen=True)
-class GatedLoaders:
+class GatedLoaders(Generic[ProjectionT]):
     """What loads gate and up, and what loads down, of all feed-forwards that read the same rows."""
 
-    gate_up: ProjectionLoader
-    down: ProjectionLoader
+    gate_up: ProjectionLoader[ProjectionT]
+    down: ProjectionLoader[ProjectionT]
 
     @classmethod
-    def of(cls, weights: Weights, prefixes: list[str]) -> GatedLoaders:
-        """Of all feed-forwards below these prefixes alike."""
+    def of(cls, loader: Callable[[list[str]], ProjectionLoader[ProjectionT]], prefixes: list[str]) -> Self:
+        """Of all feed-forwards below these prefixes alike; `loader`: of products that read the same rows."""
         gate_up = [name for prefix in prefixes for name in gate_up_names(prefix)]
-        return cls(loader_of(weights, gate_up), loader_of(weights, [down_name(each) for each in prefixes]))
+        return cls(loader(gate_up), loader([down_name(each) for each in prefixes]))
 
-    def pair(self, prefix: str, down: tuple[int, int]) -> tuple[Projection, Projection]:
+    def pair(self, prefix: str, down: tuple[int, int]) -> tuple[ProjectionT, ProjectionT]:
         """This rank's gate and up, stacked; and down, whose whole shape is `down` [hidden, width]."""
         hidden, width = down
         gate_up = self.gate_up.rows(gate_up_names(prefix), [width, width], hidden)

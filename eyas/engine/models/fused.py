@@ -1,4 +1,4 @@
-"""Any decoder on a GPU: the equations of `eyas.engine.models.decoder`, whose results are its test.
+"""Any decoder on a GPU: what `eyas.engine.models.decoder` computes is its test.
 
 A layer is `eyas.engine.models.layer`'s; here are the embedding, the way through all layers, and the
 output head. It knows specifications, never families; where a step's rows come from is `eyas.engine.device`'s
@@ -8,6 +8,7 @@ business, how they attend is the attention's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
+from eyas.engine.models.fused_blocks import FusedBlocks
 from eyas.engine.models.fused_step import Forward, LayerContext, product_float32
-from eyas.engine.models.layer import DeviceLayer, load_input_gain
-from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.layer import load_layers, run_layers
+from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.exact_rows import ExactRows
-from eyas.engine.models.ops.few_rows import FewRows
+from eyas.engine.models.ops.few_rows import FewRows, most_rows
 from eyas.engine.models.ops.many_rows import ManyRows
 from eyas.engine.models.unread import check_layers, check_tied
 from eyas.engine.parallel.group import ProcessGroup
@@ -71,13 +73,8 @@ class FusedDecoder:
         self.lm_head = context.group.rows_of(self.embedding)
         if not config.tied_head:
             self.lm_head = weights.take_rows("lm_head.weight", shape)
-        self.layers = []
-        for i, spec in enumerate(config.layers):
-            prefix = f"model.layers.{i}"
-            gain = load_input_gain(config, weights, spec, prefix)
-            self.layers.append(DeviceLayer(config, spec, weights, prefix, gain))
-        exact = context.launch.exact
-        self.few_rows = min(layer.exact_rows if exact else layer.few_rows for layer in self.layers)
+        self.layers = load_layers(FusedBlocks(config, weights))
+        self.few_rows = most_rows(self.layers, exact=context.launch.exact)
         self._gain = load_gain(config, weights, "model.norm.weight", config.hidden_size)
         check_layers(config, weights)
 
@@ -92,14 +89,9 @@ class FusedDecoder:
         step = Forward.of(rows, self._context)
         tapped = skinny.empty_padded(rows.count, len(taps), self.config.hidden_size, like=self.embedding)
         way = FewRows if rows.count <= self.few_rows else ExactRows if step.context.launch.exact else ManyRows
-        ops: Ops[Any, Any] = way(step, self.config.norm_eps)
-        residual = ops.embed(self.embedding, self.config.embedding_scale)
-        for i, layer in enumerate(self.layers):
-            read, residual = ops.norm(residual, layer.norm)
-            self._keep(tapped, taps, i, residual.x)
-            residual = layer(read, residual, pool.layer(i), ops)
-        x = ops.leave(residual)
-        self._keep(tapped, taps, len(self.layers), x)
+        ops: DeviceOps[Any, Any] = way(step, pool, self.config.norm_eps)
+        embedded = ops.embed(self.embedding, self.config.embedding_scale)
+        x = run_layers(self.layers, ops, embedded, partial(self._keep, tapped, taps))
         return x, tapped.view(rows.count, -1)
 
     @property

@@ -12,7 +12,7 @@ from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
 from eyas.engine.models.base import Drafted, FeatureTap, FinalNorm
-from eyas.engine.models.eagle3 import fc_norms, token_map
+from eyas.engine.models.eagle3 import fc_norms, feature_gains, token_map
 from eyas.engine.models.fused import FusedEnds, head_product
 from eyas.engine.models.fused_head import HeadLayers, product
 from eyas.engine.models.fused_step import Forward, LayerContext
@@ -52,8 +52,7 @@ class FusedEagle3Draft:
         self._lm_head = ends.lm_head
         if "lm_head.weight" in weights:
             self._lm_head = weights.take_rows("lm_head.weight", (config.draft_vocab_size, hidden))
-        names = [f"layers.0.{name}.weight" for name in ("input_layernorm", "hidden_norm")]
-        gains = [weights.take(name, (hidden,)) for name in names]
+        gains = feature_gains(config, weights)
         self._feature_gain = gains[1]
         self._layers = HeadLayers(decoder, weights, torch.cat(gains))
         self._gain = weights.take("norm.weight", (hidden,))

@@ -11,10 +11,11 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kernels.products import skinny
 from eyas.engine.kv.pool import KvPool
+from eyas.engine.models.fused_blocks import FusedBlocks
 from eyas.engine.models.fused_step import Forward
-from eyas.engine.models.layer import DeviceLayer, load_input_gain
-from eyas.engine.models.ops.base import Ops
-from eyas.engine.models.ops.few_rows import FewRows
+from eyas.engine.models.layer import head_layers
+from eyas.engine.models.ops.device import DeviceOps
+from eyas.engine.models.ops.few_rows import FewRows, most_rows
 from eyas.engine.models.ops.many_rows import ManyRows
 
 
@@ -39,37 +40,31 @@ class HeadLayers:
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, gain: torch.Tensor | None) -> None:
-        first, *others = config.layers
-        self._layers = [DeviceLayer(config, first, weights, "layers.0", gain)]
-        for i, spec in enumerate(others, 1):
-            own = load_input_gain(config, weights, spec, f"layers.{i}")
-            self._layers.append(DeviceLayer(config, spec, weights, f"layers.{i}", own))
-        self._few_rows = min(layer.few_rows for layer in self._layers)
+        self._layers = head_layers(FusedBlocks(config, weights), gain)
+        self._few_rows = most_rows(self._layers)
         self._eps = config.norm_eps
 
     def __call__(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> torch.Tensor:
         """given [m, width], the residual x [m, hidden], which is kept -> the residual after all layers."""
-        last, own = self._layers[-1], pool.layer(len(self._layers) - 1)
-        ops = ops_of(step, self._few_rows, self._eps)
-        return ops.leave(last(*self._above(given, x, pool, ops), own, ops))
+        last, own = self._layers[-1], len(self._layers) - 1
+        ops = ops_of(step, pool, self._few_rows, self._eps)
+        return ops.leave(last(*self._above(given, x, ops), own, ops))
 
     def keep(self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, step: Forward) -> None:
         """The same, as far as it writes the rows' KV: nothing of the last layer reads it."""
-        last, own = self._layers[-1], pool.layer(len(self._layers) - 1)
-        ops = ops_of(step, self._few_rows, self._eps)
-        last.keep(self._above(given, x, pool, ops)[0], own, ops)
+        last, own = self._layers[-1], len(self._layers) - 1
+        ops = ops_of(step, pool, self._few_rows, self._eps)
+        last.keep(self._above(given, x, ops)[0], own, ops)
 
-    def _above(
-        self, given: torch.Tensor, x: torch.Tensor, pool: KvPool, ops: Ops[Any, Any]
-    ) -> tuple[Any, Any]:
+    def _above(self, given: torch.Tensor, x: torch.Tensor, ops: DeviceOps[Any, Any]) -> tuple[Any, Any]:
         """What the last layer's attention reads, and the residual, after all layers before it."""
         read, residual = ops.given(given), ops.residual(x)
         for i, (layer, after) in enumerate(pairwise(self._layers)):
-            residual = layer(read, residual, pool.layer(i), ops)
+            residual = layer(read, residual, i, ops)
             read, residual = ops.norm(residual, after.norm)
         return read, residual
 
 
-def ops_of(step: Forward, few_rows: int, eps: float) -> Ops[Any, Any]:
+def ops_of(step: Forward, pool: KvPool, few_rows: int, eps: float) -> DeviceOps[Any, Any]:
     """The verbs of a head's layers, which are never exact."""
-    return (FewRows if step.rows.count <= few_rows else ManyRows)(step, eps)
+    return (FewRows if step.rows.count <= few_rows else ManyRows)(step, pool, eps)

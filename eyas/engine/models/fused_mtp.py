@@ -6,6 +6,7 @@ There it says how several layers' rows lie.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -19,11 +20,14 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.base import Drafted, FinalNorm
 from eyas.engine.models.fused import FusedEnds, head_product
+from eyas.engine.models.fused_blocks import FusedBlocks
 from eyas.engine.models.fused_head import ops_of
 from eyas.engine.models.fused_step import Forward, LayerContext
 from eyas.engine.models.head_parts import LastHiddenTap
-from eyas.engine.models.layer import DeviceLayer
+from eyas.engine.models.layer import load_layer
 from eyas.engine.models.mtp_names import dialect_of
+from eyas.engine.models.ops.device import DeviceOps
+from eyas.engine.models.ops.few_rows import most_rows
 
 
 class FusedMtpLayer:
@@ -46,26 +50,29 @@ class FusedMtpLayer:
             halves = halves[::-1]
         gains = torch.cat([gain(dialect.token_norm), gain(dialect.feature_norm)])
         self._join = torch.cat(halves, dim=1).mul_(gains)
-        spec = decoder.layers[stage]
-        self._layer = DeviceLayer(decoder, spec, weights, prefix, gain(spec.norms.before_attention))
+        self._layer = load_layer(FusedBlocks(decoder, weights), stage, prefix)
+        self._few_rows = most_rows([self._layer])
         self._gain = gain(dialect.final_norm)
-        self._unseen = spec.attention.unseen
+        self._unseen = self._layer.spec.attention.unseen
 
     def __call__(
         self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool
     ) -> torch.Tensor:
         """features [m, hidden] joined with tokens int32 [m] -> [m, hidden], after the layer's norm."""
         joined = self._entering(features, tokens, rows)
-        ops = ops_of(Forward.of(self._bounded(rows), self._context), self._layer.few_rows, self._eps)
+        ops = self._ops(Forward.of(self._bounded(rows), self._context), pool)
         read, residual = ops.norm(ops.joined(joined, self._join), self._layer.norm)
-        x = ops.leave(self._layer(read, residual, pool.layer(self._stage), ops))
+        x = ops.leave(self._layer(read, residual, self._stage, ops))
         return row_kernels.norm(x, self._eps, self._gain, pdl=self._context.launch.pdl)
 
     def keep(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows, pool: KvPool) -> None:
         """As of `DeviceDraft`."""
-        joined, own = self._entering(features, tokens, rows), pool.layer(self._stage)
-        ops = ops_of(Forward(self._bounded(rows), self._context), self._layer.few_rows, self._eps)
-        self._layer.keep(ops.norm(ops.joined(joined, self._join), self._layer.norm)[0], own, ops)
+        joined = self._entering(features, tokens, rows)
+        ops = self._ops(Forward(self._bounded(rows), self._context), pool)
+        self._layer.keep(ops.norm(ops.joined(joined, self._join), self._layer.norm)[0], self._stage, ops)
+
+    def _ops(self, step: Forward, pool: KvPool) -> DeviceOps[Any, Any]:
+        return ops_of(step, pool, self._few_rows, self._eps)
 
     def _entering(self, features: torch.Tensor, tokens: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Both rows joined and normed, [m, 2 * hidden]."""

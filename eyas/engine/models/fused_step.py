@@ -20,7 +20,6 @@ from eyas.engine.kernels.attention.scores import Scores
 from eyas.engine.kernels.experts.grouped import Products
 from eyas.engine.kernels.experts.grouped_tiles import Table, measured
 from eyas.engine.kernels.products import exact_wide, skinny, vendor
-from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Normed
 from eyas.engine.kernels.products.blocks import Rows as ProductRows
 from eyas.engine.layers.rotary import Angles
@@ -121,11 +120,6 @@ class Forward:
     ) -> torch.Tensor:
         """The same, as `exact_wide.shares` gives it: for those who add up stretches."""
         return weight.exact_shares(x, self.context.products, kind, span)
-
-
-def norm_before(config: ModelConfig, gain: torch.Tensor, weight: Projection) -> row_kernels.Norm:
-    """Of what `weight` multiplies, which takes the gain into itself if its format can."""
-    return row_kernels.Norm(config.norm_eps, weight.folded(gain), weight.rounding)
 
 
 def product_float32(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, launch: skinny.Launch) -> None:

@@ -31,7 +31,7 @@ _READ = re.compile(
     r"self_attn\.[qkvo]_proj\.(weight|bias)|self_attn\.[qk]_norm\.weight|self_attn\.rotary_emb\.inv_freq"
     r"|mlp\.(gate|up|down)_proj\.weight|(input|post_attention)_layernorm\.weight"
 )
-"""The tensors of a layer that `Attention`, `GatedMlp` and the norms read, or may leave out."""
+"""The tensors that a layer of heads and a gated feed-forward reads, or may leave out."""
 
 
 def stored_shapes(folder: Path, spelling: Callable[[str], str]) -> Shapes:

@@ -19,8 +19,8 @@ from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products.blocks import Rows
 from eyas.engine.layers.latent import EPS, halves_last
-from eyas.engine.models.fused_step import norm_before
-from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.blocks import norm_before
+from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import LatentPart
 
 
@@ -86,7 +86,7 @@ class LatentMixer:
             queries = weights.take(f"{prefix}.q_a_proj.bias", (rows,))
         return torch.cat((queries, kept))
 
-    def _queries(self, loader: ProjectionLoader, name: str, columns: int) -> Projection:
+    def _queries(self, loader: ProjectionLoader[Projection], name: str, columns: int) -> Projection:
         """This rank's heads [heads * (plain + rotated), columns], whose rotated rows are halves."""
         spec, each = self._spec, self._spec.plain_dim + self._spec.rotated_dim
         stored = loader.rows([name], [spec.num_heads * each], columns)
@@ -97,7 +97,7 @@ class LatentMixer:
         rows = torch.arange(count)
         return halves_last(rows.view(heads, -1, 1), self._spec).reshape(-1)
 
-    def attend(self, read: Any, layer: torch.Tensor, ops: Ops[Any, Any]) -> torch.Tensor:
+    def attend(self, read: Any, layer: int, ops: DeviceOps[Any, Any]) -> torch.Tensor:
         """Keeps the rows -> every head's values, [m, heads * value]."""
         queries = self.keep(read, layer, ops)
         if self._second is not None:
@@ -105,7 +105,7 @@ class LatentMixer:
         assert isinstance(queries, torch.Tensor)
         return ops.attend_latents(queries, self._part, layer)
 
-    def keep(self, read: Any, layer: torch.Tensor, ops: Ops[Any, Any]) -> Rows:
+    def keep(self, read: Any, layer: int, ops: DeviceOps[Any, Any]) -> Rows:
         """Keeps the rows -> the queries, or what they are made of."""
         return ops.store_latents(ops.product(read, self._first, self._bias), self._part, layer)
 

@@ -5,6 +5,7 @@ Ranks divide the width of every expert, or share experts out, whole (`LayerConte
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ import torch
 from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import Projection
+from eyas.engine.formats.table import loader_of
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.skinny_tiles import Table, Tile
 from eyas.engine.layers.activations import ACTIVATIONS
+from eyas.engine.models.blocks import Gains
 from eyas.engine.models.feed_forward import GatedLoaders, gate_of
-from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, OutPart, RouterPart
 from eyas.engine.models.refusal import MOST_CHOSEN
 
@@ -37,11 +40,11 @@ class MixtureFeedForward:
         spec: ExpertsSpec,
         weights: Weights,
         prefix: str,
-        gains: tuple[torch.Tensor | None, torch.Tensor | None],
+        gains: Gains,
     ) -> None:
-        gain, post = gains
+        (gain, post), loader = gains, partial(loader_of, weights)
         every, shared = [f"{prefix}.experts.{i}" for i in range(spec.experts)], f"{prefix}.shared_experts"
-        loaders = GatedLoaders.of(weights, every)  # of those elsewhere too: all read the same rows
+        loaders = GatedLoaders.of(loader, every)  # of those elsewhere too: all read the same rows
         joined = _is_alike(spec, weights, loaders, shared)
         self._router = _router(config, spec, weights, f"{prefix}.gate", joined)
         names = [*(every[i] for i in self._router.own), *[shared] * joined]
@@ -52,7 +55,7 @@ class MixtureFeedForward:
         self.projections: tuple[Projection, ...] = (gate_up, down)
         if spec.shared_width and not joined:
             shape = (config.hidden_size, spec.shared_width)
-            forth, back = GatedLoaders.of(weights, [shared]).pair(shared, shape)
+            forth, back = GatedLoaders.of(loader, [shared]).pair(shared, shape)
             self.projections += (forth, back)
             plain = FeedForwardSpec(spec.shared_width, spec.activation)
             beside = GatedPart(forth, gated.activation, gate_of(plain, back), False), back
@@ -60,7 +63,7 @@ class MixtureFeedForward:
         rounding = gate_up.rounding if len(self._router.own) == spec.experts else None
         self.norm = None if gain is None else row_kernels.Norm(config.norm_eps, gain, rounding)
 
-    def __call__(self, residual: Any, ops: Ops[Any, Any]) -> Any:
+    def __call__(self, residual: Any, ops: DeviceOps[Any, Any]) -> Any:
         """The residual with what it makes of it added."""
         read, residual = ops.norm(residual, self.norm)
         rows = ops.normed(read)
@@ -106,14 +109,16 @@ def router_tiles(rows: int, hidden: int) -> Table:
     return {("linear", padded, rows, hidden): tile for padded in (16, 32, 64, 128)}
 
 
-def _is_alike(spec: ExpertsSpec, weights: Weights, loaders: GatedLoaders, shared: str) -> bool:
+def _is_alike(spec: ExpertsSpec, weights: Weights, loaders: GatedLoaders[Projection], shared: str) -> bool:
     """Is there a shared expert that grouped products can take with those of these loaders?"""
     if spec.shared_width != spec.width or spec.per_row == MOST_CHOSEN or spec.bias:
         return False
-    return GatedLoaders.of(weights, [shared]) == loaders
+    return GatedLoaders.of(partial(loader_of, weights), [shared]) == loaders
 
 
-def _experts(down: tuple[int, int], names: list[str], loaders: GatedLoaders) -> tuple[Projection, Projection]:
+def _experts(
+    down: tuple[int, int], names: list[str], loaders: GatedLoaders[Projection]
+) -> tuple[Projection, Projection]:
     """This rank's part of all of them: gate and up [experts, 2 width, hidden], down [experts, hidden, width].
 
     They are put in their place one by one: no more than one is held twice. They read the same rows: if one

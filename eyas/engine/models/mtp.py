@@ -27,15 +27,18 @@ from eyas.engine.checkpoint.folder import tensor_shapes
 from eyas.engine.checkpoint.values import Raw
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.kv.pool import KvPool
-from eyas.engine.layers.attention import Step
 from eyas.engine.layers.linear import Linear, pad_rows
 from eyas.engine.layers.norm import RmsNorm
+from eyas.engine.layers.step import Step
 from eyas.engine.models.base import Drafted, FinalNorm
-from eyas.engine.models.decoder import DecoderLayer, EmbeddingAndHead, rotaries, step_of
+from eyas.engine.models.decoder import EmbeddingAndHead, rotaries
 from eyas.engine.models.head_parts import LastHiddenTap
 from eyas.engine.models.keys import Fit, width_of
+from eyas.engine.models.layer import load_layer
 from eyas.engine.models.mtp_names import dialect_of, prefixes_among, prefixes_told, told_layers
 from eyas.engine.models.newest import Newest
+from eyas.engine.models.ops.torch_ops import TorchOps
+from eyas.engine.models.plain_blocks import PlainBlocks
 
 NAME = "an MTP head"
 
@@ -105,7 +108,7 @@ class MtpLayer:
         self._dialect = dialect = dialect_of(prefix)
         self._token_norm, self._feature_norm = norm(dialect.token_norm), norm(dialect.feature_norm)
         self._join = Linear(weights.take(f"{prefix}{dialect.join}.weight", (hidden, 2 * hidden)))
-        self._layer = DecoderLayer(config, config.layers[stage], weights, prefix.removesuffix("."))
+        self._layer = load_layer(PlainBlocks(config, weights), stage, prefix.removesuffix("."))
         self._norm = norm(dialect.final_norm)
 
     def __call__(
@@ -117,7 +120,9 @@ class MtpLayer:
         halves = [self._token_norm(embedded), self._feature_norm(pad_rows(features))]
         if self._dialect.feature_first:
             halves.reverse()
-        x = self._norm(self._layer(self._join(torch.cat(halves, dim=-1)), self._stage, step))
+        ops = TorchOps(step, self._norm.eps)
+        read, residual = ops.norm(self._join(torch.cat(halves, dim=-1)), self._layer.norm)
+        x = self._norm(ops.leave(self._layer(read, residual, self._stage, ops)))
         return x[: features.shape[0]]
 
 
@@ -146,7 +151,7 @@ class MtpDraft:
         Rows are [R, hidden], after the last norm of the first layer that they went through.
         """
         embedded = F.embedding(pad_rows(tokens), self._ends.embedding)
-        step = step_of(rows, pool, self._rotaries, self._backend)
+        step = Step.of(rows, pool, self._rotaries, self._backend)
         last = len(self._layers) - 1
         first = min(rows.depth, last)
         if rows.depth:

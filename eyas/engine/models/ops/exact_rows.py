@@ -15,7 +15,7 @@ from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Normed, Rows
 from eyas.engine.models.fused_residual import ScaledRows, normed_rows
-from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import GatedPart, OutPart, QkvPart
 
 
@@ -28,7 +28,7 @@ class ScaledRead:
     norm: row_kernels.Norm | None = None
 
 
-class ExactRows(Ops[ScaledRows, ScaledRead]):
+class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
     """The residual is changed in place."""
 
     def embed(self, table: torch.Tensor, scale: float) -> ScaledRows:
@@ -58,24 +58,25 @@ class ExactRows(Ops[ScaledRows, ScaledRead]):
     def plus(self, residual: ScaledRows, added: torch.Tensor, post: torch.Tensor | None) -> ScaledRows:
         return residual.plus(added, post, self.eps, self.step)
 
-    def qkv(self, read: ScaledRead, part: QkvPart, layer: torch.Tensor) -> torch.Tensor:
+    def qkv(self, read: ScaledRead, part: QkvPart[Projection], layer: int) -> torch.Tensor:
         if part.row_gains is not None:
             return super().qkv(read, part, layer)
         read, heads = self._readable(read, part.projection), part.heads
         kind = "heads" if heads.norms else "qkv"
         raw = self.step.exact_product(read.x, part.projection, kind, heads.dim)
-        q, kv = raw.new_empty(raw.shape[0], heads.q, heads.dim), skinny.KvRows(layer, self.step.rows.kv_rows)
+        q = raw.new_empty(raw.shape[0], heads.q, heads.dim)
+        kv = skinny.KvRows(self.pool.layer(layer), self.step.rows.kv_rows)
         after = exact_wide.AfterQkv(part.bias, heads.norms, self.step.context.launch.pdl)
-        exact_wide.rope_write(raw, read.scales, after, q, self.step.rotation(part.rope), kv)
+        exact_wide.rope_write(raw, read.scales, after, q, self.step.rotation(part.spec.rope), kv)
         return q
 
-    def gated(self, read: ScaledRead, part: GatedPart) -> Rows:
+    def gated(self, read: ScaledRead, part: GatedPart[Projection]) -> Rows:
         if part.gate is None or not part.fused:
             return super().gated(read, part)
         raw = self.step.exact_product(read.x, part.projection, "gated")
         return exact_wide.act_mul(raw, read.scales, part.gate.gelu, self.step.context.launch.pdl)
 
-    def add(self, residual: ScaledRows, x: Rows, part: OutPart) -> ScaledRows:
+    def add(self, residual: ScaledRows, x: Rows, part: OutPart[Projection]) -> ScaledRows:
         if part.one_way:
             return super().add(residual, x, part)
         added = self.step.exact_shares(x, part.projection)

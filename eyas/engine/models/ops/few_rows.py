@@ -5,6 +5,7 @@ A norm is no kernel: what products read is the residual and the sums of its squa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +22,9 @@ from eyas.engine.models.fused_residual import (
     narrow_product,
     normed_rows,
 )
+from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops import expert_products
-from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, OutPart, QkvPart, Routed
 
 
@@ -41,7 +43,7 @@ class SourceRead:
         return skinny.Source(self.rows.x, self.rows.sums, self.norm.eps)
 
 
-class FewRows(Ops[NarrowRows, SourceRead]):
+class FewRows(DeviceOps[NarrowRows, SourceRead]):
     """Four products of a dense layer, and attention: nothing more, where kernels know the layer's parts."""
 
     def embed(self, table: torch.Tensor, scale: float) -> NarrowRows:
@@ -75,17 +77,17 @@ class FewRows(Ops[NarrowRows, SourceRead]):
     def plus(self, residual: NarrowRows, added: torch.Tensor, post: torch.Tensor | None) -> NarrowRows:
         return add_made(added, residual, post, self.eps, self.step)
 
-    def qkv(self, read: SourceRead, part: QkvPart, layer: torch.Tensor) -> torch.Tensor:
+    def qkv(self, read: SourceRead, part: QkvPart[Projection], layer: int) -> torch.Tensor:
         if part.projection.matrix is None or part.row_gains is not None:
             return super().qkv(read, part, layer)
         rows, heads = self.step.rows, part.heads
         q = skinny.empty_padded(rows.count, heads.q, heads.dim, like=read.rows.x)
-        kv, rotation = skinny.KvRows(layer, rows.kv_rows), self.step.rotation(part.rope)
+        kv, rotation = skinny.KvRows(self.pool.layer(layer), rows.kv_rows), self.step.rotation(part.spec.rope)
         weights = skinny.QkvWeights(part.projection.matrix, part.bias, heads.norms)
         skinny.qkv_rope(read.source, weights, q, rotation, kv, self.step.context.launch)
         return q
 
-    def gated(self, read: SourceRead, part: GatedPart) -> Rows:
+    def gated(self, read: SourceRead, part: GatedPart[Projection]) -> Rows:
         matrix = part.projection.matrix
         if matrix is None or part.gate is None or not part.fused:
             return super().gated(read, part)
@@ -93,7 +95,7 @@ class FewRows(Ops[NarrowRows, SourceRead]):
         skinny.gated(read.source, matrix, inner, self.step.context.launch, part.gate.gelu)
         return inner
 
-    def add(self, residual: NarrowRows, x: Rows, part: OutPart) -> NarrowRows:
+    def add(self, residual: NarrowRows, x: Rows, part: OutPart[Projection]) -> NarrowRows:
         if part.projection.matrix is None or part.bias is not None:
             return super().add(residual, x, part)
         assert isinstance(x, torch.Tensor)
@@ -127,3 +129,18 @@ class FewRows(Ops[NarrowRows, SourceRead]):
         return NarrowRows(
             *combine.combine_add(made, chosen.weights, beside, residual.x, launch.pdl, launch.exact)
         )
+
+
+def most_rows(layers: Sequence[DecoderLayer[Projection]], *, exact: bool = False) -> int:
+    """Of how many rows, at most, `FewRows` are the verbs of all these layers (0: of none).
+
+    Its kernels add no output bias. In exact arithmetic products have none to themselves, but latents have one
+    way alone.
+    """
+    return min(0 if _is_left_out(layer, exact) else skinny.MAX_ROWS for layer in layers)
+
+
+def _is_left_out(layer: DecoderLayer[Projection], exact: bool) -> bool:
+    attention = layer.spec.attention
+    unfused = any(each.matrix is None for each in layer.mixing)
+    return unfused or bool(attention.latent if exact else attention.output_bias)

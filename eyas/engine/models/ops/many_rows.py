@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import torch
 
+from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Normed, Rows
 from eyas.engine.models.fused_residual import WideRows
-from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import GatedPart
 
 
-class ManyRows(Ops[WideRows, Normed]):
+class ManyRows(DeviceOps[WideRows, Normed]):
     """The residual is changed in place."""
 
     def embed(self, table: torch.Tensor, scale: float) -> WideRows:
@@ -46,7 +47,7 @@ class ManyRows(Ops[WideRows, Normed]):
         self.step.context.group.all_reduce(added)
         return WideRows(residual.x, added, post)
 
-    def gated(self, read: Normed, part: GatedPart) -> Rows:
+    def gated(self, read: Normed, part: GatedPart[Projection]) -> Rows:
         if part.gate is None or not part.fused:
             return super().gated(read, part)
         made = self.product(read, part.projection, part.bias)

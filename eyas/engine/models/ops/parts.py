@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic
 
 import torch
 
-from eyas.engine.checkpoint.config import ExpertsSpec
+from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec
 from eyas.engine.checkpoint.rope import Rope
-from eyas.engine.formats.projection import Projection
+from eyas.engine.formats.projection import Projection, ProjectionT
+from eyas.engine.kernels.attention.scores import Scores
 from eyas.engine.kernels.experts.grouped_task import Gate
 from eyas.engine.kernels.experts.route import Chosen
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
@@ -19,16 +21,17 @@ from eyas.engine.layers.activations import Activation
 
 
 @dataclass(frozen=True)
-class QkvPart:
-    """The product of q, k and v, and what they pass until they are stored.
+class QkvPart(Generic[ProjectionT]):
+    """The product of q, k and v, and what they pass until they are stored; how queries then attend.
 
     `heads`: with the norms of each head, if there are such. `row_gains`: of the norms of all heads of q as
     one row, and of k, [heads, dim] and [kv_heads, dim].
     """
 
-    projection: Projection
+    projection: ProjectionT
+    spec: AttentionSpec
     heads: row_kernels.Heads
-    rope: Rope
+    scores: Scores
     bias: torch.Tensor | None = None
     row_gains: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -50,7 +53,7 @@ class LatentPart:
 
 
 @dataclass(frozen=True)
-class GatedPart:
+class GatedPart(Generic[ProjectionT]):
     """The product of gate and up, and the activation behind it; of one feed-forward, or of all experts.
 
     `gate`: what kernels know of the activation; None: they do not know it, or there is a bias. `fused`:
@@ -58,7 +61,7 @@ class GatedPart:
     them.
     """
 
-    projection: Projection
+    projection: ProjectionT
     activation: Activation
     gate: Gate | None
     fused: bool
@@ -66,13 +69,13 @@ class GatedPart:
 
 
 @dataclass(frozen=True)
-class OutPart:
+class OutPart(Generic[ProjectionT]):
     """A product whose result is added to the residual; with `post`, the norm of the result with that gain.
 
     `one_way`: in exact arithmetic forwards of few rows are no others, so its bits have no pattern to follow.
     """
 
-    projection: Projection
+    projection: ProjectionT
     bias: torch.Tensor | None = None
     post: torch.Tensor | None = None
     one_way: bool = False
@@ -113,10 +116,10 @@ class ExpertsPart:
     not among them.
     """
 
-    gated: GatedPart
-    out: OutPart
+    gated: GatedPart[Projection]
+    out: OutPart[Projection]
     per_row: int
-    beside: tuple[GatedPart, Projection] | None = None
+    beside: tuple[GatedPart[Projection], Projection] | None = None
 
     @property
     def known(self) -> bool:

@@ -1,0 +1,70 @@
+"""What a layer is made of, and what makes it where it runs: on a device or in plain torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, Protocol
+
+import torch
+
+from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, ModelConfig
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
+from eyas.engine.kernels.products import rows as row_kernels
+
+
+class Mixer(Protocol):
+    """A layer's attention, over the verbs that go with its weights. `norm`: of what it reads, without a gain
+    where its weights have that in them; None: it reads rows as they are.
+    """
+
+    norm: row_kernels.Norm | None
+
+    @property
+    def projections(self) -> tuple[AnyProjection, ...]:
+        """Its weights."""
+
+    def attend(self, read: Any, layer: int, ops: Any) -> torch.Tensor:
+        """Keeps the rows, and mixes -> [m, columns of `out`]."""
+
+    def keep(self, read: Any, layer: int, ops: Any) -> Any:
+        """Keeps the rows alone."""
+
+
+class FeedForward(Protocol):
+    """What every row passes by itself."""
+
+    @property
+    def projections(self) -> tuple[AnyProjection, ...]:
+        """Its weights."""
+
+    def __call__(self, residual: Any, ops: Any) -> Any:
+        """The residual with what it makes of it added."""
+
+
+class Blocks(ABC, Generic[ProjectionT]):
+    """What makes the blocks of a decoder's layers of its tensors. `config`: of the whole decoder."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config, self.weights = config, weights
+
+    @abstractmethod
+    def loader(self, names: list[str]) -> ProjectionLoader[ProjectionT]:
+        """What makes projections of the tensors of products that read the same rows."""
+
+    @abstractmethod
+    def latents(self, spec: LatentSpec, prefix: str, gain: torch.Tensor | None) -> Mixer:
+        """Attention over latents, up to what heads have mixed; `gain` as of `DecoderLayer`."""
+
+    @abstractmethod
+    def experts(self, spec: ExpertsSpec, prefix: str, gains: Gains) -> FeedForward:
+        """A feed-forward of experts between norms of these gains."""
+
+
+Gains = tuple[torch.Tensor | None, torch.Tensor | None]
+"""Of the norms before and behind a half of a layer; None: there is none."""
+
+
+def norm_before(config: ModelConfig, gain: torch.Tensor, weight: AnyProjection) -> row_kernels.Norm:
+    """Of what `weight` multiplies, which takes the gain into itself if its format can."""
+    return row_kernels.Norm(config.norm_eps, weight.folded(gain), weight.rounding)

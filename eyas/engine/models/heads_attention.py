@@ -1,0 +1,90 @@
+"""Grouped-query attention: queries, keys and values of heads, rotated. How its tensors are loaded, and its
+equation over the verbs of `ops`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic
+
+import torch
+
+from eyas.engine.checkpoint.config import AttentionSpec, ModelConfig
+from eyas.engine.checkpoint.weights import Weights
+from eyas.engine.formats.projection import ProjectionT
+from eyas.engine.kernels.attention.scores import Scores
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products import skinny
+from eyas.engine.layers.norm import load_gain
+from eyas.engine.layers.rotary import head_order
+from eyas.engine.models.blocks import Blocks, norm_before
+from eyas.engine.models.ops.base import Ops
+from eyas.engine.models.ops.parts import QkvPart
+
+
+class HeadsAttention(Generic[ProjectionT]):
+    """A `Mixer`, whose tensors are those below `prefix`. `gain`: as of `DecoderLayer`."""
+
+    def __init__(
+        self, blocks: Blocks[ProjectionT], spec: AttentionSpec, prefix: str, gain: torch.Tensor | None
+    ) -> None:
+        config, weights = blocks.config, blocks.weights
+        dim, ranks = spec.head_dim, weights.placement.ranks
+        counts = [spec.num_heads * dim, spec.num_kv_heads * dim, spec.num_kv_heads * dim]
+        names = [f"{prefix}.{p}_proj" for p in "qkv"]
+        width = config.hidden_size if gain is None else gain.shape[0]
+        matrices = [f"{n}.weight" for n in names]
+        heads, kv_heads = spec.num_heads // ranks, spec.num_kv_heads // ranks
+        order = rows_order(spec, heads, kv_heads)
+        qkv = blocks.loader(matrices).rows(matrices, counts, width)
+        if order is not None:
+            qkv = qkv.in_order(order)
+        bias = norms = row_gains = None
+        if spec.qkv_bias:
+            pairs = zip(names, counts, strict=True)
+            bias = torch.cat([weights.take_rows(f"{n}.bias", (c,)) for n, c in pairs])
+            bias = bias if order is None else bias[order.to(bias.device)]
+        if spec.head_norms:
+            gains = query_key_gains(config, spec, weights, prefix)
+            norms = skinny.HeadNorms(torch.stack(gains), config.norm_eps)
+        if spec.row_norms:
+            row_gains = query_key_gains(config, spec, weights, prefix)
+        self.norm = None if gain is None else norm_before(config, gain, qkv)
+        shape = row_kernels.Heads(heads, kv_heads, dim, norms)
+        self._qkv = QkvPart(qkv, spec, shape, Scores.of(spec), bias, row_gains)
+
+    @property
+    def projections(self) -> tuple[ProjectionT, ...]:
+        """Its weights."""
+        return (self._qkv.projection,)
+
+    def attend(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> torch.Tensor:
+        """-> what every query has attended to, [m, heads * dim]."""
+        return ops.attend(ops.qkv(read, self._qkv, layer), self._qkv, layer)
+
+    def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> None:
+        """Writes keys and values."""
+        ops.qkv(read, self._qkv, layer)
+
+
+def rows_order(spec: AttentionSpec, heads: int, kv_heads: int) -> torch.Tensor | None:
+    """The stored row of each row of q, k and v, one below the other: int64 [(heads + 2 kv_heads) * dim].
+
+    None: they are stored in the order that attention needs.
+    """
+    dim = spec.head_dim
+    if spec.rope.rotated(dim) == dim:
+        return None
+    rows = torch.arange((heads + 2 * kv_heads) * dim).view(-1, dim)
+    return torch.cat((rows[:-kv_heads, head_order(spec.rope, dim)], rows[-kv_heads:])).flatten()
+
+
+def query_key_gains(
+    config: ModelConfig, spec: AttentionSpec, weights: Weights, prefix: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the norms of q and of k: [dim] for each head, or [heads, dim] for all heads as one row."""
+    counts = (spec.num_heads, spec.num_kv_heads) if spec.row_norms else (1, 1)
+    names = [f"{prefix}.{part}_norm.weight" for part in "qk"]
+    stored = [load_gain(config, weights, n, c * spec.head_dim) for n, c in zip(names, counts, strict=True)]
+    order = head_order(spec.rope, spec.head_dim).to(stored[0].device)
+    q, k = (gain.view(count, -1)[:, order] for gain, count in zip(stored, counts, strict=True))
+    return (q, k) if spec.row_norms else (q[0], k[0])

@@ -1,0 +1,112 @@
+"""The verbs of a layer on a GPU, as far as the ways through it agree: kernels of one thing each.
+
+What a layer's parts say and no kernel fuses goes by these, captured in CUDA graphs like all else. How a
+residual is kept as its kernels want it is a way's own: `few_rows`, `many_rows`, `exact_rows`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+
+from eyas.engine.attention.latent_heads import LatentHeads
+from eyas.engine.formats.projection import Projection
+from eyas.engine.kernels.experts import combine
+from eyas.engine.kernels.latent.latent_rows import write_latents
+from eyas.engine.kernels.products import rows as row_kernels
+from eyas.engine.kernels.products import single, skinny
+from eyas.engine.kernels.products.blocks import Normed, Rows
+from eyas.engine.kernels.products.skinny import empty_padded
+from eyas.engine.kv.pool import KvPool
+from eyas.engine.models.fused_step import Forward
+from eyas.engine.models.ops import expert_products
+from eyas.engine.models.ops.base import Ops, ReadT, ResidualT
+from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, LatentPart, QkvPart, Routed, RouterPart
+
+
+class DeviceOps(Ops[ResidualT, ReadT, Projection]):
+    """For one forward's rows over `pool`. `eps`: of every norm."""
+
+    def __init__(self, step: Forward, pool: KvPool, eps: float) -> None:
+        self.step, self.pool, self.eps = step, pool, eps
+
+    @abstractmethod
+    def normed(self, read: ReadT) -> Normed:
+        """What products read, as rows of their own."""
+
+    @abstractmethod
+    def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> ResidualT:
+        """x [m, k] . matrix [hidden, k]^T."""
+
+    def product(self, read: ReadT, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self.step.product(self.normed(read), projection, bias)
+
+    def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self.step.product(x, projection, bias)
+
+    def store(self, made: torch.Tensor, part: QkvPart[Projection], layer: int) -> torch.Tensor:
+        heads, rows = part.heads, self.step.rows
+        q = made.new_empty(rows.count, heads.q, heads.dim)
+        kv = skinny.KvRows(self.pool.layer(layer), rows.kv_rows)
+        rotation, pdl = self.step.rotation(part.spec.rope), self.step.context.launch.pdl
+        row_kernels.rope_write(made, heads, q, rotation, kv, pdl)
+        return q
+
+    def attend(self, q: torch.Tensor, part: QkvPart[Projection], layer: int) -> torch.Tensor:
+        return self.step.context.attention(q, self.pool.layer(layer), self.step.rows, part.scores)
+
+    def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> Rows:
+        """Writes the latents and rotated keys of rows [m, queries + latent + rotated] to the pool's layer ->
+        the queries, or the normed rows that they are made of, as the next product reads them.
+        """
+        kv, rotation = (
+            skinny.KvRows(self.pool.layer(layer), self.step.rows.kv_rows),
+            self.step.rotation(part.rope),
+        )
+        return write_latents(made, part.norms, rotation, kv, self.step.context.launch.pdl)
+
+    def attend_latents(self, queries: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
+        """queries [m, heads * (plain + rotated)], not rotated yet -> what heads mix, [m, heads * value]."""
+        rotation = self.step.rotation(part.rope)
+        heads = LatentHeads(part.scale, keys=part.keys, values=part.values, rotation=rotation)
+        return self.step.context.attention(queries, self.pool.layer(layer), self.step.rows, heads)
+
+    def gated(self, read: ReadT, part: GatedPart[Projection]) -> Rows:
+        return self._gated(self.normed(read), part)
+
+    def route(self, rows: Normed, part: RouterPart) -> Routed:
+        """Which experts rows take, and how much of each."""
+        return expert_products.routed(rows, part, self.step)
+
+    def mix(self, residual: ResidualT, rows: Normed, routed: Routed, part: ExpertsPart) -> ResidualT:
+        """The residual plus what its experts make of a row, by weight, and what the one beside them does."""
+        return self.plus(residual, self._mixed(rows, routed, part), part.out.post)
+
+    def _mixed(self, rows: Normed, routed: Routed, part: ExpertsPart) -> torch.Tensor:
+        """What `mix` adds, [m, hidden], but for the sum over the ranks."""
+        step, launch, chosen = self.step, self.step.context.launch, routed.chosen
+        if expert_products.is_single(routed, part, step):
+            inner = expert_products.inner_of_one_row(routed, part, step)
+            return single.back(inner, part.out.projection.weight, chosen, launch.pdl)
+        made = expert_products.made(routed, part, step)
+        if step.everyones is None:
+            return combine.combine(made, chosen.weights, self._beside(rows, part), launch.pdl, launch.exact)
+        sums = combine.combine_held(made, chosen.weights, chosen.experts, launch.pdl)
+        room = empty_padded(*rows.plain.shape, like=sums)
+        added, beside = step.context.sharers.sum_for_owners(sums, room), self._beside(rows, part)
+        return added if beside is None else added.add_(beside)
+
+    def _beside(self, rows: Normed, part: ExpertsPart) -> torch.Tensor | None:
+        """What the feed-forward beside the experts makes of rows, if there is one."""
+        if part.beside is None:
+            return None
+        gated, down = part.beside
+        return self.step.product(self._gated(rows, gated), down)
+
+    def _gated(self, rows: Normed, part: GatedPart[Projection]) -> Rows:
+        if part.gate is None:
+            gate, up = self.step.product(rows, part.projection, part.bias).chunk(2, dim=-1)
+            return part.activation(gate, up)
+        rounding, products = part.projection.rounding, self.step.context.products
+        return part.projection.gated(rows.read_by(rounding), products, part.gate)
