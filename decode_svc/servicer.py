@@ -15,7 +15,7 @@ import grpc
 import msgspec
 
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded, Unavailable
-from eyas.common.types import Entry, WorkerInfo
+from eyas.common.types import TokenEntry, WorkerInfo
 from eyas.common.wire import convert
 from eyas.common.wire.buffer import StreamBuffer
 from eyas.common.wire.convert_step import step_to_pb
@@ -221,7 +221,7 @@ class _Session:
             case Stopped(WireFailure() as failure):
                 self.buffer.end(failure.error())
 
-    def _step(self, entries: tuple[Entry, ...]) -> decode_pb2.DecodeServiceSessionResponse:
+    def _step(self, entries: tuple[TokenEntry, ...]) -> decode_pb2.DecodeServiceSessionResponse:
         for entry in entries:
             if entry.finish is not None:
                 self._forget(entry.id, entry.choice)

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eyas.common.errors import ConfigError
-from eyas.common.wire.pool import Geometry
-from kv_transfer.gpu.driver import Allocation
+from eyas.common.wire.pool import PoolGeometry
+from kv_transfer.gpu.driver import DeviceAllocation
 
 Pages: TypeAlias = NDArray[np.uint8]  # [pages, page_bytes], a view of a page-major pool
 
 
 @dataclass(frozen=True)
-class Area:
+class PoolArea:
     """Pages in host memory: a whole pool, its proof page last; or the staging slots beside a device's pool.
 
     `path`: the file that they are in; empty: in none.
@@ -35,7 +35,7 @@ class Area:
     path: str = ""
 
     @classmethod
-    def new(cls, memory: memoryview, page_bytes: int, path: str = "") -> Area:
+    def new(cls, memory: memoryview, page_bytes: int, path: str = "") -> PoolArea:
         """Over memory of whole pages, whose last becomes the proof page: no other pool has its bytes."""
         if memory.nbytes < 2 * page_bytes or memory.nbytes % page_bytes:
             raise ConfigError(f"memory of {memory.nbytes} bytes holds no pages of {page_bytes} and a proof")
@@ -57,8 +57,8 @@ class DeviceArea:
     """
 
     address: int
-    geometry: Geometry
-    allocation: Allocation | None = None
+    geometry: PoolGeometry
+    allocation: DeviceAllocation | None = None
     giver: str = ""
 
 

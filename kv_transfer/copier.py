@@ -9,18 +9,18 @@ import dataclasses
 from collections.abc import Mapping
 
 from eyas.common.errors import TransferFailed
-from kv_transfer.backends.base import Backend, Copy, CopyResult
-from kv_transfer.peers import Route
+from kv_transfer.backends.base import CopyJob, CopyResult, TransferBackend
+from kv_transfer.peers import PeerRoute
 
 
-class Copier:
+class PageCopier:
     """Copies by `backends`, into the memory that they were made for. No call blocks, but `close`."""
 
-    def __init__(self, backends: Mapping[str, Backend]) -> None:
+    def __init__(self, backends: Mapping[str, TransferBackend]) -> None:
         self._backends = backends
-        self._running: dict[tuple[int, int], tuple[Route, Copy]] = {}
+        self._running: dict[tuple[int, int], tuple[PeerRoute, CopyJob]] = {}
 
-    def submit(self, route: Route, job: Copy) -> None:
+    def submit(self, route: PeerRoute, job: CopyJob) -> None:
         """Begin a copy; exactly one `CopyResult` follows."""
         self._running[job.name] = route, job
         route.backend.start(route.source, job)

@@ -20,7 +20,7 @@ Then: TypeAlias = Callable[[EyasError | None], None]
 
 
 @dataclass(frozen=True)
-class Done(Generic[Job]):
+class CopyDone(Generic[Job]):
     """A job that has stopped, whatever `error` says. `seconds`: how long it ran."""
 
     job: Job
@@ -38,21 +38,21 @@ class CopyThread(Generic[Job]):
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: queue.SimpleQueue[tuple[Job, Callable[[], int]] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Done[Job]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[CopyDone[Job]] = queue.SimpleQueue()
         self._unwanted: set[Job] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"copy-{name}", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, do: Callable[[], int]) -> None:
-        """Queue a job; exactly one `Done` follows. `do` gives the bytes that it moved, or raises."""
+        """Queue a job; exactly one `CopyDone` follows. `do` gives the bytes that it moved, or raises."""
         self._jobs.put((job, do))
 
     def cancel(self, job: Job) -> None:
         """A job that waits will not begin; one that runs, runs to its end."""
         self._unwanted.add(job)
 
-    def finished(self) -> list[Done[Job]]:
+    def finished(self) -> list[CopyDone[Job]]:
         """The jobs that stopped since the last call."""
         done = [self._done.get() for _ in range(self._done.qsize())]
         self._unwanted.difference_update(one.job for one in done)
@@ -70,7 +70,7 @@ class CopyThread(Generic[Job]):
             self._done.put(self._do(*queued))
             del queued  # with the memory that the job holds
 
-    def _do(self, job: Job, do: Callable[[], int]) -> Done[Job]:
+    def _do(self, job: Job, do: Callable[[], int]) -> CopyDone[Job]:
         started = time.monotonic()
         moved, error = 0, None
         try:
@@ -83,4 +83,4 @@ class CopyThread(Generic[Job]):
             error = known
         except Exception as defect:  # the thread must outlive it: other jobs wait, pages hang on results
             error = TransferFailed(f"copying by {self._name} failed: {defect!r}")
-        return Done(job, moved, time.monotonic() - started, error)
+        return CopyDone(job, moved, time.monotonic() - started, error)

@@ -19,22 +19,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
-from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
+from eyas.common.types import FirstToken, KvHandle, KvKind, RankPages
 
 
 @dataclass(frozen=True)
-class Offer:
+class PageOffer:
     """Pages about to be filled. `deadline` is the request's (monotonic seconds): no lease outlives it."""
 
     group: KvKind
     layout: str
     tokens: int
-    shards: tuple[Shard, ...]
+    shards: tuple[RankPages, ...]
     deadline: float
 
 
 @dataclass(frozen=True)
-class Update:
+class LeaseUpdate:
     """What the Watch `watch` should hear: rows readable so far; then done, or `failure`, which ends it."""
 
     watch: int
@@ -46,7 +46,7 @@ class Update:
 
 
 @dataclass
-class _Lease:
+class _PageLease:
     handle: KvHandle
     deadline: float
     expires: float
@@ -58,7 +58,7 @@ class _Lease:
     last_feature: bytes = b""
 
 
-class Owner:
+class LeaseOwner:
     """All leases of one pool. `epoch` names the pool's incarnation; without an open Watch a lease lasts
     `lease_s` seconds, with one it lasts until the request's deadline. `new_id` gives ids below 2**63, each
     once; where they cannot be guessed, only those who were given a handle reach its pages.
@@ -69,9 +69,9 @@ class Owner:
         self._epoch = epoch
         self._lease_s = lease_s
         self._new_id = new_id
-        self._leases: dict[int, _Lease] = {}
-        self._watched: dict[int, _Lease] = {}  # by watch
-        self._updates: dict[int, Update] = {}  # by watch: the newest word contains the older ones
+        self._leases: dict[int, _PageLease] = {}
+        self._watched: dict[int, _PageLease] = {}  # by watch
+        self._updates: dict[int, LeaseUpdate] = {}  # by watch: the newest word contains the older ones
         self._freed: list[int] = []
 
     @property
@@ -81,7 +81,7 @@ class Owner:
 
     # --- the engine's side: what happens to the pages -------------------------------------------------
 
-    def offer(self, offer: Offer, now: float) -> KvHandle:
+    def offer(self, offer: PageOffer, now: float) -> KvHandle:
         """Lease pages that are allocated but not yet filled; the handle may be given away at once."""
         handle = KvHandle(
             worker=self._worker,
@@ -94,7 +94,7 @@ class Owner:
             shards=offer.shards,
         )
         expires = min(now + self._lease_s, offer.deadline)
-        self._leases[handle.id] = _Lease(handle, offer.deadline, expires)
+        self._leases[handle.id] = _PageLease(handle, offer.deadline, expires)
         return handle
 
     def filled(self, handle_id: int, tokens: int, now: float) -> None:
@@ -129,7 +129,7 @@ class Owner:
         """
         lease = self._claimed(handle.id, handle.epoch, attempt, now)
         if lease is None or lease.handle != handle:
-            self._updates[watch] = Update(watch, failure=_not_valid(handle.id))
+            self._updates[watch] = LeaseUpdate(watch, failure=_not_valid(handle.id))
             return
         self._hang_up(lease, _not_valid(handle.id))
         lease.attempt, lease.watch, lease.expires = attempt, watch, lease.deadline
@@ -165,7 +165,7 @@ class Owner:
         for handle_id in list(self._leases):
             self._alive(handle_id, now)
 
-    def take(self) -> tuple[list[Update], list[int]]:
+    def take(self) -> tuple[list[LeaseUpdate], list[int]]:
         """What to tell Watches since the last call, and the ids whose pages are free, each exactly once."""
         updates, freed = list(self._updates.values()), self._freed
         self._updates, self._freed = {}, []
@@ -173,33 +173,33 @@ class Owner:
 
     # --- inside ---------------------------------------------------------------------------------------
 
-    def _alive(self, handle_id: int, now: float) -> _Lease | None:
+    def _alive(self, handle_id: int, now: float) -> _PageLease | None:
         lease = self._leases.get(handle_id)
         if lease is not None and now >= lease.expires:
             self._end(lease, TransferFailed(f"The lease of KV handle {handle_id} ran out."))
             return None
         return lease
 
-    def _claimed(self, handle_id: int, epoch: int, attempt: int, now: float) -> _Lease | None:
+    def _claimed(self, handle_id: int, epoch: int, attempt: int, now: float) -> _PageLease | None:
         lease = self._alive(handle_id, now)
         stale = lease is None or epoch != self._epoch or attempt < lease.attempt
         return None if stale else lease
 
-    def _tell(self, lease: _Lease) -> None:
+    def _tell(self, lease: _PageLease) -> None:
         if lease.watch is not None:
             words = (lease.readable, lease.is_ready, lease.first_tokens, lease.last_feature)
-            self._updates[lease.watch] = Update(lease.watch, *words)
+            self._updates[lease.watch] = LeaseUpdate(lease.watch, *words)
 
-    def _hang_up(self, lease: _Lease, failure: EyasError | None) -> None:
+    def _hang_up(self, lease: _PageLease, failure: EyasError | None) -> None:
         """Part the lease from its Watch, with a last word to it if there is a `failure`."""
         if lease.watch is not None:
             del self._watched[lease.watch]
             self._updates.pop(lease.watch, None)
             if failure is not None:
-                self._updates[lease.watch] = Update(lease.watch, failure=failure)
+                self._updates[lease.watch] = LeaseUpdate(lease.watch, failure=failure)
             lease.watch = None
 
-    def _end(self, lease: _Lease, failure: EyasError | None) -> None:
+    def _end(self, lease: _PageLease, failure: EyasError | None) -> None:
         self._hang_up(lease, failure)
         del self._leases[lease.handle.id]
         self._freed.append(lease.handle.id)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from eyas.common.errors import EyasError, TransferFailed
 from eyas.common.types import KvHandle, KvKind
 from eyas.common.wire.pool import PoolInfo, RankPool
-from kv_transfer.backends.base import Backend, PeerSource
+from kv_transfer.backends.base import PeerSource, TransferBackend
 from kv_transfer.lease_board import LeaseBoardView
 
 MOST_PEERS = 1024
@@ -20,10 +20,10 @@ MOST_PEERS = 1024
 
 
 @dataclass(frozen=True)
-class Route:
+class PeerRoute:
     """One backend's way to one peer's area."""
 
-    backend: Backend
+    backend: TransferBackend
     source: PeerSource
 
 
@@ -31,7 +31,7 @@ class Route:
 class ProvenRoute:
     """The way by which a peer's proof page came, and what stood in the way of those tried before it."""
 
-    route: Route
+    route: PeerRoute
     refusals: Mapping[str, EyasError]
 
 
@@ -89,7 +89,7 @@ class PeerPages:
         """The way that led there, until a copy fails."""
         return self.peer.proven.get((self.group, self.rank))
 
-    def prove(self, route: Route, refusals: Mapping[str, EyasError]) -> None:
+    def prove(self, route: PeerRoute, refusals: Mapping[str, EyasError]) -> None:
         """The proof page came this way, after others were refused."""
         self.peer.proven[self.group, self.rank] = ProvenRoute(route, dict(refusals))
 

@@ -24,15 +24,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
-from eyas.common.types import FirstToken, KvHandle, Shard
-from kv_transfer.backends.base import Copy, CopyResult
+from eyas.common.types import FirstToken, KvHandle, RankPages
+from kv_transfer.backends.base import CopyJob, CopyResult
 from kv_transfer.layout import pages_for
 
 RELEASE_S = 5.0  # an owner that has not answered Release by then is taken for gone
 DRAIN_S = 10.0  # a copy that has not stopped by then ends the attempt; its pages stay lent
 
 
-class State(enum.StrEnum):
+class PullState(enum.StrEnum):
     """Where an attempt stands; the module's picture shows the ways between them."""
 
     WAITING = "waiting"  # for destination pages; the Watch is open and holds the lease
@@ -67,7 +67,7 @@ class SendRelease:
 
 
 @dataclass(frozen=True)
-class Complete:
+class PullComplete:
     """The pages hold the prompt's KV. `seconds` since `start`; `path` is the backend that moved `bytes`."""
 
     first_tokens: tuple[FirstToken, ...]
@@ -78,7 +78,7 @@ class Complete:
 
 
 @dataclass(frozen=True)
-class Incomplete:
+class PullIncomplete:
     """The pages will not come by this attempt. Said at once, even while copies still run."""
 
     error: EyasError
@@ -92,12 +92,12 @@ class PagesFree:
 
 
 Action: TypeAlias = (
-    OpenWatch | CloseWatch | AskVerdict | SendRelease | Copy | Complete | Incomplete | PagesFree
+    OpenWatch | CloseWatch | AskVerdict | SendRelease | CopyJob | PullComplete | PullIncomplete | PagesFree
 )
 
 
 @dataclass
-class _Loan:
+class _PageLoan:
     """Destination pages, from `start` until they are complete or free."""
 
     pages: tuple[int, ...]
@@ -108,14 +108,14 @@ class _Loan:
     path: str = ""
 
 
-class Pull:
+class PullAttempt:
     """One attempt to pull one handle; `number` is its name in copies, `deadline` the request's.
 
     A handle whose shards cannot hold its tokens is a `ConfigError`.
     """
 
     def __init__(self, number: int, handle: KvHandle, attempt: int, page_size: int, deadline: float) -> None:
-        self.state = State.WAITING
+        self.state = PullState.WAITING
         self._number = number
         self._handle = handle
         self._page_size = page_size
@@ -125,7 +125,7 @@ class Pull:
         self._decided = False  # completed, lost or cancelled: the last words were said
         self._readable = 0  # source rows
         self._answer: tuple[tuple[FirstToken, ...], bytes] | None = None  # what `done` brought
-        self._loan: _Loan | None = None
+        self._loan: _PageLoan | None = None
         self._copies = 0
         self._actions: list[Action] = [OpenWatch(handle, attempt)]
         if not handle.shards:
@@ -140,7 +140,7 @@ class Pull:
     @property
     def over(self) -> bool:
         """Decided, and without destination pages: once its actions are taken it may be forgotten."""
-        return self.state in (State.COMPLETE, State.FAILED) and self._loan is None
+        return self.state in (PullState.COMPLETE, PullState.FAILED) and self._loan is None
 
     @property
     def whole(self) -> tuple[FirstToken, ...] | None:
@@ -156,16 +156,16 @@ class Pull:
 
     def start(self, dst_pages: tuple[int, ...], skip: int, now: float) -> None:
         """WAITING -> PULLING into all the pages of the prompt, the first `skip` being cached already."""
-        assert self.state is State.WAITING and len(dst_pages) == self._page_count
-        self._enter(State.PULLING, self._deadline)
-        self._loan = _Loan(dst_pages, now, copied_to=skip)
+        assert self.state is PullState.WAITING and len(dst_pages) == self._page_count
+        self._enter(PullState.PULLING, self._deadline)
+        self._loan = _PageLoan(dst_pages, now, copied_to=skip)
         self._advance(self._loan, now)
 
     def preempt(self, now: float) -> None:
         """Give the pages back and wait for others. Only PULLING can: later the source may be gone."""
         self.sweep(now)
-        if self.state is State.PULLING:
-            self._enter(State.DRAINING, now + DRAIN_S)
+        if self.state is PullState.PULLING:
+            self._enter(PullState.DRAINING, now + DRAIN_S)
             self._settle()
 
     def cancel(self, now: float) -> None:
@@ -192,13 +192,13 @@ class Pull:
     def failed(self, error: EyasError, now: float) -> None:
         """The Watch broke, or the owner said so. While VALIDATING only the verdict counts."""
         self.sweep(now)
-        if not self._decided and self.state is not State.VALIDATING:
+        if not self._decided and self.state is not PullState.VALIDATING:
             self._lose(error, now)
 
     def released(self, valid: bool, now: float) -> None:
         """The owner's verdict, which `AskVerdict` asked for."""
         self.sweep(now)
-        if self.state is not State.VALIDATING:
+        if self.state is not PullState.VALIDATING:
             return
         if not valid:
             self._lose(TransferFailed(f"KV handle {self._handle.id} lapsed while it was read."), now)
@@ -206,8 +206,8 @@ class Pull:
         assert self._loan is not None and self._answer is not None
         loan, self._loan = self._loan, None
         self._decided = True
-        self._enter(State.COMPLETE, math.inf)
-        complete = Complete(*self._answer, loan.bytes, now - loan.since, loan.path)
+        self._enter(PullState.COMPLETE, math.inf)
+        complete = PullComplete(*self._answer, loan.bytes, now - loan.since, loan.path)
         self._actions += [CloseWatch(), complete]
 
     # --- what the copier and the clock say ------------------------------------------------------------
@@ -219,7 +219,7 @@ class Pull:
         if loan is None or result.job.number not in loan.running:
             return
         loan.running.remove(result.job.number)
-        if self.state is not State.PULLING:
+        if self.state is not PullState.PULLING:
             self._settle()
         elif result.error is not None:
             self._lose(result.error, now)
@@ -235,17 +235,17 @@ class Pull:
         late = self.state
         if not self._decided:
             self._lose(TransferFailed(f"KV handle {self._handle.id} was still {late} at its deadline."), now)
-        if late is State.DRAINING:  # a stuck copy may hold its pages, but not the attempt
-            self._enter(State.FAILED, math.inf)
+        if late is PullState.DRAINING:  # a stuck copy may hold its pages, but not the attempt
+            self._enter(PullState.FAILED, math.inf)
 
     # --- inside ---------------------------------------------------------------------------------------
 
-    def _enter(self, state: State, expires: float) -> None:
+    def _enter(self, state: PullState, expires: float) -> None:
         self.state, self._expires = state, expires
 
-    def _advance(self, loan: _Loan, now: float) -> None:
+    def _advance(self, loan: _PageLoan, now: float) -> None:
         """Copy every page that became final; once all are copied, ask the owner what they are worth."""
-        if self.state is not State.PULLING:
+        if self.state is not PullState.PULLING:
             return
         done = self._answer is not None
         final = self._page_count if done else min(self._readable // self._page_size, self._page_count)
@@ -254,27 +254,27 @@ class Pull:
                 self._copy(shard, loan, final)
             loan.copied_to = final
         if done and not loan.running:
-            self._enter(State.VALIDATING, min(now + RELEASE_S, self._deadline))
+            self._enter(PullState.VALIDATING, min(now + RELEASE_S, self._deadline))
             self._actions.append(AskVerdict())
 
-    def _copy(self, shard: Shard, loan: _Loan, final: int) -> None:
-        source = Shard(shard.rank, shard.pages[loan.copied_to : final])
-        job = Copy(self._number, self._copies, source, loan.pages[loan.copied_to : final])
+    def _copy(self, shard: RankPages, loan: _PageLoan, final: int) -> None:
+        source = RankPages(shard.rank, shard.pages[loan.copied_to : final])
+        job = CopyJob(self._number, self._copies, source, loan.pages[loan.copied_to : final])
         self._copies += 1
         loan.running.add(job.number)
         self._actions.append(job)
 
     def _lose(self, error: EyasError, now: float) -> None:
-        self._actions.append(Incomplete(error))
+        self._actions.append(PullIncomplete(error))
         self._give_up(now)
 
     def _give_up(self, now: float) -> None:
         """Let the owner free its pages now rather than when the lease runs out, and drain."""
-        if self.state is not State.VALIDATING:  # there the owner was told
+        if self.state is not PullState.VALIDATING:  # there the owner was told
             self._actions.append(SendRelease())
         self._actions.append(CloseWatch())
         self._decided = True
-        self._enter(State.DRAINING, now + DRAIN_S)
+        self._enter(PullState.DRAINING, now + DRAIN_S)
         self._settle()
 
     def _settle(self) -> None:
@@ -282,6 +282,6 @@ class Pull:
         if self._loan is not None and not self._loan.running:
             self._actions.append(PagesFree(self._loan.pages))
             self._loan = None
-        if self._loan is None and self.state is State.DRAINING:
-            after = (State.FAILED, math.inf) if self._decided else (State.WAITING, self._deadline)
+        if self._loan is None and self.state is PullState.DRAINING:
+            after = (PullState.FAILED, math.inf) if self._decided else (PullState.WAITING, self._deadline)
             self._enter(*after)

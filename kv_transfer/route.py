@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
-from kv_transfer.backends.base import Backend
+from kv_transfer.backends.base import TransferBackend
 from kv_transfer.backends.table import AUTO, BACKENDS, missing
-from kv_transfer.peers import PeerPages, Route
+from kv_transfer.peers import PeerPages, PeerRoute
 
 _log = logging.getLogger("eyas.pulls")
 
@@ -24,11 +24,11 @@ class PeerRoutes:
     `transfer`: auto, or the one that may be taken.
     """
 
-    def __init__(self, backends: Mapping[str, Backend], transfer: str) -> None:
+    def __init__(self, backends: Mapping[str, TransferBackend], transfer: str) -> None:
         self._backends = [b for name, b in backends.items() if transfer in (AUTO, name)]
         self._transfer = transfer
 
-    def known(self, pages: PeerPages) -> Route | None:
+    def known(self, pages: PeerPages) -> PeerRoute | None:
         """The proven way to these pages."""
         return None if pages.proven is None else pages.proven.route
 
@@ -56,11 +56,11 @@ class RouteSearch:
     """The ways to one rank's pages, from the best on."""
 
     pages: PeerPages
-    left: list[Backend]
+    left: list[TransferBackend]
     transfer: str
     refusals: dict[str, EyasError] = field(default_factory=dict)
 
-    def next(self) -> Route:
+    def next(self) -> PeerRoute:
         """The next way that opens, to be proven. Raises what stands in the way if none is left."""
         exports = self.pages.pool.exports
         while self.left:
@@ -68,12 +68,12 @@ class RouteSearch:
             try:
                 if backend.name not in exports:
                     raise ConfigError(f"worker {self.pages.worker} does not offer its KV by {backend.name}")
-                return Route(backend, backend.open(exports[backend.name]))
+                return PeerRoute(backend, backend.open(exports[backend.name]))
             except EyasError as error:
                 self.refuse(backend.name, error)
         raise self._verdict()
 
-    def prove(self, route: Route) -> None:
+    def prove(self, route: PeerRoute) -> None:
         """The proof page came this way."""
         pages = self.pages
         if pages.proven is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Share:
+class HeadShare:
     """`heads` of them lie from head `theirs` on at the peer's rank, and from head `ours` on at our `rank`."""
 
     rank: int
@@ -19,7 +19,7 @@ class Share:
     heads: int
 
 
-def shares(peer_rank: int, peer_heads: int, our_heads: int, our_ranks: int) -> list[Share]:
+def shares(peer_rank: int, peer_heads: int, our_heads: int, our_ranks: int) -> list[HeadShare]:
     """Which of our ranks need something of one peer's rank, and what; heads are per rank of each side."""
     first = peer_rank * peer_heads
     found = []
@@ -27,12 +27,14 @@ def shares(peer_rank: int, peer_heads: int, our_heads: int, our_ranks: int) -> l
         start = max(first, rank * our_heads)
         end = min(first + peer_heads, (rank + 1) * our_heads)
         if start < end:
-            found.append(Share(rank, start - first, start - rank * our_heads, end - start))
+            found.append(HeadShare(rank, start - first, start - rank * our_heads, end - start))
     return found
 
 
-def replicas(peer_rank: int, peer_ranks: int, heads: int, our_ranks: int) -> list[Share]:
+def replicas(peer_rank: int, peer_ranks: int, heads: int, our_ranks: int) -> list[HeadShare]:
     """Which of our ranks take all `heads` of one peer's rank, where every rank has them all: each takes them
     of one, and the peer's ranks take turns. There may be none.
     """
-    return [Share(rank, 0, 0, heads) for rank in range(our_ranks) if rank % max(peer_ranks, 1) == peer_rank]
+    return [
+        HeadShare(rank, 0, 0, heads) for rank in range(our_ranks) if rank % max(peer_ranks, 1) == peer_rank
+    ]

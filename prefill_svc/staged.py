@@ -43,11 +43,11 @@ class StagedPages:
         size = window_pages(self.slots.shape[1])
         later = asyncio.get_running_loop().call_later
         left = (tuple(pages[i : i + size]) for i in range(0, len(pages), size))
-        asked: deque[Window] = deque()
+        asked: deque[StagedWindow] = deque()
         try:
             while True:
                 while len(asked) < AT_ONCE and (some := next(left, None)):
-                    asked.append(Window(self, some))
+                    asked.append(StagedWindow(self, some))
                 if not asked:
                     return
                 for data in chunks(self.slots, await asked[0].staged()):
@@ -63,7 +63,7 @@ class StagedPages:
             _end(asked)
 
 
-class Window:
+class StagedWindow:
     """Some pages of a lease, from the request for their copies until `end`."""
 
     def __init__(self, source: StagedPages, pages: tuple[int, ...]) -> None:
@@ -95,6 +95,6 @@ class Window:
             self._engine.send(Unstage(self._call))
 
 
-def _end(windows: Iterable[Window]) -> None:
+def _end(windows: Iterable[StagedWindow]) -> None:
     for window in windows:
         window.end()

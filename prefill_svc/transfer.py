@@ -32,7 +32,7 @@ from eyas.engine.ipc.messages import Ready, Stopped
 from eyas.engine.ipc.transfer_messages import Release, Released, WatchClosed, WatchOpened, WatchUpdate
 from kv_transfer.backends.stream import chunks
 from kv_transfer.layout import window_pages
-from prefill_svc.staged import HELD_S, StagedPages, Window
+from prefill_svc.staged import HELD_S, StagedPages, StagedWindow
 from protos import transfer_pb2, transfer_pb2_grpc
 
 SERVICE = "eyas.internal.v1.TransferService"
@@ -44,7 +44,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass
-class _Watch:
+class _OpenWatch:
     """An open Watch: the handle as it was offered, the pages that it names, and the attempt that reads it.
 
     `accepted`: by the engine.
@@ -61,7 +61,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
-        self._watches: dict[int, _Watch] = {}  # by stream number: neither released nor failed
+        self._watches: dict[int, _OpenWatch] = {}  # by stream number: neither released nor failed
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to `server`."""
@@ -89,7 +89,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         """
         handle = convert.handle_from_pb(request.handle)
         offered = frozenset(page for shard in handle.shards for page in shard.pages)
-        watch = _Watch(handle, offered, request.attempt)
+        watch = _OpenWatch(handle, offered, request.attempt)
         buffer: StreamBuffer[WatchUpdate | Stopped] = StreamBuffer(MAX_BUFFERED)
 
         def told(event: WatchUpdate | Stopped) -> None:
@@ -164,7 +164,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         if not 0 < len(request.pages) <= (most := window_pages(self._info(group).geometry.page_bytes)):
             raise InvalidRequest(f"pages must be 1 to {most} pages", param="pages")
         source = StagedPages(self._engine, self._engine.pages(group), group, request.id)
-        window = Window(source, tuple(request.pages))
+        window = StagedWindow(source, tuple(request.pages))
         try:
             slots = await window.staged()
             self._still_watched(request)
@@ -196,7 +196,7 @@ class TransferServicer(transfer_pb2_grpc.TransferServiceServicer):  # type: igno
         elif number in self._watches:
             self._watches[number].accepted = True
 
-    def _watched(self, request: transfer_pb2.FetchRequest) -> _Watch:
+    def _watched(self, request: transfer_pb2.FetchRequest) -> _OpenWatch:
         """The Watch of the handle that is to be read."""
         named = (request.id, request.epoch, convert.group_from_pb(request.group), request.attempt)
         for watch in self._watches.values():

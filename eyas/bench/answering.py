@@ -16,7 +16,7 @@ import msgspec
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, GenerationRequest, RequestChoice
+from eyas.common.types import GenerationRequest, RequestChoice, TokenEntry
 from eyas.engine.ipc.messages import Command, Event, Failed, Rejected, Shutdown, StepReply, Stopped, Submit
 
 TIMEOUT_S = 3600.0  # of a request: the queue is long
@@ -54,7 +54,7 @@ class AnswerLink:
         params: SamplingParams,
         ahead: int,
         tell: Callable[[EngineAnswer], None],
-        saw: Callable[[Sequence[Entry]], None] = lambda entries: None,
+        saw: Callable[[Sequence[TokenEntry]], None] = lambda entries: None,
     ) -> None:
         self._prompts = iter(prompts)
         self._params = params
@@ -93,7 +93,7 @@ class AnswerLink:
             str(prompt.number), tuple(prompt.ids), params, (RequestChoice(0),), timeout_s=TIMEOUT_S
         )
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: TokenEntry) -> None:
         answer = self._open[entry.id]
         answer.tokens += entry.tokens
         if entry.offered:

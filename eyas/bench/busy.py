@@ -17,7 +17,7 @@ from eyas.bench.answering import AnswerLink, EnginePrompt
 from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry
+from eyas.common.types import TokenEntry
 from eyas.engine.ipc.messages import Command, Event, Shutdown
 
 
@@ -32,7 +32,7 @@ class Steps:
     """Tokens of each sequence's round."""
     _last: float | None = None
 
-    def add(self, entries: Sequence[Entry]) -> None:
+    def add(self, entries: Sequence[TokenEntry]) -> None:
         """One step while the batch is full; the first one only starts the clock."""
         now = time.perf_counter()
         if self._last is not None:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from eyas.common.errors import EyasError
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, GenerationRequest
+from eyas.common.types import GenerationRequest, TokenEntry
 from eyas.engine.ipc.messages import (
     Command,
     Event,
@@ -66,7 +66,7 @@ class Trace:
 
     size: int
     began: float
-    steps: list[tuple[float, tuple[Entry, ...]]] = field(default_factory=list)
+    steps: list[tuple[float, tuple[TokenEntry, ...]]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     finished: int = 0
 
@@ -75,7 +75,7 @@ class Trace:
         """Whether every request has ended."""
         return self.finished + len(self.failures) == self.size
 
-    def add(self, now: float, entries: tuple[Entry, ...]) -> None:
+    def add(self, now: float, entries: tuple[TokenEntry, ...]) -> None:
         """What one message said."""
         self.steps.append((now, entries))
         self.finished += sum(entry.finish is not None for entry in entries)

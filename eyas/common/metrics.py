@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from eyas.common.histogram import STEP_SECONDS, STEP_SEQUENCES, Histogram
-from eyas.common.types import Entry
+from eyas.common.types import TokenEntry
 
 
 class PlainHistogram(Collector):
@@ -155,7 +155,7 @@ class WorkerMetrics:
             self._engine_totals[name].inc(max(0, total - self._seen[name]))
             self._seen[name] = total
 
-    def step(self, entries: Sequence[Entry]) -> None:
+    def step(self, entries: Sequence[TokenEntry]) -> None:
         """Counts the tokens and drafts of one `Step` message."""
         self._tokens.inc(sum([len(entry.tokens) for entry in entries]))
         if verified := [entry for entry in entries if entry.offered]:

@@ -20,7 +20,7 @@ LEAST_ROWS = 64
 
 
 @dataclass(frozen=True)
-class Curve:
+class PiecewiseCurve:
     """A function given by points, x ascending. Beyond the last point it goes on as between the last two."""
 
     points: tuple[tuple[float, float], ...]
@@ -66,8 +66,8 @@ class StepTimes:
     padded to a multiple of it. `pace`: by how much steps were longer lately than the parts say.
     """
 
-    rows_ms: Curve
-    context_ms: Curve
+    rows_ms: PiecewiseCurve
+    context_ms: PiecewiseCurve
     pairs_ms: float
     mixed_ms: float = 0.0
     grain: int = 1

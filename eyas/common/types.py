@@ -139,7 +139,7 @@ class PromptTokenLogprobs(msgspec.Struct, frozen=True):
         return [TokenLogprob(p, tuple(best[i * top : (i + 1) * top])) for i, p in enumerate(own)]
 
 
-class Finish(enum.StrEnum):
+class FinishCause(enum.StrEnum):
     """Why a choice ended. Stop strings are the gateway's, and count as `STOP`."""
 
     STOP = "stop"  # end-of-turn or a stop token
@@ -164,7 +164,7 @@ class EngineTimings(msgspec.Struct, frozen=True):
     sent: float = 0.0
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class TokenEntry(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one engine step gave one choice. `index` is the output index of tokens[0].
 
     The step verified drafts `offered` tokens deep and kept `accepted` of them (both 0 without drafts); of a
@@ -178,7 +178,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     index: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
-    finish: Finish | None = None
+    finish: FinishCause | None = None
     accepted: int = 0
     offered: int = 0
     timings: EngineTimings | None = None
@@ -194,7 +194,7 @@ class FirstToken(msgspec.Struct, frozen=True):
     choice: int
     token: int
     logprob: TokenLogprob | None = None
-    finish: Finish | None = None
+    finish: FinishCause | None = None
     prompt: PromptTokenLogprobs | None = None
 
 
@@ -205,7 +205,7 @@ class KvKind(enum.StrEnum):
     DRAFT = "draft"
 
 
-class Shard(msgspec.Struct, frozen=True):
+class RankPages(msgspec.Struct, frozen=True):
     """The pages of a handle on one rank, by their numbers in its pool."""
 
     rank: int
@@ -226,10 +226,10 @@ class KvHandle(msgspec.Struct, frozen=True):
     group: KvKind
     layout: str
     tokens: int
-    shards: tuple[Shard, ...]
+    shards: tuple[RankPages, ...]
 
 
-class Backlog(msgspec.Struct, frozen=True):
+class WorkerBacklog(msgspec.Struct, frozen=True):
     """What a worker has to do, and what it can still take.
 
     `decoding`: sequences that decode there, or will once their prompts are computed; `context`: their tokens.
@@ -277,7 +277,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     starting: bool = False
     stalled: bool = False
     stays: bool = False
-    backlog: Backlog = Backlog()
+    backlog: WorkerBacklog = WorkerBacklog()
     rates: StepRates | None = None
     arithmetic: str = FAST
     tokenizer: str = ""

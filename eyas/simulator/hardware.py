@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.common.errors import ConfigError
-from eyas.common.step_times import Curve, StepBudget, StepTimes
+from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes
 
 EXAMPLE = Path(__file__).parent / "llama-3.1-8b-h200.json"
 CURVES = ("rows_ms", "context_ms")
@@ -110,7 +110,7 @@ def _size(name: str, value: object) -> int:
     return value
 
 
-def _curve(name: str, value: object) -> Curve:
+def _curve(name: str, value: object) -> PiecewiseCurve:
     """At least two points [x, ms], x rising; time never falls by so much that it would reach 0."""
     pairs = value if isinstance(value, list) else []
     if len(pairs) < 2 or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
@@ -120,4 +120,4 @@ def _curve(name: str, value: object) -> Curve:
         raise ConfigError(f"--rates: the points of {name} do not rise in x", param="rates")
     if points[-1][1] < points[-2][1]:
         raise ConfigError(f"--rates: {name} falls at its end: it would reach 0", param="rates")
-    return Curve(points)
+    return PiecewiseCurve(points)

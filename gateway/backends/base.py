@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from eyas.common.errors import EyasError
-from eyas.common.types import Entry, GenerationRequest, WorkerInfo
+from eyas.common.types import GenerationRequest, TokenEntry, WorkerInfo
 from gateway.routing.router import Candidate
 
 
@@ -31,7 +31,7 @@ class Lane(Protocol):
 
     __slots__ = ()
 
-    def offer(self, entry: Entry, now: float) -> bool:
+    def offer(self, entry: TokenEntry, now: float) -> bool:
         """Takes an entry that came now (monotonic seconds): nothing else gets it then. False: it did not."""
         ...
 
@@ -48,7 +48,7 @@ class GenerationStream(Protocol):
         """How many have come, those that a request began with among them."""
         ...
 
-    def take(self) -> Awaitable[Sequence[Entry]]:
+    def take(self) -> Awaitable[Sequence[TokenEntry]]:
         """What has come since the last call, once there is something; () at the end.
 
         It gives each output index of each choice exactly once and in order, and ends after every choice
@@ -89,7 +89,7 @@ class WatchedStream(GenerationStream):
     def tokens(self) -> int:
         return self._stream.tokens
 
-    def take(self) -> Awaitable[Sequence[Entry]]:
+    def take(self) -> Awaitable[Sequence[TokenEntry]]:
         return self._stream.take()
 
     def use_lanes(self, lanes: Lanes | None) -> None:

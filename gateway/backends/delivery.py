@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from eyas.common.errors import Cancelled, EyasError
-from eyas.common.types import EngineTimings, Entry, FirstToken, GenerationRequest, RequestChoice
+from eyas.common.types import EngineTimings, FirstToken, GenerationRequest, RequestChoice, TokenEntry
 from gateway.backends.base import Lane, Lanes
 
 MAX_BUFFERED_STEPS = 1024  # engine steps by which a client may lag behind
@@ -66,7 +66,7 @@ class ChoiceOutput(Lane):
         self.entries = 0
         self.last = 0.0
 
-    def offer(self, entry: Entry, now: float) -> bool:
+    def offer(self, entry: TokenEntry, now: float) -> bool:
         """Gives the lane an entry that has just the next tokens. False: it is to be pushed."""
         lane, ids, tokens = self.lane, self.ids, entry.tokens
         if lane is None or not self._delivery.waits or entry.index != len(ids) or not tokens:
@@ -103,7 +103,7 @@ class Delivery(Lane):
         self._open = dict(self._outputs)  # those of the choices that go on
         self._steps = limit
         self._limit = limit * max(1, len(choices))  # a step has one entry per choice
-        self._buffer: deque[Entry] = deque()
+        self._buffer: deque[TokenEntry] = deque()
         self._lanes: Lanes | None = None
         self._reader: asyncio.Future[None] | None = None  # what `take` waits for
         self.waits = False
@@ -155,12 +155,12 @@ class Delivery(Lane):
         for output in self._outputs.values():
             output.lane = None
 
-    def offer(self, entry: Entry, now: float) -> bool:
+    def offer(self, entry: TokenEntry, now: float) -> bool:
         """Gives its choice's lane an entry that has just the next tokens. False: it is to be pushed."""
         output = self._open.get(entry.choice)
         return output is not None and output.offer(entry, now)
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: TokenEntry) -> None:
         """Buffers what is new in `entry`, unless the lane takes it.
 
         Tokens with known indices or of closed choices are dropped, timings never; the prompt's
@@ -195,7 +195,7 @@ class Delivery(Lane):
         self._buffer.append(entry)
         self._wake()
 
-    def _news(self, entry: Entry, known: int) -> Entry:
+    def _news(self, entry: TokenEntry, known: int) -> TokenEntry:
         """What is new in an entry whose first `known` tokens are not, or whose choice is closed."""
         if entry.prompt is not None:
             if self._prompt_delivered:
@@ -221,7 +221,7 @@ class Delivery(Lane):
         _log.exception("request %s failed", request)
         self.end(EyasError("internal error"))
 
-    async def take(self) -> Sequence[Entry]:
+    async def take(self) -> Sequence[TokenEntry]:
         """The next entries, at most MAX_TAKEN; () at the end. Raises the error the request ended with."""
         while not (buffer := self._buffer):
             if self._error is not None:
@@ -240,7 +240,7 @@ class Delivery(Lane):
         self._buffer = deque()
         return buffer
 
-    def _begin(self, output: ChoiceOutput, entry: Entry) -> None:
+    def _begin(self, output: ChoiceOutput, entry: TokenEntry) -> None:
         """The choice has a lane from now on, if there is one by now."""
         assert self._lanes is not None
         try:
@@ -266,7 +266,7 @@ class Delivery(Lane):
         self.waits = False
 
 
-def _without_first(entry: Entry, known: int) -> Entry:
+def _without_first(entry: TokenEntry, known: int) -> TokenEntry:
     """`entry` without its first `known` tokens. If it has fewer, nothing in it is new."""
     if known > len(entry.tokens):
         return _without_news(entry)
@@ -275,17 +275,17 @@ def _without_first(entry: Entry, known: int) -> Entry:
     )
 
 
-def _without_news(entry: Entry) -> Entry:
+def _without_news(entry: TokenEntry) -> TokenEntry:
     """`entry` with its timings and the prompt's log-probabilities only."""
     return msgspec.structs.replace(entry, tokens=(), logprobs=(), finish=None, accepted=0, offered=0)
 
 
 def first_entry(
     request: GenerationRequest, attempt: int, first: FirstToken, timings: EngineTimings | None
-) -> Entry:
+) -> TokenEntry:
     """Token 0 of a choice, as prefill gave it: no token if the request wants none."""
     wanted = request.params.max_tokens
-    return Entry(
+    return TokenEntry(
         id=request.id,
         attempt=attempt,
         choice=first.choice,

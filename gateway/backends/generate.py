@@ -26,7 +26,14 @@ from eyas.common.errors import (
     LogitsNotFinite,
     Unavailable,
 )
-from eyas.common.types import EngineTimings, Entry, FirstToken, GenerationRequest, RequestChoice, WorkerInfo
+from eyas.common.types import (
+    EngineTimings,
+    FirstToken,
+    GenerationRequest,
+    RequestChoice,
+    TokenEntry,
+    WorkerInfo,
+)
 from eyas.common.wire.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
 from gateway.backends.admission import is_synthetic
 from gateway.backends.base import BackendHealth, GenerationBackend, GenerationStream, Lanes
@@ -113,7 +120,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
     def tokens(self) -> int:
         return self._delivery.tokens
 
-    def take(self) -> Awaitable[Sequence[Entry]]:
+    def take(self) -> Awaitable[Sequence[TokenEntry]]:
         return self._delivery.take()
 
     def use_lanes(self, lanes: Lanes | None) -> None:
@@ -283,7 +290,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
     def on_event(self, leg: DecodeLeg | PrefillLeg, event: LegEvent) -> None:
         self._inbox.put_nowait((leg, event))
 
-    def on_entry(self, leg: DecodeLeg, entry: Entry) -> None:
+    def on_entry(self, leg: DecodeLeg, entry: TokenEntry) -> None:
         """Puts tokens into the client's buffer at once: they do not pass through the inbox."""
         if leg is not self._decode or entry.attempt != self._attempt:
             return

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from eyas.common.types import Entry
+from eyas.common.types import TokenEntry
 from gateway.backends.base import Lane
 from gateway.http.parts import BodyParts
 from gateway.observe.metrics import Meter, Rhythm
@@ -68,7 +68,7 @@ class EntryLane(Lane):
         self._rhythm = rhythm
         self._parts = parts
 
-    def offer(self, entry: Entry, now: float) -> bool:
+    def offer(self, entry: TokenEntry, now: float) -> bool:
         """Shows an entry; False, and nothing has happened: it is the reader's."""
         if entry.finish is not None or entry.logprobs or self._parts.blocked:
             return False
@@ -80,7 +80,7 @@ class EntryLane(Lane):
         return True
 
     @abstractmethod
-    def _event(self, entry: Entry) -> bytes:
+    def _event(self, entry: TokenEntry) -> bytes:
         """The event of an entry, which it counts; empty if there is none."""
 
 
@@ -98,7 +98,7 @@ class TextLane(EntryLane):
         self._usage = usage
         self._before, self._after = around
 
-    def _event(self, entry: Entry) -> bytes:
+    def _event(self, entry: TokenEntry) -> bytes:
         tokens = entry.tokens
         text = self._show.feed(tokens)
         self._usage.completion_tokens += len(tokens)
@@ -120,7 +120,7 @@ class DeltaLane(EntryLane):
         self._usage = usage
         self._events = events
 
-    def _event(self, entry: Entry) -> bytes:
+    def _event(self, entry: TokenEntry) -> bytes:
         delta = TextDelta(
             choice=entry.choice,
             text=self._show.feed(entry.tokens),

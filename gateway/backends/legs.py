@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.types import EngineTimings, Entry, FirstToken, GenerationRequest, KvHandle, Role
+from eyas.common.types import EngineTimings, FirstToken, GenerationRequest, KvHandle, Role, TokenEntry
 from eyas.common.wire.clients import PrefillEvent, Reply
 from eyas.common.wire.replies import Admitted, Failed, PrefillDone, PrefillStarted
 from gateway.backends.base import Lane
@@ -45,7 +45,7 @@ class LegOwner(Protocol):
         """Takes what a leg's worker has said, tokens aside."""
         ...
 
-    def on_entry(self, leg: DecodeLeg, entry: Entry) -> None:
+    def on_entry(self, leg: DecodeLeg, entry: TokenEntry) -> None:
         """Takes tokens of a decode worker."""
         ...
 
@@ -113,7 +113,7 @@ class DecodeLeg(Listener):
         self._stake.close()
         self._id = ""
 
-    def on_entry(self, entry: Entry) -> None:
+    def on_entry(self, entry: TokenEntry) -> None:
         if not self._spoke and self._stake is not None:
             self._stake.computed()
             self._spoke = True

@@ -12,7 +12,7 @@ import time
 from typing import Protocol
 
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.types import Entry, FirstToken, GenerationRequest, KvHandle
+from eyas.common.types import FirstToken, GenerationRequest, KvHandle, TokenEntry
 from eyas.common.wire.clients import DecodeSession, DecodeSessionClient, Heartbeat, Reply, SessionEvent
 from eyas.common.wire.replies import StepReply
 from gateway.backends.base import Lane
@@ -36,7 +36,7 @@ class Listener(Protocol):
     attempt: int  # of its submit: messages of lower attempts are not passed on
     lane: Lane | None  # where entries are offered first
 
-    def on_entry(self, entry: Entry) -> None:
+    def on_entry(self, entry: TokenEntry) -> None:
         """Takes tokens of one choice."""
         ...
 
@@ -172,7 +172,7 @@ class Session:
                 if listener is not None and event.attempt >= listener.attempt:
                     listener.on_reply(event)
 
-    def _hand_out(self, entries: tuple[Entry, ...]) -> None:
+    def _hand_out(self, entries: tuple[TokenEntry, ...]) -> None:
         now, known = time.monotonic(), self._listeners
         for entry in entries:
             listener = known.get(entry.id)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from eyas.common.errors import EyasError
-from eyas.common.types import Finish
+from eyas.common.types import FinishCause
 from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_reply import Format
 from gateway.formats.openai_request import ApiCall
@@ -51,7 +51,7 @@ class AnthropicFormat(Format):
         self._call = call
         self._answer = answer
         self._reader = MessageReader(call.reading or MessageReading())
-        self._finish: Finish | None = None
+        self._finish: FinishCause | None = None
         self._matched: str | None = None
         self._blocks: list[Object] = []
         self._is_open = False
@@ -163,7 +163,7 @@ class AnthropicFormat(Format):
     def _stop_reason(self) -> str | None:
         if self._finish is None:
             return None
-        if self._finish is Finish.LENGTH:
+        if self._finish is FinishCause.LENGTH:
             return "max_tokens"
         if self._reader.finish_reason(self._finish) == CALLS or self._calls_named():
             return "tool_use"

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from eyas.common.errors import EyasError, InvalidRequest, Overloaded
-from eyas.common.types import Finish
+from eyas.common.types import FinishCause
 from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_logprobs import chat_logprobs
 from gateway.formats.openai_reply import Format
@@ -38,7 +38,7 @@ class ResponsesFormat(Format):
         self._table = table
         self._answer = answer
         self._reader = MessageReader(call.reading or MessageReading())
-        self._finish: Finish | None = None
+        self._finish: FinishCause | None = None
         self._output: list[Object] = []
         self._open: _Item | None = None
         self._scored: list[Any] = []  # log-probabilities that no event has told yet
@@ -117,7 +117,7 @@ class ResponsesFormat(Format):
 
     def _end(self) -> str:
         """Closes what is open, and gives the response's status. There is always a message or a call."""
-        status = "incomplete" if self._finish is Finish.LENGTH else "completed"
+        status = "incomplete" if self._finish is FinishCause.LENGTH else "completed"
         if self._open is None and not self._output:
             self._item("message")
         self._close(status)

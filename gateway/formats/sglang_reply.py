@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.common.types import Finish
+from eyas.common.types import FinishCause
 from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_reply import DONE, Format
 from gateway.formats.openai_request import ApiCall
@@ -168,7 +168,7 @@ def _finish_reason(delta: TextDelta, usage: UsageCounts) -> dict[str, str | int 
     match delta.finish:
         case None:
             return None
-        case Finish.LENGTH:
+        case FinishCause.LENGTH:
             return {"type": "length", "length": usage.completion_tokens}
-        case Finish.STOP:
+        case FinishCause.STOP:
             return {"type": "stop", "matched": delta.matched}

@@ -14,7 +14,13 @@ import msgspec
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import Grammar
 from eyas.common.priority import MOST_PRIORITY
-from eyas.common.types import Finish, GenerationRequest, PromptTokenLogprobs, RequestDraftLimits, TokenLogprob
+from eyas.common.types import (
+    FinishCause,
+    GenerationRequest,
+    PromptTokenLogprobs,
+    RequestDraftLimits,
+    TokenLogprob,
+)
 from gateway.backends.admission import GenerationOptions, ServedModel
 from gateway.formats.field_types import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
 from gateway.formats.schema import MAX_BAD_WORDS
@@ -24,8 +30,8 @@ from protos import eyas_pb2
 
 _FINISH = {
     None: eyas_pb2.FINISH_REASON_UNSPECIFIED,
-    Finish.STOP: eyas_pb2.FINISH_REASON_STOP,
-    Finish.LENGTH: eyas_pb2.FINISH_REASON_LENGTH,
+    FinishCause.STOP: eyas_pb2.FINISH_REASON_STOP,
+    FinishCause.LENGTH: eyas_pb2.FINISH_REASON_LENGTH,
 }
 _WORKER_ROLES = {"prefill": eyas_pb2.WORKER_ROLE_PREFILL, "decode": eyas_pb2.WORKER_ROLE_DECODE}
 _SAMPLING = (

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, GenerationRequest, Role
+from eyas.common.types import GenerationRequest, Role, TokenEntry
 from gateway.backends.base import BackendHealth, GenerationBackend, GenerationStream, Lanes, PassingBackend
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing import router
@@ -227,13 +227,13 @@ class ObservedStream(GenerationStream):
     def tokens(self) -> int:
         return self._stream.tokens
 
-    def take(self) -> Awaitable[Sequence[Entry]]:
+    def take(self) -> Awaitable[Sequence[TokenEntry]]:
         return self._stream.take() if self._proved else self._observed()
 
     def use_lanes(self, lanes: Lanes | None) -> None:
         self._stream.use_lanes(lanes)
 
-    async def _observed(self) -> Sequence[Entry]:
+    async def _observed(self) -> Sequence[TokenEntry]:
         entries = await self._stream.take()
         if any(entry.tokens and entry.index + len(entry.tokens) > 1 for entry in entries):
             self._proved = True

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from eyas.common.errors import EyasError
 from eyas.common.metrics import PlainHistogram
-from eyas.common.types import Finish
+from eyas.common.types import FinishCause
 from gateway.http.siblings import METRICS, Siblings
 from gateway.observe.recent import Recent
 from gateway.observe.timeline import Timeline
@@ -256,7 +256,7 @@ class Meter:
         self._metrics = metrics
         self._start = 0.0
         self._rhythms: dict[int, Rhythm] = {}  # by choice
-        self._finishes: list[Finish] = []
+        self._finishes: list[FinishCause] = []
 
     def __enter__(self) -> Meter:
         self._metrics.running.inc()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from eyas.common.logging import request_id
-from eyas.common.types import Finish
+from eyas.common.types import FinishCause
 from gateway.observe.timings import TimedPart, parts
 from gateway.text.entries import RequestTrace, UsageCounts
 
@@ -64,7 +64,7 @@ class Recent:
         self._requests: deque[RecentRequest] = deque(maxlen=KEPT)
 
     def add(
-        self, began: float, finish: Sequence[Finish], usage: UsageCounts, traces: Sequence[RequestTrace]
+        self, began: float, finish: Sequence[FinishCause], usage: UsageCounts, traces: Sequence[RequestTrace]
     ) -> None:
         """Keeps the call that this code serves, which ends now. `began`: monotonic seconds."""
         now = time.monotonic()

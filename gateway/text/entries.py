@@ -15,10 +15,10 @@ import msgspec
 from eyas.common.errors import EyasError
 from eyas.common.types import (
     EngineTimings,
-    Entry,
-    Finish,
+    FinishCause,
     GenerationRequest,
     PromptTokenLogprobs,
+    TokenEntry,
     TokenLogprob,
 )
 from gateway.backends.base import GenerationStream, Lanes
@@ -69,7 +69,7 @@ class TextDelta(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     offsets: tuple[int, ...] = ()
-    finish: Finish | None = None
+    finish: FinishCause | None = None
     accepted: int = 0
     offered: int = 0
     verify_steps: int = 0
@@ -120,7 +120,7 @@ class RequestTrace(msgspec.Struct):
     second: float = 0.0
     prompt: PromptTokenLogprobs | None = None
 
-    def saw(self, entry: Entry) -> None:
+    def saw(self, entry: TokenEntry) -> None:
         """Notes an entry as it comes."""
         if entry.timings is not None:
             self.legs.append(entry.timings)
@@ -155,12 +155,12 @@ class ChoiceText:
         self._tokens = 0
         self._length = 0  # characters decoded so far, with those held back
 
-    def push(self, entry: Entry) -> TextDelta:
+    def push(self, entry: TokenEntry) -> TextDelta:
         """The delta of the choice's next entry; `finish` is also set if a stop string ends the choice."""
         finish = entry.finish
         if self._matcher or entry.logprobs or self._offsets:
             text, offsets, stopped = self._by_token(entry)
-            kept, finish = len(offsets), Finish.STOP if stopped else finish
+            kept, finish = len(offsets), FinishCause.STOP if stopped else finish
         else:
             text, offsets, kept = self._whole(entry), (), len(entry.tokens)
         accepted = min(entry.accepted, kept)
@@ -178,11 +178,11 @@ class ChoiceText:
             matched=self._matcher.hit or (entry.tokens[-1] if _is_stopped(entry) else None),
         )
 
-    def _whole(self, entry: Entry) -> str:
+    def _whole(self, entry: TokenEntry) -> str:
         text = self._detokenizer.feed(entry.tokens[:-1] if self._is_silent(entry) else entry.tokens)
         return text if entry.finish is None else text + self._detokenizer.flush()
 
-    def _by_token(self, entry: Entry) -> tuple[str, tuple[int, ...], bool]:
+    def _by_token(self, entry: TokenEntry) -> tuple[str, tuple[int, ...], bool]:
         """(text, offset per token up to a stop string, whether a stop string was completed)."""
         pieces: list[str] = []
         offsets: list[int] = []
@@ -210,13 +210,13 @@ class ChoiceText:
         shown, stopped = self._matcher.feed(self._detokenizer.flush())
         return shown if stopped else shown + self._matcher.flush()
 
-    def _is_silent(self, entry: Entry) -> bool:
+    def _is_silent(self, entry: TokenEntry) -> bool:
         """Whether the last token stopped the choice and is not shown, whatever its text."""
         return not self._include_stop and _is_stopped(entry)
 
 
-def _is_stopped(entry: Entry) -> bool:
-    return entry.finish is Finish.STOP and bool(entry.tokens)
+def _is_stopped(entry: TokenEntry) -> bool:
+    return entry.finish is FinishCause.STOP and bool(entry.tokens)
 
 
 class TextStream:
@@ -274,7 +274,7 @@ class TextStream:
                 deltas.append(delta)
         return deltas
 
-    async def _finish(self, entry: Entry) -> None:
+    async def _finish(self, entry: TokenEntry) -> None:
         del self._open[entry.choice]
         if entry.finish is None:
             await self._stream.cancel(entry.choice if self._open else None)

@@ -9,7 +9,7 @@ import secrets
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from eyas.common.types import Finish
+from eyas.common.types import FinishCause
 from gateway.parsers.events import CallBegun, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.table import Ids, counted_id
@@ -42,10 +42,10 @@ class MessageReader:
         self._count(delta.offsets)
         return merged(events)
 
-    def finish_reason(self, finish: Finish | None) -> str | None:
+    def finish_reason(self, finish: FinishCause | None) -> str | None:
         """Why the choice ended, in OpenAI's words. A call that was cut is none to be answered."""
         called = bool(self.call_ids) and not self._parser.is_cut and not self._is_named
-        return CALLS if called and finish is Finish.STOP else finish
+        return CALLS if called and finish is FinishCause.STOP else finish
 
     def _count(self, offsets: Sequence[int]) -> None:
         """Counts the tokens that begin before the reasoning ends."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from eyas.common.errors import EyasError, TransferFailed
-from eyas.common.types import Shard
+from eyas.common.types import RankPages
 from eyas.common.wire.pool import Export
-from kv_transfer.area import Area, DeviceArea, Pages
-from kv_transfer.copy_thread import Done
+from kv_transfer.area import DeviceArea, Pages, PoolArea
+from kv_transfer.copy_thread import CopyDone
 
 
 @dataclass(frozen=True)
-class Copy:
+class CopyJob:
     """One job: page `source.pages[i]` of the peer's pool becomes page `dst_pages[i]` of ours.
 
     (Of the staging beside ours where that is a device's, unless the backend is direct.) `pull` and `number`
@@ -24,7 +24,7 @@ class Copy:
 
     pull: int
     number: int
-    source: Shard
+    source: RankPages
     dst_pages: tuple[int, ...]
     proof: int | None = None
 
@@ -38,7 +38,7 @@ class Copy:
 class CopyResult:
     """A job that has stopped: nothing touches its destination pages any more, whatever `error` says."""
 
-    job: Copy
+    job: CopyJob
     path: str  # the backend that really moved the bytes
     bytes: int
     seconds: float
@@ -59,56 +59,56 @@ class PeerSource:
         return True
 
 
-class Wire(Protocol):
+class TransferWire(Protocol):
     """The worker's front, for backends whose bytes it carries."""
 
-    def fetch(self, job: Copy) -> None:
+    def fetch(self, job: CopyJob) -> None:
         """Ask for the bytes of a job; `stopped` gives its one result."""
         ...
 
-    def stop(self, job: Copy) -> None:
+    def stop(self, job: CopyJob) -> None:
         """Ask for its end, if it still runs: of a fetch, or of what is staged."""
         ...
 
-    def stopped(self) -> list[Done[Copy]]:
+    def stopped(self) -> list[CopyDone[CopyJob]]:
         """The jobs that stopped since the last call."""
         ...
 
-    def stage(self, job: Copy) -> None:
+    def stage(self, job: CopyJob) -> None:
         """Ask the owner to hold copies of a job's pages in its staging, at most a window of them.
 
         `staged` gives the slots, unless it fails, and `let_go` the one result.
         """
         ...
 
-    def read(self, job: Copy) -> None:
+    def read(self, job: CopyJob) -> None:
         """Say that the slots have been read."""
         ...
 
-    def staged(self) -> list[tuple[Copy, tuple[int, ...]]]:
+    def staged(self) -> list[tuple[CopyJob, tuple[int, ...]]]:
         """Whose pages were staged since the last call, and where."""
         ...
 
-    def let_go(self) -> list[Done[Copy]]:
+    def let_go(self) -> list[CopyDone[CopyJob]]:
         """Whose slots the owner holds no more. Without an error, it held them until they were read."""
         ...
 
 
 @dataclass(frozen=True)
-class Site:
+class BackendSite:
     """What a backend is made with. `pool_dir`: the folder where areas of this host lie.
 
     `devices`: the pool, where it is in the memory of devices, one per rank; `area` is then the staging beside
     it, whose slots hold pages of any peer at any moment, and without a path if there is none.
     """
 
-    area: Area
+    area: PoolArea
     pool_dir: str
-    wire: Wire
+    wire: TransferWire
     devices: tuple[DeviceArea, ...] = ()
 
 
-class Backend(ABC):
+class TransferBackend(ABC):
     """One way for whole pages, of one pool. Called by the engine's loop only; no call blocks, but `close`.
 
     `name` is the route's: exports, `--transfer`, timings and metrics show it. `direct`: its copies land in
@@ -130,7 +130,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def start(self, source: PeerSource, job: Copy) -> None:
+    def start(self, source: PeerSource, job: CopyJob) -> None:
         """Begin a copy. One `CopyResult` follows, and means that it has stopped.
 
         It follows within a bounded time, unless it cannot be stopped and the peer neither answers nor dies.
@@ -141,11 +141,11 @@ class Backend(ABC):
         """The copies that stopped since the last call."""
 
     @abstractmethod
-    def cancel(self, job: Copy) -> None:
+    def cancel(self, job: CopyJob) -> None:
         """End a copy early. That it has stopped is told by `poll`, and by nothing else."""
 
     @abstractmethod
-    def checksum(self, proof: Copy) -> int:
+    def checksum(self, proof: CopyJob) -> int:
         """CRC-32 of the page that `proof` has brought; asked once, when `poll` has told of its success."""
 
     @abstractmethod
@@ -156,7 +156,7 @@ class Backend(ABC):
         """
 
 
-def copy_pages(job: Copy, source: Pages, destination: Pages) -> int:
+def copy_pages(job: CopyJob, source: Pages, destination: Pages) -> int:
     """Copy a job's pages between mapped areas, runs of consecutive pages in one go; returns the bytes.
 
     NumPy copies them without holding the GIL, so the engine's loop goes on beside it.
@@ -167,7 +167,7 @@ def copy_pages(job: Copy, source: Pages, destination: Pages) -> int:
     return len(job.dst_pages) * int(destination.shape[1])
 
 
-def check_pages(job: Copy, count: int) -> None:
+def check_pages(job: CopyJob, count: int) -> None:
     """Raise TransferFailed unless the peer's pool, of `count` pages, has all that the job names."""
     pages = job.source.pages
     if pages and not 0 <= min(pages) <= max(pages) < count:

@@ -16,22 +16,22 @@ import numpy as np
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea
-from kv_transfer.backends.base import Copy, PeerSource, Site, check_pages, runs
+from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource, check_pages, runs
 from kv_transfer.backends.blocking import BlockingBackend
 from kv_transfer.gpu.driver import CopyBlock, DriverError, GpuMemory
 from kv_transfer.gpu.mapping import MappedMemory
 from kv_transfer.host_file import HostFile
-from kv_transfer.shares import Share, replicas, shares
+from kv_transfer.shares import HeadShare, replicas, shares
 
 
 @dataclass(frozen=True)
-class _View:
+class _PeerView:
     """A peer's rank as one of ours sees it. `heads`: how many the peer has; `share`: the ones that come."""
 
     ours: DeviceArea
     peer: MappedMemory
     heads: int
-    share: Share
+    share: HeadShare
 
     @property
     def whole(self) -> bool:
@@ -54,7 +54,7 @@ class _View:
         """Bytes that come of a page."""
         return self.ours.geometry.page_rows * self.share.heads * self.head_bytes
 
-    def blocks(self, job: Copy, memory: GpuMemory) -> Iterator[CopyBlock]:
+    def blocks(self, job: CopyJob, memory: GpuMemory) -> Iterator[CopyBlock]:
         """What to copy of the peer's `memory` for the pages of a job."""
         size = self.ours.geometry.page_bytes
         if self.whole:
@@ -77,7 +77,7 @@ class _View:
 class PeerRank(PeerSource):
     """The pool of one of the peer's ranks, by those of our ranks that take something of it."""
 
-    views: tuple[_View, ...]
+    views: tuple[_PeerView, ...]
 
     @property
     def current(self) -> bool:
@@ -91,7 +91,7 @@ class CudaIpcBackend(BlockingBackend):
     name = "cuda_ipc"
     direct = True
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: BackendSite) -> None:
         super().__init__(site.area)
         self._pool_dir = site.pool_dir
         self._devices = site.devices
@@ -116,7 +116,7 @@ class CudaIpcBackend(BlockingBackend):
         wanted = self._shares(export, rank, heads)
         return PeerRank(tuple(self._view(share, giver, export.get("gpu", b""), heads) for share in wanted))
 
-    def _shares(self, export: Export, rank: int, heads: int) -> list[Share]:
+    def _shares(self, export: Export, rank: int, heads: int) -> list[HeadShare]:
         """What our ranks take of the peer's, by its number of heads."""
         if self._devices and self._devices[0].geometry.replicated:
             return replicas(rank, _number(export, "ranks"), heads, len(self._devices))
@@ -125,7 +125,7 @@ class CudaIpcBackend(BlockingBackend):
             return found
         raise ConfigError("this worker's KV pool is not on a GPU, or needs nothing of this peer's")
 
-    def copy(self, source: PeerSource, job: Copy) -> int:
+    def copy(self, source: PeerSource, job: CopyJob) -> int:
         """Pages into all of our ranks that take some of them; the bytes that came."""
         assert isinstance(source, PeerRank)
         moved = 0
@@ -136,7 +136,7 @@ class CudaIpcBackend(BlockingBackend):
             moved += len(job.dst_pages) * view.page_bytes
         return moved
 
-    def read_back(self, source: PeerSource, proof: Copy) -> int:
+    def read_back(self, source: PeerSource, proof: CopyJob) -> int:
         """Of the peer's page, with the bytes that came of it as they are in our pool.
 
         If one of our ranks has other bytes than the proof wants, it is that one's. Where none takes anything,
@@ -146,7 +146,7 @@ class CudaIpcBackend(BlockingBackend):
         found = [_checksum(view, proof) for view in source.views] or [proof.proof or 0]
         return next((one for one in found if one != proof.proof), found[0])
 
-    def _view(self, share: Share, giver: HostFile, gpu: bytes, heads: int) -> _View:
+    def _view(self, share: HeadShare, giver: HostFile, gpu: bytes, heads: int) -> _PeerView:
         """`giver`: the peer's socket."""
         ours = self._devices[share.rank]
         if ours.allocation is None:
@@ -158,7 +158,7 @@ class CudaIpcBackend(BlockingBackend):
             raise ConfigError(f"the peer's KV pool cannot be read: {obstacle}")
         self._peers = {name: peer for name, peer in self._peers.items() if not peer.gone}
         peer = self._peers.setdefault((giver, share.rank), MappedMemory(giver.path, driver))
-        return _View(ours, peer, heads, share)
+        return _PeerView(ours, peer, heads, share)
 
     def close(self, deadline: float) -> bool:
         """Unmaps all peers' pools; False if a copy still runs."""
@@ -169,7 +169,7 @@ class CudaIpcBackend(BlockingBackend):
         return True
 
 
-def _checksum(view: _View, proof: Copy) -> int:
+def _checksum(view: _PeerView, proof: CopyJob) -> int:
     """CRC-32 of the proof page as the peer has it, but for the heads that one of our ranks took of it."""
     with _told(), view.peer.held() as memory:
         driver, page = view.peer.driver, view.ours.geometry.page_bytes

@@ -19,12 +19,12 @@ from typing import Any
 
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.wire.pool import Export
-from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource, Site
-from kv_transfer.backends.nixl_agent import Agent, NixlMemory, Remote, load
+from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, TransferBackend
+from kv_transfer.backends.nixl_agent import NixlAgent, NixlMemory, RemotePages, load
 from kv_transfer.backends.nixl_link import NixlPeer
-from kv_transfer.backends.nixl_reads import Reads
+from kv_transfer.backends.nixl_reads import NixlReads
 from kv_transfer.backends.nixl_staged import StagedCopies
-from kv_transfer.copy_thread import Done
+from kv_transfer.copy_thread import CopyDone
 
 AGENT_S = 30.0  # an agent that is not made by then is none
 _MEMORY = struct.Struct("<QQ")  # address, pages
@@ -34,20 +34,20 @@ _IDLE_S = 0.05  # between looks at what was given up
 
 _log = logging.getLogger("eyas.pulls")
 
-Command = Callable[[Reads], None]
+Command = Callable[[NixlReads], None]
 
 
-class NixlBackend(Backend):
+class NixlBackend(TransferBackend):
     """Reads the pages of other agents. `bindings` gives the library's, or raises ConfigError."""
 
     name = "nixl"
 
-    def __init__(self, site: Site, bindings: Callable[[], Any] = load) -> None:
+    def __init__(self, site: BackendSite, bindings: Callable[[], Any] = load) -> None:
         self._area = site.area
         self._is_staging = bool(site.devices)  # (UCX of the wheel would read a device by TCP)
         self._bindings = bindings
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Done[Copy]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[CopyDone[CopyJob]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._staged = StagedCopies(site.wire, self._area.pages.shape[1], self._read, self._stop)
 
@@ -55,7 +55,7 @@ class NixlBackend(Backend):
         """Makes the agent, and waits for that up to AGENT_S."""
         made: Future[Export] = Future()
 
-        def offer(reads: Reads) -> None:
+        def offer(reads: NixlReads) -> None:
             try:
                 agent = reads.export()
                 memory = _MEMORY.pack(agent.memory.address, agent.memory.pages)
@@ -81,9 +81,9 @@ class NixlBackend(Backend):
         if not 0 < pages <= _MOST_PAGES:
             raise ConfigError(f"what the peer exports has {pages} pages")
         memory = NixlMemory(address, self._area.pages.shape[1], pages)
-        return NixlPeer(Remote(agent, metadata, memory), is_staging="staged" in export)
+        return NixlPeer(RemotePages(agent, metadata, memory), is_staging="staged" in export)
 
-    def start(self, source: PeerSource, job: Copy) -> None:
+    def start(self, source: PeerSource, job: CopyJob) -> None:
         assert isinstance(source, NixlPeer)
         if source.is_staging:
             self._staged.start(source, job)
@@ -95,25 +95,25 @@ class NixlBackend(Backend):
         done = [one for one in stopped if not self._staged.stopped(one)] + self._staged.poll()
         return [CopyResult(d.job, self.name, d.bytes, d.seconds, d.error) for d in done]
 
-    def cancel(self, job: Copy) -> None:
+    def cancel(self, job: CopyJob) -> None:
         self._staged.cancel(job)
         self._stop(job)
 
-    def checksum(self, proof: Copy) -> int:
+    def checksum(self, proof: CopyJob) -> int:
         return self._area.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:
         if self._thread is None:
             return True
-        self._tell(Reads.close)
+        self._tell(NixlReads.close)
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
 
-    def _read(self, source: PeerSource, job: Copy) -> None:
+    def _read(self, source: PeerSource, job: CopyJob) -> None:
         assert isinstance(source, NixlPeer)
         self._tell(lambda reads: reads.add(source, job, time.monotonic()))
 
-    def _stop(self, job: Copy) -> None:
+    def _stop(self, job: CopyJob) -> None:
         self._tell(lambda reads: reads.cancel(job))
 
     def _tell(self, command: Command) -> None:
@@ -123,7 +123,7 @@ class NixlBackend(Backend):
             self._thread.start()
 
     def _run(self) -> None:
-        reads = Reads(lambda: Agent(self._bindings(), self._area))
+        reads = NixlReads(lambda: NixlAgent(self._bindings(), self._area))
         active = time.monotonic()  # when something last happened
         while reads.busy or not reads.closing:
             heard = self._obey(reads, _pause(reads, time.monotonic() - active))
@@ -133,7 +133,7 @@ class NixlBackend(Backend):
             if heard or stopped:
                 active = time.monotonic()
 
-    def _obey(self, reads: Reads, pause: float | None) -> bool:
+    def _obey(self, reads: NixlReads, pause: float | None) -> bool:
         """Waits `pause` seconds (None: as long as it takes) for a command; whether one came."""
         try:
             self._commands.get(timeout=pause)(reads)
@@ -144,7 +144,7 @@ class NixlBackend(Backend):
         return True
 
 
-def _pause(reads: Reads, quiet: float) -> float | None:
+def _pause(reads: NixlReads, quiet: float) -> float | None:
     """Until the next look: the longer nothing has happened, the longer; None without anything to look at."""
     if not reads.busy:
         return None

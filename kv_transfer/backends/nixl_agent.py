@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from eyas.common.errors import ConfigError, EyasError, TransferFailed
-from kv_transfer.area import Area
+from kv_transfer.area import PoolArea
 
 _ONE_AT_A_TIME = threading.Lock()  # agents of one process that are made side by side may hang
 _LISTEN_US = 100_000  # the most that the library's progress thread sleeps; bytes from a peer wake it before
 _UCX = {"engine_config": "RCACHE_MAX_UNRELEASED=1024"}  # else its cache of registrations grows for ever
 
 
-class Fate(enum.Enum):
+class ReadFate(enum.Enum):
     """What became of a READ. But for RUNNING, it has stopped: it writes no more."""
 
     RUNNING = "running"
@@ -42,7 +42,7 @@ class NixlMemory:
     pages: int
 
     @classmethod
-    def of(cls, area: Area) -> NixlMemory:
+    def of(cls, area: PoolArea) -> NixlMemory:
         """An area in host memory."""
         return cls(area.pages.ctypes.data, area.pages.shape[1], len(area.pages))
 
@@ -53,7 +53,7 @@ class NixlMemory:
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemotePages:
     """A peer's pages, by what its export said. `agent` names one incarnation of the peer."""
 
     agent: str
@@ -70,19 +70,19 @@ def load() -> Any:
         raise ConfigError(f"nixl cannot be imported: {error} (pip install eyas[nixl])") from error
 
 
-class Agent:
+class NixlAgent:
     """An agent over `area`, as owner and as reader. One thread makes all calls; every error is an EyasError.
 
     It is made of the bindings, because the library's Python class lets the progress thread spin: that
     takes a core per agent, and with a delay it waits for events instead.
     """
 
-    def __init__(self, bindings: Any, area: Area) -> None:
+    def __init__(self, bindings: Any, area: PoolArea) -> None:
         self.name = f"eyas-{secrets.token_hex(8)}"
         self.memory = NixlMemory.of(area)
         self.scratch = self.memory.pages  # the index of a page of its own, for bytes that mean nothing
         self._area = area  # kept mapped as long as the library knows its address
-        self._scratch = Area(np.zeros((1, self.memory.page_bytes), np.uint8))
+        self._scratch = PoolArea(np.zeros((1, self.memory.page_bytes), np.uint8))
         self._nixl = bindings
         with _ONE_AT_A_TIME, _plain("no NIXL agent can be made", ConfigError):
             config = bindings.nixlAgentConfig()
@@ -100,7 +100,7 @@ class Agent:
         with _plain("the NIXL agent cannot describe itself"):
             return bytes(self._agent.getLocalMD())
 
-    def connect(self, remote: Remote) -> int:
+    def connect(self, remote: RemotePages) -> int:
         """Make a peer known; gives its pages' name for `read`. Nothing is sent."""
         with _plain("NIXL does not know the peer"):
             name = self._agent.loadRemoteMD(remote.metadata)
@@ -114,7 +114,7 @@ class Agent:
                 self._agent.invalidateRemoteMD(remote.agent)
                 raise
 
-    def disconnect(self, remote: Remote, pages: int) -> None:
+    def disconnect(self, remote: RemotePages, pages: int) -> None:
         """Forget a peer none of whose READs runs: those would be told of no more, and write all the same."""
         with contextlib.suppress(EyasError), _plain("NIXL cannot forget the peer"):
             self._agent.releasedDlistH(pages)
@@ -132,7 +132,7 @@ class Agent:
             self._agent.postXferReq(handle)
         return handle
 
-    def fate(self, handle: int) -> tuple[Fate, str]:
+    def fate(self, handle: int) -> tuple[ReadFate, str]:
         """Whether a READ runs, or how it stopped and why.
 
         An error that does not say that it stopped does not mean so: then it still runs.
@@ -141,14 +141,16 @@ class Agent:
         try:
             status = self._agent.getXferStatus(handle)
         except nixl.nixlRemoteDisconnectError:
-            return Fate.PARTED, "the peer is gone"
+            return ReadFate.PARTED, "the peer is gone"
         except (nixl.nixlBackendError, nixl.nixlCancelledError, nixl.nixlNotPostedError) as error:
-            return Fate.BROKEN, f"{error}"
+            return ReadFate.BROKEN, f"{error}"
         except Exception as error:
-            return Fate.RUNNING, f"{error}"
+            return ReadFate.RUNNING, f"{error}"
         if status == nixl.NIXL_SUCCESS:
-            return Fate.DONE, ""
-        return (Fate.RUNNING, "") if status == nixl.NIXL_IN_PROG else (Fate.BROKEN, f"status {status}")
+            return ReadFate.DONE, ""
+        return (
+            (ReadFate.RUNNING, "") if status == nixl.NIXL_IN_PROG else (ReadFate.BROKEN, f"status {status}")
+        )
 
     def release(self, handle: int) -> None:
         """Forget a READ that has stopped. (One that runs would write all its bytes nevertheless.)"""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from eyas.common.errors import EyasError, TransferFailed
 from kv_transfer.backends.base import PeerSource
-from kv_transfer.backends.nixl_agent import Agent, Fate, Remote
+from kv_transfer.backends.nixl_agent import NixlAgent, ReadFate, RemotePages
 
 GREET_S = 10.0  # from the first contact to the last byte of the probe
 PROBE_BYTES = 16 * 2**20
@@ -40,7 +40,7 @@ class NixlPeer(PeerSource):
     `is_staging`: its pages are slots beside a device's pool, which hold nothing unless it is asked.
     """
 
-    remote: Remote
+    remote: RemotePages
     is_staging: bool = False
     gone: bool = False
 
@@ -56,7 +56,7 @@ class NixlLink:
     peer was gone or late.
     """
 
-    def __init__(self, agent: Agent, remote: Remote, now: float) -> None:
+    def __init__(self, agent: NixlAgent, remote: RemotePages, now: float) -> None:
         self.agent = agent
         self.remote = remote
         self.phase = LinkPhase.GREETING
@@ -80,20 +80,20 @@ class NixlLink:
         """Follow the greeting."""
         if self._greeting is not None:
             fate, why = self.agent.fate(self._greeting)
-            if fate is not Fate.RUNNING:
+            if fate is not ReadFate.RUNNING:
                 self.agent.release(self._greeting)
                 self._greeting = None
                 self._greeted(fate, why, now)
         if self.phase is LinkPhase.GREETING and now >= self._since + GREET_S:
             self.broke(TransferFailed(f"the peer's NIXL agent has not answered within {GREET_S:g} s"))
 
-    def stopped(self, fate: Fate, why: str) -> EyasError:
+    def stopped(self, fate: ReadFate, why: str) -> EyasError:
         """A READ over it failed: what to say of it."""
-        if fate is Fate.PARTED:
+        if fate is ReadFate.PARTED:
             for peer in self.peers:
                 peer.gone = True
         error = TransferFailed(f"a NIXL READ failed: {why}")
-        self.broke(error, at_fault=fate is Fate.BROKEN)
+        self.broke(error, at_fault=fate is ReadFate.BROKEN)
         return error
 
     def broke(self, error: EyasError, *, at_fault: bool = False) -> None:
@@ -121,8 +121,8 @@ class NixlLink:
         self._posted = now
         self._greeting = self.agent.read(self.pages, (proof,) * count, (self.agent.scratch,) * count)
 
-    def _greeted(self, fate: Fate, why: str, now: float) -> None:
-        if fate is not Fate.DONE:
+    def _greeted(self, fate: ReadFate, why: str, now: float) -> None:
+        if fate is not ReadFate.DONE:
             self.stopped(fate, why)
         elif self.phase is LinkPhase.GREETING and self._probed:
             self._open(now)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
-from kv_transfer.backends.base import Copy, check_pages
-from kv_transfer.backends.nixl_agent import Agent, Fate
+from kv_transfer.backends.base import CopyJob, check_pages
+from kv_transfer.backends.nixl_agent import NixlAgent, ReadFate
 from kv_transfer.backends.nixl_link import LinkPhase, NixlLink, NixlPeer
-from kv_transfer.copy_thread import Done
+from kv_transfer.copy_thread import CopyDone
 
 READ_BYTES = 32 * 2**20  # the most of one READ: a post may block for all of it
 IN_FLIGHT_BYTES = 4 * READ_BYTES  # of READs that are not late
@@ -26,10 +26,10 @@ _log = logging.getLogger("eyas.pulls")
 
 
 @dataclass(eq=False)
-class _Reading:
+class _ReadJob:
     """A job, from the queue until all that it began has stopped. `left`: pages that no READ was begun for."""
 
-    job: Copy
+    job: CopyJob
     peer: NixlPeer
     link: NixlLink
     left: deque[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -52,16 +52,16 @@ class _Reading:
         self.error = self.error or error
 
 
-class Reads:
+class NixlReads:
     """`agents` makes an agent, or raises an EyasError. Times are monotonic seconds."""
 
-    def __init__(self, agents: Callable[[], Agent]) -> None:
+    def __init__(self, agents: Callable[[], NixlAgent]) -> None:
         self._agents = agents
-        self._agent: Agent | None = None
-        self._exported: Agent | None = None  # which peers know, and which therefore stays
+        self._agent: NixlAgent | None = None
+        self._exported: NixlAgent | None = None  # which peers know, and which therefore stays
         self._links: dict[str, NixlLink] = {}  # by the peer's agent
-        self._readings: list[_Reading] = []
-        self._stopped: list[Done[Copy]] = []
+        self._readings: list[_ReadJob] = []
+        self._stopped: list[CopyDone[CopyJob]] = []
         self._faults: int | None = None  # in a row, of an agent that has read something; None: it has not
         self.closing = False
 
@@ -76,13 +76,13 @@ class Reads:
         greeting = any(link.phase is LinkPhase.GREETING for link in self._links.values())
         return greeting or any(reading.error is None for reading in self._readings)
 
-    def export(self) -> Agent:
+    def export(self) -> NixlAgent:
         """The agent that peers may know. Raises an EyasError if none can be made."""
         self._exported = self._exported or self._own()
         return self._exported
 
-    def add(self, peer: NixlPeer, job: Copy, now: float) -> None:
-        """Queue a job. One `Done` follows, by `step`."""
+    def add(self, peer: NixlPeer, job: CopyJob, now: float) -> None:
+        """Queue a job. One `CopyDone` follows, by `step`."""
         remote = peer.remote
         try:
             if self.closing:
@@ -95,12 +95,12 @@ class Reads:
                 since = "" if link.idle else "a READ from the peer has not stopped since: "
                 raise TransferFailed(f"{since}{link.error}")
         except EyasError as error:
-            self._stopped.append(Done(job, 0, 0.0, error))
+            self._stopped.append(CopyDone(job, 0, 0.0, error))
             return
         link.peers.add(peer)
-        self._readings.append(_Reading(job, peer, link, _cut(job, remote.memory.page_bytes)))
+        self._readings.append(_ReadJob(job, peer, link, _cut(job, remote.memory.page_bytes)))
 
-    def cancel(self, job: Copy) -> None:
+    def cancel(self, job: CopyJob) -> None:
         """Begin no more of it; jobs that are over are none of this."""
         for reading in self._readings:
             if reading.job.name == job.name:
@@ -115,7 +115,7 @@ class Reads:
         for link in self._links.values():
             link.broke(stopping)
 
-    def step(self, now: float) -> list[Done[Copy]]:
+    def step(self, now: float) -> list[CopyDone[CopyJob]]:
         """Follow everything once; gives the jobs that have stopped."""
         for link in self._links.values():
             link.step(now)
@@ -128,25 +128,25 @@ class Reads:
             if reading.over:
                 seconds = now - reading.began if reading.began is not None else 0.0
                 moved = 0 if reading.error else reading.moved
-                stopped.append(Done(reading.job, moved, seconds, reading.error))
+                stopped.append(CopyDone(reading.job, moved, seconds, reading.error))
         self._readings = [reading for reading in self._readings if not reading.over]
         return stopped
 
-    def _own(self) -> Agent:
+    def _own(self) -> NixlAgent:
         self._agent = self._agent or self._agents()
         return self._agent
 
-    def _follow(self, reading: _Reading, now: float) -> None:
+    def _follow(self, reading: _ReadJob, now: float) -> None:
         """What became of its READs, and whether it is late."""
         link = reading.link
         for handle, size in list(reading.running.items()):
             fate, why = link.agent.fate(handle)
-            if fate is Fate.RUNNING:
+            if fate is ReadFate.RUNNING:
                 continue
             link.agent.release(handle)
             del reading.running[handle]
             link.reads -= 1
-            if fate is Fate.DONE:
+            if fate is ReadFate.DONE:
                 reading.moved += size
                 self._faults = 0
             else:
@@ -160,7 +160,7 @@ class Reads:
             reading.fail(late)
             link.broke(late)
 
-    def _begin(self, reading: _Reading, now: float) -> None:
+    def _begin(self, reading: _ReadJob, now: float) -> None:
         """As many of its READs as there is room for."""
         link = reading.link
         if link.phase is LinkPhase.BROKEN and reading.left:
@@ -195,7 +195,7 @@ class Reads:
             self._faults = self._agent = None
 
 
-def _cut(job: Copy, page_bytes: int) -> deque[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _cut(job: CopyJob, page_bytes: int) -> deque[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Its pages, there and here, as READs of a bounded size."""
     count = max(1, READ_BYTES // page_bytes)
     src, dst = job.source.pages, job.dst_pages

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from eyas.common.errors import Cancelled, EyasError, TransferFailed
-from eyas.common.types import Shard
-from kv_transfer.backends.base import Copy, PeerSource, Wire
-from kv_transfer.copy_thread import Done
+from eyas.common.types import RankPages
+from kv_transfer.backends.base import CopyJob, PeerSource, TransferWire
+from kv_transfer.copy_thread import CopyDone
 from kv_transfer.layout import window_pages
 
 
@@ -30,12 +30,12 @@ class StagedPhase(enum.Enum):
 
 
 @dataclass(eq=False)
-class _Job:
+class _StagedJob:
     """`windows`: what is left of it, the one at work first. `held`: the peer's slots may be ours still."""
 
     source: PeerSource
-    job: Copy
-    windows: deque[Copy]
+    job: CopyJob
+    windows: deque[CopyJob]
     phase: StagedPhase = StagedPhase.ASKED
     held: bool = True
     bytes: int = 0
@@ -48,38 +48,38 @@ class StagedCopies:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: TransferWire,
         page_bytes: int,
-        read: Callable[[PeerSource, Copy], None],
-        stop: Callable[[Copy], None],
+        read: Callable[[PeerSource, CopyJob], None],
+        stop: Callable[[CopyJob], None],
     ) -> None:
         self._wire = wire
         self._page_bytes = page_bytes
         self._read = read
         self._stop = stop
-        self._jobs: dict[tuple[int, int], _Job] = {}
-        self._over: list[Done[Copy]] = []
+        self._jobs: dict[tuple[int, int], _StagedJob] = {}
+        self._over: list[CopyDone[CopyJob]] = []
 
-    def start(self, source: PeerSource, job: Copy) -> None:
+    def start(self, source: PeerSource, job: CopyJob) -> None:
         """`poll` gives its one result."""
         pages, size = job.source.pages, window_pages(self._page_bytes)
         windows = deque(
             replace(
                 job,
-                source=Shard(job.source.rank, pages[i : i + size]),
+                source=RankPages(job.source.rank, pages[i : i + size]),
                 dst_pages=job.dst_pages[i : i + size],
             )
             for i in range(0, len(pages), size)
         )
-        self._jobs[job.name] = _Job(source, job, windows)
+        self._jobs[job.name] = _StagedJob(source, job, windows)
         self._wire.stage(windows[0])
 
-    def cancel(self, job: Copy) -> None:
+    def cancel(self, job: CopyJob) -> None:
         """Jobs that are over, or none of this, are no-ops."""
         if job.name in self._jobs:
             self._fail(self._jobs[job.name], Cancelled("the copy was given up"))
 
-    def stopped(self, done: Done[Copy]) -> bool:
+    def stopped(self, done: CopyDone[CopyJob]) -> bool:
         """A READ has stopped: whether it was one of these."""
         job = self._jobs.get(done.job.name)
         if job is None:
@@ -94,7 +94,7 @@ class StagedCopies:
         self._settle(job)
         return True
 
-    def poll(self) -> list[Done[Copy]]:
+    def poll(self) -> list[CopyDone[CopyJob]]:
         """What the front heard of the peer; the jobs that have stopped since the last call."""
         if self._jobs:
             for window, slots in self._wire.staged():
@@ -104,16 +104,16 @@ class StagedCopies:
         over, self._over = self._over, []
         return over
 
-    def _staged(self, job: _Job, window: Copy, slots: tuple[int, ...]) -> None:
+    def _staged(self, job: _StagedJob, window: CopyJob, slots: tuple[int, ...]) -> None:
         if job.error is not None:
             return
         if len(slots) != len(window.dst_pages):
             self._fail(job, TransferFailed(f"the owner staged {len(slots)} pages of {len(window.dst_pages)}"))
             return
         job.phase = StagedPhase.READING
-        self._read(job.source, replace(window, source=Shard(window.source.rank, slots)))
+        self._read(job.source, replace(window, source=RankPages(window.source.rank, slots)))
 
-    def _let_go(self, job: _Job, done: Done[Copy]) -> None:
+    def _let_go(self, job: _StagedJob, done: CopyDone[CopyJob]) -> None:
         job.held = False
         if done.error is not None:
             self._fail(job, done.error)
@@ -126,7 +126,7 @@ class StagedCopies:
                 self._wire.stage(job.windows[0])
         self._settle(job)
 
-    def _fail(self, job: _Job, error: EyasError) -> None:
+    def _fail(self, job: _StagedJob, error: EyasError) -> None:
         """Ends it as soon as nothing of it runs."""
         job.error = job.error or error
         if job.held:
@@ -134,10 +134,10 @@ class StagedCopies:
         if job.phase is StagedPhase.READING:
             self._stop(job.windows[0])
 
-    def _settle(self, job: _Job) -> None:
+    def _settle(self, job: _StagedJob) -> None:
         if job.held or job.phase is StagedPhase.READING:
             return
         if job.error is not None or not job.windows:
             del self._jobs[job.job.name]
             moved = 0 if job.error else job.bytes
-            self._over.append(Done(job.job, moved, job.seconds, job.error))
+            self._over.append(CopyDone(job.job, moved, job.seconds, job.error))

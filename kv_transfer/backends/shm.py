@@ -16,13 +16,13 @@ import numpy as np
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.wire.pool import Export
 from kv_transfer.area import Pages
-from kv_transfer.backends.base import Copy, PeerSource, Site, copy_pages
+from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource, copy_pages
 from kv_transfer.backends.blocking import BlockingBackend
 from kv_transfer.host_file import HostFile
 
 
 @dataclass(frozen=True)
-class Mapping(PeerSource):
+class MappedArea(PeerSource):
     """An area's file in this process's memory, for as long as `pages` is kept."""
 
     path: str
@@ -42,7 +42,7 @@ class ShmBackend(BlockingBackend):
 
     name = "shm"
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: BackendSite) -> None:
         super().__init__(site.area)
         self._pool_dir = site.pool_dir
         self._path = "" if site.devices else site.area.path  # no peer reads staging
@@ -58,14 +58,14 @@ class ShmBackend(BlockingBackend):
         except TransferFailed as error:
             raise ConfigError(error.message) from error
 
-    def copy(self, source: PeerSource, job: Copy) -> int:
-        assert isinstance(source, Mapping)
+    def copy(self, source: PeerSource, job: CopyJob) -> int:
+        assert isinstance(source, MappedArea)
         if not source.current:
             raise TransferFailed(f"the pool {source.path} is gone")
         return copy_pages(job, source.pages, self.area.pages)
 
 
-def map_file(path: str, page_bytes: int, *, writable: bool = False) -> Mapping:
+def map_file(path: str, page_bytes: int, *, writable: bool = False) -> MappedArea:
     """Map an area's file as [pages, page_bytes]; its size says how many pages it has.
 
     Raises TransferFailed if there is no such file, or it holds no such pages.
@@ -82,4 +82,4 @@ def map_file(path: str, page_bytes: int, *, writable: bool = False) -> Mapping:
         memory = mmap.mmap(fd, info.st_size, access=access)
     finally:
         os.close(fd)
-    return Mapping(path, info.st_ino, np.frombuffer(memory, np.uint8).reshape(-1, page_bytes))
+    return MappedArea(path, info.st_ino, np.frombuffer(memory, np.uint8).reshape(-1, page_bytes))

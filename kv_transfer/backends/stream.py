@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 from eyas.common.errors import ConfigError, TransferFailed
 from eyas.common.wire.pool import Export
 from kv_transfer.area import Pages
-from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource, Site
+from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, TransferBackend
 
 CHUNK_BYTES = 1024 * 1024
 
 
-class StreamBackend(Backend):
+class StreamBackend(TransferBackend):
     """Copies that the fronts make, straight into the file of the site's area."""
 
     name = "grpc"
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: BackendSite) -> None:
         self._area = site.area
         self._wire = site.wire
         self._reachable = bool(site.area.path)
@@ -35,17 +35,17 @@ class StreamBackend(Backend):
             raise ConfigError("this worker's front cannot write to its KV pool")
         return PeerSource()
 
-    def start(self, source: PeerSource, job: Copy) -> None:
+    def start(self, source: PeerSource, job: CopyJob) -> None:
         self._wire.fetch(job)
 
     def poll(self) -> list[CopyResult]:
         done = self._wire.stopped()
         return [CopyResult(d.job, self.name, d.bytes, d.seconds, d.error) for d in done]
 
-    def cancel(self, job: Copy) -> None:
+    def cancel(self, job: CopyJob) -> None:
         self._wire.stop(job)
 
-    def checksum(self, proof: Copy) -> int:
+    def checksum(self, proof: CopyJob) -> int:
         return self._area.checksum(proof.dst_pages[0])
 
     def close(self, deadline: float) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from kv_transfer.backends.base import Backend, Site
+    from kv_transfer.backends.base import BackendSite, TransferBackend
 
 AUTO = "auto"  # the best way that both ends prove
 NONE = "none"  # no pages leave the pool, or come there
@@ -41,7 +41,7 @@ def missing(name: str) -> str:
 
 def direct(name: str) -> bool:
     """Whether a backend of the table goes from GPU to GPU."""
-    return cast("type[Backend]", pkgutil.resolve_name(BACKENDS[name])).direct
+    return cast("type[TransferBackend]", pkgutil.resolve_name(BACKENDS[name])).direct
 
 
 def unfit(transfer: str, ranks: int) -> str:
@@ -60,6 +60,6 @@ def usable(encrypted: bool = False) -> list[str]:
     return [name for name in BACKENDS if not missing(name) and not (encrypted and name in IN_PLAIN)]
 
 
-def backend(name: str) -> Callable[[Site], Backend]:
+def backend(name: str) -> Callable[[BackendSite], TransferBackend]:
     """What makes a backend of the table."""
-    return cast("Callable[[Site], Backend]", pkgutil.resolve_name(BACKENDS[name]))
+    return cast("Callable[[BackendSite], TransferBackend]", pkgutil.resolve_name(BACKENDS[name]))

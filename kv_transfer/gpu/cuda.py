@@ -30,7 +30,7 @@ STREAMS = 4
 on four; one piece of 1 GiB: 391. Kernels reach no more, and take processors from the steps."""
 
 
-class _Location(ctypes.Structure):
+class _MemoryLocation(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
 
 
@@ -47,21 +47,21 @@ class _AllocationProp(ctypes.Structure):
     _fields_ = [
         ("type", ctypes.c_int),
         ("handle_types", ctypes.c_int),
-        ("location", _Location),
+        ("location", _MemoryLocation),
         ("win32", ctypes.c_void_p),
         ("flags", _AllocFlags),
     ]
 
 
 class _AccessDesc(ctypes.Structure):
-    _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
+    _fields_ = [("location", _MemoryLocation), ("flags", ctypes.c_int)]
 
 
 class _CopyAttributes(ctypes.Structure):
     _fields_ = [
         ("order", ctypes.c_int),
-        ("source_hint", _Location),
-        ("target_hint", _Location),
+        ("source_hint", _MemoryLocation),
+        ("target_hint", _MemoryLocation),
         ("flags", ctypes.c_uint),
     ]
 
@@ -100,7 +100,7 @@ class CudaDriver:
         self.uuid = self._uuid(self._device)
         self._context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
-        self._location = _Location(DEVICE, ordinal)
+        self._location = _MemoryLocation(DEVICE, ordinal)
         with self._here():
             self._lanes = [self._lane() for _ in range(STREAMS)]
         self._copying = threading.Lock()  # of the streams and their events

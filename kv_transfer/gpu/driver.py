@@ -35,7 +35,7 @@ class CopyBlock(NamedTuple):
     target_pitch: int = 0
 
 
-class Driver(Protocol):
+class GpuDriver(Protocol):
     """One GPU, as this process uses it. Every call may come from any thread; all raise DriverError."""
 
     @property
@@ -81,14 +81,14 @@ class Driver(Protocol):
 
 
 @dataclass(frozen=True)
-class Allocation:
+class DeviceAllocation:
     """Memory of our own, and the driver that it came from."""
 
-    driver: Driver
+    driver: GpuDriver
     memory: GpuMemory
 
     @classmethod
-    def new(cls, driver: Driver, size: int) -> Allocation:
+    def new(cls, driver: GpuDriver, size: int) -> DeviceAllocation:
         """At least `size` bytes, not initialised. Raises DriverError."""
         return cls(driver, driver.allocate(size))
 

@@ -26,7 +26,7 @@ PAUSE_S = 0.1  # before the next try to accept, where a process may have no desc
 TAKE_S = 2.0  # a giver that does not answer in this time is stopped, or gone
 
 
-class Giver:
+class DescriptorGiver:
     """Gives `size` bytes to every process of the same user that connects to `path`, until `close`.
 
     `export` makes a new descriptor of the memory, which is closed once it was sent. The folder of `path` must
@@ -89,7 +89,7 @@ class Giver:
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenDescriptor:
     """A descriptor of `size` bytes of a GPU, for the taker to close, and the connection to their giver."""
 
     descriptor: int
@@ -97,7 +97,7 @@ class Taken:
     giver: socket.socket
 
 
-def take(path: str, within_s: float | None = None) -> Taken:
+def take(path: str, within_s: float | None = None) -> TakenDescriptor:
     """Ask the giver at `path`. Raises TransferFailed if it does not answer `within_s` (TAKE_S) seconds."""
     giver = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     giver.settimeout(TAKE_S if within_s is None else within_s)
@@ -118,7 +118,7 @@ def take(path: str, within_s: float | None = None) -> Taken:
             os.close(descriptor)
         raise TransferFailed(f"the owner of {path} gives no memory: it closed the connection")
     giver.settimeout(None)
-    return Taken(descriptors[0], _SIZE.unpack(data)[0], giver)
+    return TakenDescriptor(descriptors[0], _SIZE.unpack(data)[0], giver)
 
 
 def wait_for_end(giver: socket.socket) -> None:

@@ -13,14 +13,14 @@ import threading
 from collections.abc import Iterator
 
 from eyas.common.errors import TransferFailed
-from kv_transfer.gpu.driver import Driver, DriverError, GpuMemory
+from kv_transfer.gpu.driver import DriverError, GpuDriver, GpuMemory
 from kv_transfer.gpu.handover import take, wait_for_end
 
 
 class MappedMemory:
     """What the giver at `path` gives, as one GPU of ours sees it."""
 
-    def __init__(self, path: str, driver: Driver) -> None:
+    def __init__(self, path: str, driver: GpuDriver) -> None:
         self._path = path
         self.driver = driver
         self._using = threading.Lock()  # by the copy that runs, or the one that maps or unmaps

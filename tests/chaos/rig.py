@@ -18,7 +18,7 @@ from eyas.common.cluster.discovery import registry
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
 from eyas.common.errors import EyasError
 from eyas.common.machine.ports import free_ports
-from eyas.common.types import Entry, GenerationRequest, Role, WorkerInfo
+from eyas.common.types import GenerationRequest, Role, TokenEntry, WorkerInfo
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
 from eyas.common.wire.replies import Admitted, PrefillDone, PrefillStarted
@@ -113,7 +113,7 @@ class Watched(ClusterGeneration):
         if isinstance(leg, PrefillLeg) and type(event) in phases:
             self._saw(phases[type(event)], self._workers())
 
-    def on_entry(self, leg: DecodeLeg, entry: Entry) -> None:
+    def on_entry(self, leg: DecodeLeg, entry: TokenEntry) -> None:
         super().on_entry(leg, entry)
         if entry.index >= DEEP:
             self._saw(Phase.DECODING, self._workers())

@@ -18,7 +18,7 @@ import msgspec
 from eyas.common.config import NANO
 from eyas.common.errors import EyasError, Overloaded
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, GenerationRequest
+from eyas.common.types import GenerationRequest, TokenEntry
 from gateway.text.tokenizer import Tokenizer
 from tests.chaos.rig import ANSWER_S, HEAVY_S, Rig
 from tools.nano.heldout import held_out_prompts
@@ -199,7 +199,7 @@ async def through_rig(rig: Rig, request: GenerationRequest) -> tuple[Tokens, int
     except Overloaded as error:
         raise Refused from error
     try:
-        entries: list[Entry] = []
+        entries: list[TokenEntry] = []
         while taken := await stream.take():
             entries += taken
     finally:

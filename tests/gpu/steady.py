@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eyas.common.config import EngineConfig, resolve_engine
-from eyas.common.types import Entry, GenerationRequest
+from eyas.common.types import GenerationRequest, TokenEntry
 from eyas.engine.ipc.messages import Cancel, Event, StepReply
 from eyas.engine.loading.startup import Start
 from tests.unit.loopback import Loopback, Result
@@ -40,7 +40,7 @@ class Came(NamedTuple):
     """An entry, and when the engine told it, by `time.perf_counter`."""
 
     seconds: float
-    entry: Entry
+    entry: TokenEntry
 
 
 class Clocked(Loopback):
@@ -94,7 +94,7 @@ class Rate:
         }
 
 
-def rate(came: Sequence[Came], weight: Callable[[Entry], float]) -> Rate:
+def rate(came: Sequence[Came], weight: Callable[[TokenEntry], float]) -> Rate:
     """Of entries in their order, the first of each answer left out; `weight`: tokens that one counts as.
 
     Clocks run from the step before the first counted one. Raises ValueError for fewer than two steps.

@@ -22,8 +22,8 @@ import torch
 
 from eyas.engine.kv.device_memory import bytes_of
 from kv_transfer.gpu.cuda import CudaDriver
-from kv_transfer.gpu.driver import Allocation, CopyBlock, GpuMemory
-from kv_transfer.gpu.handover import Giver, Taken, take, wait_for_end
+from kv_transfer.gpu.driver import CopyBlock, DeviceAllocation, GpuMemory
+from kv_transfer.gpu.handover import DescriptorGiver, TakenDescriptor, take, wait_for_end
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -37,18 +37,18 @@ FASTEST = 0.85
 def own(path: str, pipe: Connection) -> None:
     """The owner's process, on GPU 0: every word of a page is the page's number."""
     torch.cuda.set_device(0)
-    pool = Allocation.new(CudaDriver(0), PAGES * PAGE)
+    pool = DeviceAllocation.new(CudaDriver(0), PAGES * PAGE)
     words = bytes_of(pool.memory, "cuda:0").view(torch.int32).view(PAGES, -1)
     words.copy_(torch.arange(PAGES, dtype=torch.int32, device="cuda:0")[:, None].expand_as(words))
     torch.cuda.synchronize()
-    giver = Giver(Path(path), pool.memory.size, pool.export)
+    giver = DescriptorGiver(Path(path), pool.memory.size, pool.export)
     pipe.send("ready")
     pipe.recv()
     giver.close()
 
 
 @contextmanager
-def owner(folder: Path) -> Iterator[tuple[SpawnProcess, Taken, GpuMemory, CudaDriver]]:
+def owner(folder: Path) -> Iterator[tuple[SpawnProcess, TakenDescriptor, GpuMemory, CudaDriver]]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     path = str(folder / "giver")
@@ -70,7 +70,7 @@ def owner(folder: Path) -> Iterator[tuple[SpawnProcess, Taken, GpuMemory, CudaDr
 
 @contextmanager
 def pool(driver: CudaDriver, pages: int) -> Iterator[tuple[GpuMemory, torch.Tensor]]:
-    mine = Allocation.new(driver, pages * PAGE)
+    mine = DeviceAllocation.new(driver, pages * PAGE)
     yield mine.memory, bytes_of(mine.memory, f"cuda:{OURS}")[: pages * PAGE].view(torch.int32).view(pages, -1)
     torch.cuda.synchronize(OURS)
     mine.free()

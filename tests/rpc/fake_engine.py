@@ -22,17 +22,17 @@ from eyas.common.errors import ConfigError
 from eyas.common.params import SamplingParams
 from eyas.common.types import (
     EngineTimings,
-    Entry,
-    Finish,
+    FinishCause,
     FirstToken,
     GenerationRequest,
     KvHandle,
     KvKind,
+    RankPages,
     RequestChoice,
     Role,
-    Shard,
+    TokenEntry,
 )
-from eyas.common.wire.pool import Geometry, PoolInfo, RankPool
+from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from eyas.engine.ipc.link import EngineLink
 from eyas.engine.ipc.messages import (
     Admitted,
@@ -139,7 +139,7 @@ class FakeEngine:
         return [command for command in self.heard if isinstance(command, kind)]
 
     def _ready(self) -> Ready:
-        geometry = Geometry(8, self.traits.page_size, layers=1, kv_heads=1, head_dim=4, dtype="float32")
+        geometry = PoolGeometry(8, self.traits.page_size, layers=1, kv_heads=1, head_dim=4, dtype="float32")
         rank = RankPool(0, 0, {"grpc": {}})
         return Ready(
             epoch=5,
@@ -209,7 +209,7 @@ class FakeEngine:
             KvKind.TARGET,
             "t",
             len(request.prompt_ids),
-            (Shard(0, (1,)),),
+            (RankPages(0, (1,)),),
         )
         self._first[handle.id] = first
         events.append(PrefillStarted(request.id, attempt, (handle,)))
@@ -247,13 +247,13 @@ class FakeEngine:
             request = self._jobs[id].request
             last = at + 1 == request.params.max_tokens
             entries.append(
-                Entry(
+                TokenEntry(
                     id=id,
                     attempt=self._attempts[id],
                     choice=choice,
                     index=at,
                     tokens=(token(request.prompt_ids, choice, at),),
-                    finish=Finish.LENGTH if last else None,
+                    finish=FinishCause.LENGTH if last else None,
                     accepted=1,
                     offered=2,
                 )

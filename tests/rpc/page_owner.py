@@ -12,16 +12,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eyas.common.types import KvHandle, KvKind, Shard
+from eyas.common.types import KvHandle, KvKind, RankPages
 from eyas.common.wire import rpc
-from eyas.common.wire.pool import Geometry, PoolInfo, RankPool
+from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Command, Ready, WatchOpened, WatchUpdate
 from kv_transfer.area import Pages
 from kv_transfer.host_file import HostFile
 from prefill_svc.transfer import TransferServicer
 
-GEOMETRY = Geometry(pages=1024, page_size=16, layers=8, kv_heads=2, head_dim=32, dtype="float32")  # 64 MiB
+GEOMETRY = PoolGeometry(
+    pages=1024, page_size=16, layers=8, kv_heads=2, head_dim=32, dtype="float32"
+)  # 64 MiB
 EPOCH = 5
 
 
@@ -44,7 +46,7 @@ def ready(pool: str) -> Ready:
 
 def handle(owner: str) -> KvHandle:
     """Of all pages."""
-    shard = Shard(0, tuple(range(GEOMETRY.pages)))
+    shard = RankPages(0, tuple(range(GEOMETRY.pages)))
     return KvHandle(owner, EPOCH, 0, 1, KvKind.TARGET, "t", GEOMETRY.pages * GEOMETRY.page_size, (shard,))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from eyas.common.errors import ConfigError
 from eyas.common.wire.pool import Export
 from kv_transfer.area import DeviceArea, Pages
-from kv_transfer.backends.base import Copy, PeerSource, Site, copy_pages
+from kv_transfer.backends.base import BackendSite, CopyJob, PeerSource, copy_pages
 from kv_transfer.backends.blocking import BlockingBackend
 
 
@@ -35,7 +35,7 @@ class MemoryBackend(BlockingBackend):
 
     name, direct = "memory", True
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: BackendSite) -> None:
         super().__init__(site.area)
         self._devices = site.devices
 
@@ -52,17 +52,17 @@ class MemoryBackend(BlockingBackend):
         geometry = msgspec.structs.replace(self._devices[0].geometry, pages=pages)
         return Neighbour(pages_of(DeviceArea(address, geometry)))
 
-    def copy(self, source: PeerSource, job: Copy) -> int:
+    def copy(self, source: PeerSource, job: CopyJob) -> int:
         assert isinstance(source, Neighbour)
         return copy_pages(job, source.pages, pages_of(self._devices[0]))
 
-    def read_back(self, source: PeerSource, proof: Copy) -> int:
+    def read_back(self, source: PeerSource, proof: CopyJob) -> int:
         return zlib.crc32(pages_of(self._devices[0])[proof.dst_pages[0]].data)
 
 
 class OffByOne(MemoryBackend):
     """Brings the page before the one that is asked for, and does not know it."""
 
-    def copy(self, source: PeerSource, job: Copy) -> int:
+    def copy(self, source: PeerSource, job: CopyJob) -> int:
         assert isinstance(source, Neighbour)
         return super().copy(Neighbour(np.roll(source.pages, 1, axis=0)), job)

@@ -14,11 +14,11 @@ from eyas.common.config import NANO
 from eyas.common.errors import EyasError
 from eyas.common.types import (
     EngineTimings,
-    Entry,
-    Finish,
+    FinishCause,
     GenerationRequest,
     PromptTokenLogprobs,
     Role,
+    TokenEntry,
     TokenLogprob,
     WorkerInfo,
 )
@@ -52,9 +52,9 @@ async def each(stream: Any) -> AsyncIterator[Any]:
             yield one
 
 
-async def first(stream: Any, count: int) -> list[Entry]:
+async def first(stream: Any, count: int) -> list[TokenEntry]:
     """What a stream of entries gives first, at least `count` of them."""
-    entries: list[Entry] = []
+    entries: list[TokenEntry] = []
     while len(entries) < count:
         entries += await stream.take()
     return entries
@@ -117,14 +117,14 @@ class ScriptedStream:
             ids = backend.tokenizer.encode(backend.says(request, choice.index), special=False)
             self._outputs[choice.index] = (*ids, EOS)
 
-    async def take(self) -> Sequence[Entry]:
+    async def take(self) -> Sequence[TokenEntry]:
         entry = await anext(self._entries, None)
         self.tokens += 0 if entry is None else len(entry.tokens)
         return () if entry is None else (entry,)
 
     def use_lanes(self, lanes: Lanes | None) -> None: ...
 
-    async def entries(self) -> AsyncGenerator[Entry, None]:
+    async def entries(self) -> AsyncGenerator[TokenEntry, None]:
         start = 0
         while self._outputs:
             for choice in list(self._outputs):
@@ -137,16 +137,16 @@ class ScriptedStream:
             if self._failure is not None:
                 raise self._failure
 
-    def _entry(self, choice: int, start: int) -> Entry:
+    def _entry(self, choice: int, start: int) -> TokenEntry:
         params = self.request.params
         output = self._outputs[choice]
         end = min(start + self._backend.stride, params.max_tokens)
         tokens = output[start:end]
         finish = None
         if end >= len(output):
-            finish = Finish.STOP
+            finish = FinishCause.STOP
         elif end == params.max_tokens:
-            finish = Finish.LENGTH
+            finish = FinishCause.LENGTH
         if finish is not None:
             del self._outputs[choice]
         logprobs: tuple[TokenLogprob, ...] = ()
@@ -159,7 +159,7 @@ class ScriptedStream:
             )
         drafted = self._backend.stride if start else 0
         accepted = min(len(tokens), max(drafted - 1, 0))
-        entry = Entry(self.request.id, 1, choice, start, tokens, logprobs, finish, accepted, drafted)
+        entry = TokenEntry(self.request.id, 1, choice, start, tokens, logprobs, finish, accepted, drafted)
         if start or choice:
             return entry
         prompt = None if params.prompt_logprobs is None else self._backend.prompt

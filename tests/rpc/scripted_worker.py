@@ -14,14 +14,14 @@ from typing import Any
 from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import (
     EngineTimings,
-    Entry,
-    Finish,
+    FinishCause,
     FirstToken,
     GenerationRequest,
     KvHandle,
     KvKind,
     RequestChoice,
     Role,
+    TokenEntry,
     WorkerInfo,
 )
 from eyas.common.wire import convert, rpc
@@ -193,7 +193,7 @@ class ScriptedWorker(
             await self.script.released.wait()
 
     def _first(self, request: GenerationRequest, choice: RequestChoice) -> FirstToken:
-        finish = Finish.STOP if choice.index in self.script.finish_first else None
+        finish = FinishCause.STOP if choice.index in self.script.finish_first else None
         return FirstToken(choice.index, token(request.prompt_ids, choice.index, 0), finish=finish)
 
     # --- decode ---
@@ -290,10 +290,12 @@ class ScriptedWorker(
                     await asyncio.sleep(0.01)
                 if index < end:
                     ids = tuple(token(request.prompt_ids, choice, i) for i in range(index, stop))
-                    finish = Finish.LENGTH if stop == end else None
+                    finish = FinishCause.LENGTH if stop == end else None
                     told = index == 0 and self.script.path
                     timings = EngineTimings(transfer_ms=1.0, transfer_path=self.script.path) if told else None
-                    entry = Entry(request.id, attempt, choice, index, ids, finish=finish, timings=timings)
+                    entry = TokenEntry(
+                        request.id, attempt, choice, index, ids, finish=finish, timings=timings
+                    )
                     entries.append(entry)
                     at[choice] = stop
             down.put_nowait(decode_pb2.DecodeServiceSessionResponse(step=step_to_pb(entries)))

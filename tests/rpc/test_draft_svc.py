@@ -11,7 +11,7 @@ from fake_engine import FakeWorker, worker
 
 from decode_svc.drafts import MAX_QUEUED, DraftStreams
 from eyas.common.params import SamplingParams
-from eyas.common.types import KvHandle, KvKind, Role, Shard
+from eyas.common.types import KvHandle, KvKind, RankPages, Role
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import (
     DraftChannel,
@@ -23,7 +23,7 @@ from eyas.engine.ipc.messages import (
     DraftUp,
 )
 
-HANDLE = KvHandle("h:1", 5, 0, 9, KvKind.DRAFT, "l", 5, (Shard(0, (3, 4)),))
+HANDLE = KvHandle("h:1", 5, 0, 9, KvKind.DRAFT, "l", 5, (RankPages(0, (3, 4)),))
 OPEN = DraftOpen(1, 2, 2, SamplingParams(seed=2**63, temperature=0.5), 1, HANDLE, 4)
 MAILED = DraftOpen(4, 3, 0, SamplingParams(), 0, place=0)
 COMMIT = DraftCommit(1, 2, 3, (8, 9), b"\x00\x80\xff", 5, 1, 6)

@@ -16,7 +16,7 @@ from real_worker import alone, decoding, prefill, real_worker, tiny_config
 from eyas.common.config import EngineConfig
 from eyas.common.errors import InvalidRequest, TransferFailed
 from eyas.common.params import SamplingParams
-from eyas.common.types import GenerationRequest, KvHandle, KvKind, Role, Shard
+from eyas.common.types import GenerationRequest, KvHandle, KvKind, RankPages, Role
 from eyas.common.wire import convert, replies, rpc
 from eyas.common.wire.message import WireFailure
 from eyas.common.wire.watch import TransferClient, WatchReady
@@ -361,7 +361,7 @@ async def test_a_watch_that_failed_lets_nothing_be_read_although_its_stream_is_o
     client.ready = object()  # type: ignore[assignment]
     client.accept()
     servicer = transfer.TransferServicer(client)
-    handle = KvHandle("w", 1, 0, 7, KvKind.TARGET, "m", 16, (Shard(0, (3,)),))
+    handle = KvHandle("w", 1, 0, 7, KvKind.TARGET, "m", 16, (RankPages(0, (3,)),))
     pb = convert.handle_to_pb(handle)
     updates: Any = servicer.Watch(transfer_pb2.WatchRequest(handle=pb, attempt=1), None)
     waiting = asyncio.ensure_future(anext(updates))

@@ -23,7 +23,7 @@ from eyas.common.errors import (
     Overloaded,
     Unavailable,
 )
-from eyas.common.types import EngineTimings, Entry, Finish, FirstToken, Role, WorkerInfo
+from eyas.common.types import EngineTimings, FinishCause, FirstToken, Role, TokenEntry, WorkerInfo
 from eyas.common.wire import clients, convert, replies, rpc
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
@@ -44,7 +44,7 @@ async def next_of(session: Any, kind: type) -> Any:
                 return event
 
 
-async def tokens_of(session: Any, ends: int = 1) -> list[Entry]:
+async def tokens_of(session: Any, ends: int = 1) -> list[TokenEntry]:
     """Everything that Steps bring until `ends` choices have finished."""
     got: list[Any] = []
     async with asyncio.timeout(5):
@@ -65,7 +65,7 @@ async def test_a_local_generation_comes_back_in_order() -> None:
             own = [entry for entry in got if entry.choice == choice]
             assert [entry.index for entry in own] == [0, 1, 2]
             assert [entry.tokens[0] for entry in own] == [token((5, 6), choice, i) for i in range(3)]
-            assert own[-1].finish is Finish.LENGTH and own[-1].id == "r"
+            assert own[-1].finish is FinishCause.LENGTH and own[-1].id == "r"
         session.close()
 
 

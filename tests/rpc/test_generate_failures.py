@@ -19,7 +19,7 @@ from test_generate_paths import (
 
 from eyas.common.cluster import roster
 from eyas.common.errors import EyasError, Overloaded, Unavailable
-from eyas.common.types import Entry, Finish
+from eyas.common.types import FinishCause, TokenEntry
 from eyas.common.wire.replies import Lost
 from gateway.backends import generate, retries, sessions
 from gateway.backends.generate import ClusterGeneration
@@ -92,13 +92,15 @@ async def test_stale_and_repeated_messages_change_nothing() -> None:
         await until(lambda: len(decode.of("attach")) == 2)
         listener = cluster.session(decode.address)._listeners["r"]
         listener.on_reply(Lost("r", 1))  # late: attempt 2 runs
-        listener.on_entry(Entry("r", 1, 0, 6, (-1,)))  # of the lost attempt
+        listener.on_entry(TokenEntry("r", 1, 0, 6, (-1,)))  # of the lost attempt
         got = await first(stream, 4)
         assert [t for entry in got for t in entry.tokens] == expected(request)[:6]
-        listener.on_entry(Entry("r", 2, 0, 4, (-1, -1)))  # repeated
-        listener.on_entry(Entry("r", 2, 0, 4, (-1, -1, 7), finish=Finish.STOP))  # one of three is new
+        listener.on_entry(TokenEntry("r", 2, 0, 4, (-1, -1)))  # repeated
+        listener.on_entry(
+            TokenEntry("r", 2, 0, 4, (-1, -1, 7), finish=FinishCause.STOP)
+        )  # one of three is new
         (last,) = [entry async for entry in each(stream)]
-        assert (last.index, last.tokens, last.finish) == (6, (7,), Finish.STOP)
+        assert (last.index, last.tokens, last.finish) == (6, (7,), FinishCause.STOP)
         assert len(decode.of("attach")) == 2
 
 
@@ -328,13 +330,13 @@ async def test_a_skipped_index_is_an_error_not_a_hole() -> None:
         started[0].script.stop_at = 2
         stream = await backend.start(make_request())
         await stream.take()
-        cluster.session(started[0].address)._listeners["r"].on_entry(Entry("r", 1, 0, 5, (7,)))
+        cluster.session(started[0].address)._listeners["r"].on_entry(TokenEntry("r", 1, 0, 5, (7,)))
         with pytest.raises(EyasError, match="skipped from output index 2 to 5"):
             await stream.take()
         await until(lambda: len(started[0].of("cancel")) == 1)
 
 
-async def collect_after(got: list[Entry], stream: ClusterGeneration) -> dict[int, list[int]]:
+async def collect_after(got: list[TokenEntry], stream: ClusterGeneration) -> dict[int, list[int]]:
     """Like `collect`, with the entries already read in front."""
     outputs: dict[int, list[int]] = {}
     for entry in [*got, *[entry async for entry in each(stream)]]:

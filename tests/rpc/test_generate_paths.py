@@ -13,7 +13,7 @@ from scripted_worker import ScriptedWorker, expected, token, workers
 from eyas.common.cluster.discovery import registry
 from eyas.common.errors import ConfigError, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from eyas.common.params import SamplingParams
-from eyas.common.types import Finish, GenerationRequest, RequestChoice, Role
+from eyas.common.types import FinishCause, GenerationRequest, RequestChoice, Role
 from gateway.backends.delivery import MAX_BUFFERED_STEPS
 from gateway.backends.generate import ClusterBackend, ClusterGeneration
 from gateway.routing.cluster import Cluster
@@ -109,7 +109,7 @@ async def test_choices_that_finish_at_token_0_never_join() -> None:
         one = make_request("one")
         stream = await backend.start(one)
         (entry,) = await stream.take()
-        assert entry.finish is Finish.STOP and await collect(stream) == {}
+        assert entry.finish is FinishCause.STOP and await collect(stream) == {}
         await until(lambda: [c.id for c in started[1].of("cancel")] == ["r", "one"])
 
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from scripted_backend import EOS, ScriptedBackend, ScriptedStream, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
-from eyas.common.types import EngineTimings, Entry, Role
+from eyas.common.types import EngineTimings, Role, TokenEntry
 from gateway.http.front import create_app
 from gateway.observe.metrics import GatewayMetrics
 from gateway.text.detokenize import TokenBytes
@@ -29,13 +29,13 @@ DECODE = EngineTimings(
 class TimedStream(ScriptedStream):
     """Prefill's timings come with token 0, decode's with an entry that has no news."""
 
-    async def entries(self) -> AsyncGenerator[Entry, None]:
+    async def entries(self) -> AsyncGenerator[TokenEntry, None]:
         async for entry in super().entries():
             if entry.index > 0 or entry.choice > 0:
                 yield entry
                 continue
             yield msgspec.structs.replace(entry, timings=PREFILL)
-            yield Entry(entry.id, 1, 0, 0, (), timings=DECODE)
+            yield TokenEntry(entry.id, 1, 0, 0, (), timings=DECODE)
 
 
 class TimedBackend(ScriptedBackend):

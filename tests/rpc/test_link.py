@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_engine import request
 
-from eyas.common.types import Entry, Finish, FirstToken, KvHandle, KvKind, Shard, TokenLogprob
+from eyas.common.types import FinishCause, FirstToken, KvHandle, KvKind, RankPages, TokenEntry, TokenLogprob
 from eyas.engine.ipc.messages import (
     Attach,
     Cancel,
@@ -30,17 +30,17 @@ from eyas.engine.ipc.messages import (
 from eyas.worker.link import ZmqEngine, ZmqFront, new_endpoint
 from tests.rpc.local_link import LocalEngine, LocalFront
 
-HANDLE = KvHandle("h:1", 2**64 - 1, 0, 9, KvKind.DRAFT, "l", 5, (Shard(0, (3, 4)),))
+HANDLE = KvHandle("h:1", 2**64 - 1, 0, 9, KvKind.DRAFT, "l", 5, (RankPages(0, (3, 4)),))
 COMMANDS = [
     Submit(request(1, 2, choices=2), 3, True),
-    Attach("r", 4, (HANDLE,), (FirstToken(0, 7, TokenLogprob(-0.5, ((1, -1.0),)), Finish.STOP),)),
+    Attach("r", 4, (HANDLE,), (FirstToken(0, 7, TokenLogprob(-0.5, ((1, -1.0),)), FinishCause.STOP),)),
     Cancel("r"),
     PullDone(3, (), b"\x00\xff" * 100),
     DraftUp(commits=(DraftCommit(1, 2, 3, (4,), b"\x01\x00", 5),), peer=8),
     Shutdown(),
 ]
 EVENTS = [
-    StepReply((Entry("r", 1, 0, 2, (3, 4), (TokenLogprob(-1.0),) * 2, Finish.LENGTH, 1, 2),)),
+    StepReply((TokenEntry("r", 1, 0, 2, (3, 4), (TokenLogprob(-1.0),) * 2, FinishCause.LENGTH, 1, 2),)),
     Failed("r", 1, WireFailure("overloaded", "full"), choice=0),
     WatchUpdate(1, failure=WireFailure("transfer_failed", "gone")),
     Load(1, True, 2, 3, 4),

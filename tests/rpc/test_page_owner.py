@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from page_owner import GEOMETRY, content, handle, ready
 
-from eyas.common.types import Shard
+from eyas.common.types import RankPages
 from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import ClosePull, Command, CopyPages, CopyStopped, OpenPull, PullMet, PullReady
 from eyas.worker.kv_puller import KvPuller
-from kv_transfer.area import Area, Pages
-from kv_transfer.backends.base import Copy, Site
+from kv_transfer.area import Pages, PoolArea
+from kv_transfer.backends.base import BackendSite, CopyJob
 from kv_transfer.backends.shm import ShmBackend, map_file
 
 POOL_DIR = "/dev/shm"
@@ -109,9 +109,9 @@ async def test_sixty_four_mebibytes_beside_a_plain_copy(capsys: pytest.CaptureFi
         assert (await puller.prove()).bytes == GEOMETRY.page_bytes
         assert np.array_equal(puller.pages, truth)
         plain, shared = np.ones_like(truth), np.ones_like(truth)
-        backend = ShmBackend(Site(Area(shared), POOL_DIR, wire=None))  # type: ignore[arg-type]
+        backend = ShmBackend(BackendSite(PoolArea(shared), POOL_DIR, wire=None))  # type: ignore[arg-type]
         source = backend.open(ready(puller.source).pools["target"].ranks[0].exports["shm"])
-        job = Copy(1, 1, Shard(0, EVERY_PAGE), EVERY_PAGE)
+        job = CopyJob(1, 1, RankPages(0, EVERY_PAGE), EVERY_PAGE)
         ways = ("shm", lambda: backend.copy(source, job)), ("memcpy", lambda: np.copyto(plain, truth))
         for name, copy in ways:
             for _ in range(3):

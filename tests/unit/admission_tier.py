@@ -35,8 +35,8 @@ from eyas.engine.scheduling.fairness import Shares
 from eyas.engine.scheduling.limits import Limits
 from eyas.engine.scheduling.scheduler import Scheduler
 from kv_transfer.layout import pages_for
-from kv_transfer.owner import Owner
-from kv_transfer.puller import State
+from kv_transfer.owner import LeaseOwner
+from kv_transfer.puller import PullState
 
 PAGE, CHUNK, ROUND_ROWS, VOCAB = 2, 5, 1, 100
 LEASE_S = 30.0
@@ -124,7 +124,7 @@ class Tier:
         pool, outbox, copier = PagePool(pages), Outbox(), StandStillCopier()
         self.pulls = hand_pulls(copier, PAGE, outbox)
         cache, limits = PrefixCache(pool, PAGE, lookahead=0), Limits(PAGE, max_running, CHUNK, ROUND_ROWS)
-        owner = Owner(name, 1, LEASE_S, itertools.count(1).__next__)
+        owner = LeaseOwner(name, 1, LEASE_S, itertools.count(1).__next__)
         self.leases = Leases(owner, pool, PAGE, {KvKind.TARGET: "m"}, outbox)
         self.scheduler = Scheduler(pool, cache, limits, self.pulls, holds=_holds_nothing)
         model: Any = FakeModel(self)
@@ -213,7 +213,7 @@ class Tier:
         pool, cache = self.scheduler.pool, self.scheduler.cache
         room = pool.free + sum(not pool.owners(page) for page in cache._nodes)
         pulls = [a.pull for a in self.pulls._active.values()]
-        wanted = [pull._page_count for pull in pulls if pull.state is State.WAITING]
+        wanted = [pull._page_count for pull in pulls if pull.state is PullState.WAITING]
         return any(
             pages > room for pages in wanted + [pages_for(len(s), PAGE) for s in self.scheduler.waiting]
         )

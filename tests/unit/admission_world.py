@@ -45,7 +45,7 @@ from eyas.engine.ipc.messages import (
     WatchUpdate,
     WireFailure,
 )
-from kv_transfer.puller import State
+from kv_transfer.puller import PullState
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -132,7 +132,7 @@ class World:
         pulls = [active.pull.state for active in decode.pulls._active.values()]
         found = {
             "both tiers full": all(tier.exhausted() for tier in self.tiers.values()),
-            "pull drained": State.DRAINING in pulls and bool(decode.scheduler.running),
+            "pull drained": PullState.DRAINING in pulls and bool(decode.scheduler.running),
             "preempted": decode.scheduler.preemptions > 0,
             "gave way": decode.gave_way,
             "waits for a slot": bool(decode.scheduler.joining),

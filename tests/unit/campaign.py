@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Finish, GenerationRequest, RequestChoice
+from eyas.common.types import FinishCause, GenerationRequest, RequestChoice
 from eyas.engine.ipc.messages import Cancel, Load
 from tests.unit.loopback import Loopback, Result
 
@@ -162,7 +162,7 @@ class Campaign:
         """Each choice is as long as it says, or ends with a token that may end it."""
         params = one.request.params
         for choice, tokens in one.result.tokens.items():
-            if one.result.finishes[choice] is Finish.LENGTH:
+            if one.result.finishes[choice] is FinishCause.LENGTH:
                 assert len(tokens) == params.max_tokens
             else:
                 may_end = set(params.stop_token_ids) | (set() if params.ignore_eos else self._traffic.eos_ids)

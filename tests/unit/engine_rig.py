@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import FirstToken, GenerationRequest, KvHandle, KvKind, RequestChoice, Shard
-from eyas.common.wire.pool import Geometry, PoolInfo, RankPool
+from eyas.common.types import FirstToken, GenerationRequest, KvHandle, KvKind, RankPages, RequestChoice
+from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from eyas.engine.batch.sequence import Sequence
 from eyas.engine.ipc.messages import (
     Event,
@@ -33,14 +33,14 @@ from eyas.engine.scheduling.limits import Limits
 from eyas.engine.scheduling.requests import Requests
 from eyas.engine.scheduling.scheduler import Scheduler
 from eyas.engine.scheduling.turns import StepRoom
-from kv_transfer.backends.base import Copy, CopyResult, PeerSource
-from kv_transfer.owner import Owner
-from kv_transfer.peers import KvPeers, PeerPages, Route
+from kv_transfer.backends.base import CopyJob, CopyResult, PeerSource
+from kv_transfer.owner import LeaseOwner
+from kv_transfer.peers import KvPeers, PeerPages, PeerRoute
 from kv_transfer.route import PeerRoutes
 
 PAGE = 4
 VOCAB = 100
-GEOMETRY = Geometry(pages=64, page_size=PAGE, layers=1, kv_heads=1, head_dim=4, dtype="float32")
+GEOMETRY = PoolGeometry(pages=64, page_size=PAGE, layers=1, kv_heads=1, head_dim=4, dtype="float32")
 POOL = PoolInfo(7, "m", GEOMETRY, (RankPool(0, 5, {"grpc": {}}),))  # that `handle` is of
 
 
@@ -48,10 +48,10 @@ POOL = PoolInfo(7, "m", GEOMETRY, (RankPool(0, 5, {"grpc": {}}),))  # that `hand
 class HandCopier:
     """Copies stop when the test says so."""
 
-    jobs: list[Copy] = field(default_factory=list)
+    jobs: list[CopyJob] = field(default_factory=list)
     results: list[CopyResult] = field(default_factory=list)
 
-    def submit(self, route: Route, job: Copy) -> None:
+    def submit(self, route: PeerRoute, job: CopyJob) -> None:
         self.jobs.append(job)
 
     def cancel(self, pull: int) -> None:
@@ -69,8 +69,8 @@ class HandCopier:
 class KnownRoutes(PeerRoutes):
     """Every way is proven."""
 
-    def known(self, pages: PeerPages) -> Route:
-        return Route(backend=None, source=PeerSource())  # type: ignore[arg-type]
+    def known(self, pages: PeerPages) -> PeerRoute:
+        return PeerRoute(backend=None, source=PeerSource())  # type: ignore[arg-type]
 
 
 class MetPulls(Pulls):
@@ -106,7 +106,7 @@ class Rig:
         self.copier = HandCopier()
         self.pulls = self._pulls()
         limits = Limits(PAGE, max_running, 16, round_rows, room=room)
-        owner = Owner("here", 1, 30.0, itertools.count(1).__next__)
+        owner = LeaseOwner("here", 1, 30.0, itertools.count(1).__next__)
         self.leases = Leases(owner, self.pool, PAGE, {KvKind.TARGET: "m"}, self.outbox)
         self.scheduler = Scheduler(self.pool, self.cache, limits, self.pulls)
         self.joined: list[Sequence] = []
@@ -169,5 +169,5 @@ def request(
 
 
 def handle(rows: int, *, id: int = 1, group: KvKind = KvKind.TARGET, shards: int = 1) -> KvHandle:
-    shard = Shard(0, tuple(range(-(-rows // PAGE))))
+    shard = RankPages(0, tuple(range(-(-rows // PAGE))))
     return KvHandle("there", 7, 0, id, group, "m", rows, (shard,) * shards)

@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from eyas.common.wire.pool import Geometry
-from kv_transfer.area import Area, DeviceArea
-from kv_transfer.backends.base import Site
+from eyas.common.wire.pool import PoolGeometry
+from kv_transfer.area import DeviceArea, PoolArea
+from kv_transfer.backends.base import BackendSite
 from kv_transfer.backends.cuda_ipc import CudaIpcBackend
-from kv_transfer.gpu.driver import Allocation, CopyBlock, DriverError, GpuMemory
-from kv_transfer.gpu.handover import Giver
+from kv_transfer.gpu.driver import CopyBlock, DeviceAllocation, DriverError, GpuMemory
+from kv_transfer.gpu.handover import DescriptorGiver
 
 
 class FakeDriver:
-    """A `kv_transfer.gpu.driver.Driver`. `sees`: the GPUs whose memory it can read."""
+    """A `kv_transfer.gpu.driver.GpuDriver`. `sees`: the GPUs whose memory it can read."""
 
     def __init__(self, uuid: bytes = b"gpu-a", sees: tuple[bytes, ...] = (b"gpu-a", b"gpu-b")) -> None:
         self.uuid = uuid
@@ -95,25 +95,25 @@ class FakeDriver:
 
 END_S = 5.0
 
-GEOMETRY = Geometry(pages=40, page_size=4, layers=4, kv_heads=8, head_dim=4, dtype="float32")
+GEOMETRY = PoolGeometry(pages=40, page_size=4, layers=4, kv_heads=8, head_dim=4, dtype="float32")
 """Pages of 4,096 bytes."""
 
 
 class FakePool:
     """A pool on fake GPUs, of as many ranks as there are `drivers`, and its backend."""
 
-    def __init__(self, folder: str, *drivers: FakeDriver, geometry: Geometry = GEOMETRY) -> None:
+    def __init__(self, folder: str, *drivers: FakeDriver, geometry: PoolGeometry = GEOMETRY) -> None:
         self.drivers = drivers or (FakeDriver(),)
         self.geometry = geometry
-        self.givers: list[Giver] = []
+        self.givers: list[DescriptorGiver] = []
         self.areas = tuple(self._area(folder, driver) for driver in self.drivers)
-        nowhere = Area(np.empty((1, 0), np.uint8))
-        self.backend = CudaIpcBackend(Site(nowhere, folder, wire=None, devices=self.areas))  # type: ignore[arg-type]
+        nowhere = PoolArea(np.empty((1, 0), np.uint8))
+        self.backend = CudaIpcBackend(BackendSite(nowhere, folder, wire=None, devices=self.areas))  # type: ignore[arg-type]
 
     def _area(self, folder: str, driver: FakeDriver) -> DeviceArea:
-        pool = Allocation.new(driver, self.geometry.pool_bytes + self.geometry.page_bytes)
+        pool = DeviceAllocation.new(driver, self.geometry.pool_bytes + self.geometry.page_bytes)
         path = Path(folder) / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-giver"
-        self.givers.append(Giver(path, pool.memory.size, pool.export))
+        self.givers.append(DescriptorGiver(path, pool.memory.size, pool.export))
         return DeviceArea(pool.memory.address, self.geometry, pool, str(path))
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class FakePool:
         assert self.backend.close(time.monotonic() + END_S)
 
     @property
-    def giver(self) -> Giver:
+    def giver(self) -> DescriptorGiver:
         """That of the last rank."""
         return self.givers[-1]
 
@@ -146,17 +146,17 @@ class FakePool:
 class OnFakeGpu(CudaIpcBackend):
     """The backend of a site's area, whose file is the memory of a fake GPU."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: BackendSite) -> None:
         pages, page_bytes = site.area.pages.shape
-        small = Geometry(
+        small = PoolGeometry(
             pages=pages - 1, page_size=1, layers=1, kv_heads=1, head_dim=page_bytes // 8, dtype="float32"
         )
         driver = FakeDriver()
-        pool = Allocation(driver, driver.adopt(site.area.path))
+        pool = DeviceAllocation(driver, driver.adopt(site.area.path))
         path = Path(site.pool_dir) / f"eyas-{os.getpid()}-{secrets.token_hex(4)}-giver"
-        self._giver = Giver(path, pool.memory.size, pool.export)
+        self._giver = DescriptorGiver(path, pool.memory.size, pool.export)
         area = DeviceArea(pool.memory.address, small, pool, str(path))
-        super().__init__(Site(site.area, site.pool_dir, site.wire, (area,)))
+        super().__init__(BackendSite(site.area, site.pool_dir, site.wire, (area,)))
 
     def close(self, deadline: float) -> bool:
         self._giver.close()

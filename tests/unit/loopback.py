@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from eyas.common.config import EngineConfig
-from eyas.common.types import Entry, Finish, GenerationRequest, KvHandle, Role
+from eyas.common.types import FinishCause, GenerationRequest, KvHandle, Role, TokenEntry
 from eyas.engine.ipc.messages import (
     Attach,
     ClosePull,
@@ -84,12 +84,12 @@ class Result:
 
     wanted: int
     tokens: dict[int, list[int]] = field(default_factory=dict)
-    entries: list[Entry] = field(default_factory=list)
-    finishes: dict[int, Finish] = field(default_factory=dict)
+    entries: list[TokenEntry] = field(default_factory=list)
+    finishes: dict[int, FinishCause] = field(default_factory=dict)
     failure: str | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: TokenEntry) -> None:
         """Each output index once, in order; a repeated one must repeat the same token."""
         self.entries.append(entry)
         have = self.tokens.setdefault(entry.choice, [])

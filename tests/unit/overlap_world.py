@@ -15,7 +15,7 @@ from paper_grammars import GRAMMAR, PaperGrammars, allowed_after
 from wandering import SPEC, Wandering
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, Finish, GenerationRequest, PromptTokenLogprobs, RequestChoice
+from eyas.common.types import FinishCause, GenerationRequest, PromptTokenLogprobs, RequestChoice, TokenEntry
 from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tables import Tables, TableSizes
@@ -108,7 +108,7 @@ class Story:
 
     request: GenerationRequest
     tokens: dict[int, list[int]]
-    finishes: dict[int, Finish] = field(default_factory=dict)
+    finishes: dict[int, FinishCause] = field(default_factory=dict)
     prompt: PromptTokenLogprobs | None = None
     cancelled: set[int] = field(default_factory=set)
 
@@ -214,7 +214,7 @@ class World:
             for entry in event.entries:
                 self._told(entry)
 
-    def _told(self, entry: Entry) -> None:
+    def _told(self, entry: TokenEntry) -> None:
         story = self.stories[entry.id]
         have = story.tokens[entry.choice]
         assert entry.index == len(have) and entry.choice not in story.finishes
@@ -248,7 +248,7 @@ class World:
         assert all(seq.in_flight == 0 for seq in self.seen.values())
 
 
-def plain_rule(request: GenerationRequest, choice: RequestChoice) -> tuple[list[int], Finish | None]:
+def plain_rule(request: GenerationRequest, choice: RequestChoice) -> tuple[list[int], FinishCause | None]:
     """One token after the other, from all ids so far."""
     output, params = list(choice.output_ids), request.params
     while True:

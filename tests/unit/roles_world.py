@@ -18,8 +18,8 @@ from eyas.common.types import (
     GenerationRequest,
     KvHandle,
     KvKind,
+    RankPages,
     RequestChoice,
-    Shard,
     TokenLogprob,
 )
 from eyas.engine.batch.sequence import Work
@@ -36,9 +36,9 @@ from eyas.engine.ipc.messages import (
     PullReleased,
     ReleasePull,
 )
-from kv_transfer.backends.base import Copy
+from kv_transfer.backends.base import CopyJob
 from kv_transfer.layout import pages_for
-from kv_transfer.peers import Route
+from kv_transfer.peers import PeerRoute
 
 
 class CarefulCopier(HandCopier):
@@ -48,7 +48,7 @@ class CarefulCopier(HandCopier):
         super().__init__()
         self._world = world
 
-    def submit(self, route: Route, job: Copy) -> None:
+    def submit(self, route: PeerRoute, job: CopyJob) -> None:
         both = set(job.dst_pages) & self._world.written
         assert not both, f"a step in flight may write pages {both}"
         super().submit(route, job)
@@ -86,7 +86,7 @@ class RolesWorld(World):
     def _pull(self, request: GenerationRequest) -> None:
         rows, number = len(request.prompt_ids), len(self.pulled) + 1
         self.pulled[number] = request
-        shard = Shard(0, tuple(range(pages_for(rows, PAGE))))
+        shard = RankPages(0, tuple(range(pages_for(rows, PAGE))))
         self.stories[request.id] = self.story(request)
         self.rig.submit(request, attach=True)
         handle = KvHandle("there", 7, 0, number, KvKind.TARGET, "m", rows, (shard,))

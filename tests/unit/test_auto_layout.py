@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from eyas.common.step_times import StepPace, StepRates
-from eyas.common.types import Backlog, Role, WorkerInfo
+from eyas.common.types import Role, WorkerBacklog, WorkerInfo
 from eyas.simulator.hardware import example
 from gateway.backends.delivery import TokenTimes
 from gateway.observe.metrics import PlacementMetrics
@@ -21,11 +21,11 @@ from gateway.routing.placement import Preference, Targets, WorkerPlace
 from gateway.routing.router import Candidate, RequestRoute
 
 RATES = StepRates(example().times, example().budget)
-IDLE = Backlog(prefill_room=256, decode_room=512)
+IDLE = WorkerBacklog(prefill_room=256, decode_room=512)
 TIGHT = Targets(1.0, 0.008)
 
 
-def info(name: str, backlog: Backlog = IDLE, rates: StepRates | None = RATES) -> WorkerInfo:
+def info(name: str, backlog: WorkerBacklog = IDLE, rates: StepRates | None = RATES) -> WorkerInfo:
     return WorkerInfo(name, tuple(Role), 1, "m", "f", "", 8192, 1000, 100, backlog=backlog, rates=rates)
 
 
@@ -63,7 +63,9 @@ class World:
 
 
 def test_a_place_is_the_report_and_what_changed_since() -> None:
-    told = Backlog(decoding=5, context=5000, queued=700, prompt_share=0.5, prefill_room=10, decode_room=20)
+    told = WorkerBacklog(
+        decoding=5, context=5000, queued=700, prompt_share=0.5, prefill_room=10, decode_room=20
+    )
     then, now = UnderWay(2, 2000, prompts=1, queued=300), UnderWay(4, 4500, prompts=1, queued=900)
     worker = Candidate(info("w", told), cached=48, under_way=now, reported=then)
     found = place_of(worker, Preference.DECODE)
@@ -177,7 +179,10 @@ def test_where_nothing_is_known_or_free_roles_decide() -> None:
     world = World()
     world.infos = [info("w0", rates=None), info("w1", rates=None)]
     assert world.send(100) == RequestRoute("w0", None)
-    world.infos = [info("w0", Backlog()), info("w1", Backlog())]  # full: the worker itself refuses
+    world.infos = [
+        info("w0", WorkerBacklog()),
+        info("w1", WorkerBacklog()),
+    ]  # full: the worker itself refuses
     assert world.layout.route(100, world.workers()) in (RequestRoute("w0", None), RequestRoute("w1", None))
     assert world.layout.route(100, []) is None
     assert 'eyas_placements_total{placement="by_roles"} 1.0' in world.page()

@@ -15,7 +15,7 @@ from eyas.bench.parts import Line
 from eyas.bench.static_batch import StaticBatch, Trace, figures
 from eyas.common.config import GPU_DEFAULTS, EngineConfig
 from eyas.common.errors import ConfigError
-from eyas.common.types import Entry, Finish
+from eyas.common.types import FinishCause, TokenEntry
 from eyas.engine.checkpoint.sizes import parameters
 from eyas.engine.models.table import read_model
 from tests.unit.unwarmed import unwarmed
@@ -28,9 +28,9 @@ FIELDS = {
 }
 
 
-def entry(i: int, index: int, count: int = 1, end: bool = False) -> Entry:
-    finish = Finish("length") if end else None
-    return Entry(str(i), 1, 0, index, tuple(range(count)), finish=finish)
+def entry(i: int, index: int, count: int = 1, end: bool = False) -> TokenEntry:
+    finish = FinishCause("length") if end else None
+    return TokenEntry(str(i), 1, 0, index, tuple(range(count)), finish=finish)
 
 
 def test_figures_by_hand() -> None:

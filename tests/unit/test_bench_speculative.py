@@ -17,7 +17,7 @@ from eyas.bench.plots.speculative import plot_speculative
 from eyas.bench.speculative import DraftSetting, best, settings, with_speedup
 from eyas.common.config import SpeculationConfig
 from eyas.common.errors import ConfigError, EyasError
-from eyas.common.types import Entry, Finish
+from eyas.common.types import FinishCause, TokenEntry
 from tests.unit.unwarmed import unwarmed
 
 
@@ -29,8 +29,8 @@ def line(setting: str, size: int, rate: float) -> dict[str, Any]:
     return {"setting": setting, "flags": "", "batch_size": size, "output_throughput": rate}
 
 
-def entry(index: int, tokens: int, end: bool = False) -> Entry:
-    return Entry("a", 1, 0, index, (5,) * tokens, finish=Finish("stop") if end else None)
+def entry(index: int, tokens: int, end: bool = False) -> TokenEntry:
+    return TokenEntry("a", 1, 0, index, (5,) * tokens, finish=FinishCause("stop") if end else None)
 
 
 def test_the_grid_has_every_shape_that_there_can_be() -> None:

@@ -16,22 +16,22 @@ from eyas.common import errors
 from eyas.common.errors import ContextLengthExceeded, InvalidRequest
 from eyas.common.grammars.notations import Grammar, GrammarKind
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import Curve, StepBudget, StepPace, StepRates, StepTimes
+from eyas.common.step_times import PiecewiseCurve, StepBudget, StepPace, StepRates, StepTimes
 from eyas.common.types import (
-    Backlog,
     EngineTimings,
-    Entry,
-    Finish,
+    FinishCause,
     FirstToken,
     GenerationRequest,
     KvHandle,
     KvKind,
     PromptTokenLogprobs,
+    RankPages,
     RequestChoice,
     RequestDraftLimits,
     Role,
-    Shard,
+    TokenEntry,
     TokenLogprob,
+    WorkerBacklog,
     WorkerInfo,
 )
 from eyas.common.wire import convert
@@ -44,7 +44,7 @@ tokens = st.lists(token, max_size=5).map(tuple)
 single = st.floats(width=32, allow_nan=False)
 double = st.floats(allow_nan=False)
 logprob = st.builds(TokenLogprob, single, st.lists(st.tuples(token, single), max_size=3).map(tuple))
-finish = st.sampled_from([None, *Finish])
+finish = st.sampled_from([None, *FinishCause])
 params = st.builds(
     SamplingParams,
     max_tokens=token,
@@ -78,7 +78,7 @@ prompt = st.builds(
     st.integers(0, 2),
 )
 entry = st.builds(
-    Entry,
+    TokenEntry,
     id=st.text(max_size=8),
     attempt=st.integers(0, 2**32 - 1),
     choice=token,
@@ -101,7 +101,7 @@ handle = st.builds(
     group=st.sampled_from(KvKind),
     layout=st.text(max_size=8),
     tokens=token,
-    shards=st.lists(st.builds(Shard, token, tokens), max_size=2).map(tuple),
+    shards=st.lists(st.builds(RankPages, token, tokens), max_size=2).map(tuple),
 )
 
 
@@ -131,7 +131,7 @@ def test_many_prompt_ids_are_packed() -> None:
 
 
 @given(st.lists(entry, max_size=4))
-def test_steps(entries: list[Entry]) -> None:
+def test_steps(entries: list[TokenEntry]) -> None:
     assert step_from_pb(over_the_wire(step_to_pb(entries))) == tuple(entries)
 
 
@@ -174,9 +174,15 @@ def test_worker_info() -> None:
         "h:1", (Role.PREFILL, Role.DRAFT), 2**64 - 1, "m", "f", "d", 2048, 4096, 9, 8, 7, 6, False, True
     )
     assert convert.info_from_pb(over_the_wire(convert.info_to_pb(value))) == value
-    times = StepTimes(Curve(((1, 2.5), (8, 2.5), (64, 9.0))), Curve(((0, 0.0), (1e6, 30.0))), 0.5, 0.25, 64)
+    times = StepTimes(
+        PiecewiseCurve(((1, 2.5), (8, 2.5), (64, 9.0))),
+        PiecewiseCurve(((0, 0.0), (1e6, 30.0))),
+        0.5,
+        0.25,
+        64,
+    )
     rates = StepRates(times, StepBudget(512, 128))
-    backlog = Backlog(1, 2**40, 3, 0.25, 5, 6, StepPace(1.5, 0.0, 0.75))
+    backlog = WorkerBacklog(1, 2**40, 3, 0.25, 5, 6, StepPace(1.5, 0.0, 0.75))
     value = msgspec.structs.replace(
         value, stalled=True, stays=True, backlog=backlog, rates=rates, tokenizer="t"
     )
@@ -190,16 +196,16 @@ def test_worker_info() -> None:
         {"mixed_ms": float("nan")},
         {"grain": 0},
         {"chunk_tokens": 0},
-        {"rows_ms": Curve(((1, 1.0),))},
-        {"rows_ms": Curve(((1, 1.0), (1, 2.0)))},
-        {"rows_ms": Curve(((1, 2.0), (2, 1.0)))},
-        {"context_ms": Curve(((0, -1.0), (2, 1.0)))},
-        {"context_ms": Curve(((0, 0.0), (2, float("inf"))))},
-        {"context_ms": Curve(tuple((i, i) for i in range(1000)))},
+        {"rows_ms": PiecewiseCurve(((1, 1.0),))},
+        {"rows_ms": PiecewiseCurve(((1, 1.0), (1, 2.0)))},
+        {"rows_ms": PiecewiseCurve(((1, 2.0), (2, 1.0)))},
+        {"context_ms": PiecewiseCurve(((0, -1.0), (2, 1.0)))},
+        {"context_ms": PiecewiseCurve(((0, 0.0), (2, float("inf"))))},
+        {"context_ms": PiecewiseCurve(tuple((i, i) for i in range(1000)))},
     ],
 )
 def test_rates_by_which_no_step_can_be_timed_are_refused(change: dict[str, Any]) -> None:
-    good = StepTimes(Curve(((1, 1.0), (2, 2.0))), Curve(((0, 0.0), (1, 1.0))), 0.5, 0.25, 1)
+    good = StepTimes(PiecewiseCurve(((1, 1.0), (2, 2.0))), PiecewiseCurve(((0, 0.0), (1, 1.0))), 0.5, 0.25, 1)
     budget = StepBudget(change.pop("chunk_tokens", 512), 128)
     bad = StepRates(dataclasses.replace(good, **change), budget)
     with pytest.raises(InvalidRequest, match="rates"):
@@ -208,7 +214,7 @@ def test_rates_by_which_no_step_can_be_timed_are_refused(change: dict[str, Any])
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_a_pace_that_is_none_is_refused(value: float) -> None:
-    told = backlog_to_pb(Backlog(pace=StepPace(mixed=value)))
+    told = backlog_to_pb(WorkerBacklog(pace=StepPace(mixed=value)))
     with pytest.raises(InvalidRequest, match="pace"):
         backlog_from_pb(told)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from engine_rig import PAGE, Rig, handle, request
 
-from eyas.common.types import Finish, FirstToken, RequestChoice
+from eyas.common.types import FinishCause, FirstToken, RequestChoice
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.ipc.messages import (
     Attach,
@@ -110,7 +110,7 @@ def test_choices_that_ended_at_their_first_token_are_not_computed(clock: Clock) 
     rig = Rig(9)
     leased(rig)
     pull = waiting(rig, "a", RequestChoice(0), RequestChoice(1))
-    first = FirstToken(0, 7), FirstToken(1, 8, finish=Finish.STOP)
+    first = FirstToken(0, 7), FirstToken(1, 8, finish=FinishCause.STOP)
     rig.pulls.told(PullDone(pull.pull, first))
     clock.now += PATIENCE_S
     rig.poll()

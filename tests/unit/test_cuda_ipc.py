@@ -25,9 +25,9 @@ import pytest
 from msgspec.structs import replace as replace_geometry
 
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.types import Shard
+from eyas.common.types import RankPages
 from eyas.common.wire.pool import Export
-from kv_transfer.backends.base import Copy, CopyResult
+from kv_transfer.backends.base import CopyJob, CopyResult
 from kv_transfer.backends.cuda_ipc import PeerRank
 from kv_transfer.gpu import handover
 from kv_transfer.gpu.driver import DriverError
@@ -68,7 +68,7 @@ def owner(folder: Path) -> Iterator[tuple[SpawnProcess, Export, Connection]]:
         process.join()
 
 
-def copied(pool: FakePool, source: PeerRank, job: Copy) -> CopyResult:
+def copied(pool: FakePool, source: PeerRank, job: CopyJob) -> CopyResult:
     pool.backend.start(source, job)
     end = time.monotonic() + END_S + handover.TAKE_S
     while time.monotonic() < end:
@@ -85,9 +85,9 @@ def opened(pool: FakePool, export: Export) -> PeerRank:
     return source
 
 
-def job(*pairs: tuple[int, int]) -> Copy:
+def job(*pairs: tuple[int, int]) -> CopyJob:
     src, dst = zip(*pairs, strict=True)
-    return Copy(1, 0, Shard(0, src), dst)
+    return CopyJob(1, 0, RankPages(0, src), dst)
 
 
 def until(condition: object) -> None:
@@ -158,12 +158,12 @@ def test_every_rank_gets_its_heads_from_those_that_have_them(tmp_path: Path, the
     moved = 0
     for rank in range(theirs):
         source, page = opened(puller, owner_.backend.export(rank) or {}), int(dst[0])
-        proof = Copy(1, -1 - rank, Shard(rank, (COUNT,)), (page,), proof=1)
+        proof = CopyJob(1, -1 - rank, RankPages(rank, (COUNT,)), (page,), proof=1)
         assert copied(puller, source, proof).ok
         truth = zlib.crc32(owner_.pages(rank)[COUNT].tobytes())
         assert puller.backend.checksum(proof) == truth
-        pages = Shard(rank, tuple(src.tolist()))
-        result = copied(puller, source, Copy(1, rank, pages, tuple(dst.tolist())))
+        pages = RankPages(rank, tuple(src.tolist()))
+        result = copied(puller, source, CopyJob(1, rank, pages, tuple(dst.tolist())))
         assert result.ok
         moved += result.bytes
     assert moved == 9 * GEOMETRY.page_bytes
@@ -276,7 +276,7 @@ def test_a_proof_is_of_every_rank_that_takes_part_of_a_page(tmp_path: Path) -> N
     folder, half = str(tmp_path), replace_geometry(GEOMETRY, kv_heads=GEOMETRY.kv_heads // 2)
     owner_, truth = FakePool(folder), zlib.crc32(contents()[COUNT].tobytes())
     owner_.fill(contents())
-    proof = Copy(1, -1, Shard(0, (COUNT,)), (7,), proof=truth)
+    proof = CopyJob(1, -1, RankPages(0, (COUNT,)), (7,), proof=truth)
     for second, same in ((FakeDriver, True), (Blind, False)):
         puller = FakePool(folder, FakeDriver(), second(), geometry=half)
         source = opened(puller, owner_.backend.export() or {})
@@ -290,7 +290,7 @@ def test_an_owner_that_cannot_export_says_so_at_once(tmp_path: Path) -> None:
     def export() -> int:
         raise next(tries)
 
-    giver = handover.Giver(tmp_path / "giver", 8, export)
+    giver = handover.DescriptorGiver(tmp_path / "giver", 8, export)
     for _ in range(2):
         began = time.monotonic()
         with pytest.raises(TransferFailed, match="closed the connection"):

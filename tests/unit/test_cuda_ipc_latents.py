@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kv_transfer.backends.base import Copy
+from kv_transfer.backends.base import CopyJob
 from tests.unit.test_cuda_ipc import (
     COUNT,
     GEOMETRY,
     FakeDriver,
     FakePool,
-    Shard,
+    RankPages,
     copied,
     opened,
     replace_geometry,
@@ -35,9 +35,9 @@ def test_latents_come_from_one_rank_since_all_have_them(tmp_path: Path, theirs: 
         owner_.fill(whole, rank)
     for rank in range(theirs):
         source, truth = opened(puller, owner_.backend.export(rank) or {}), zlib.crc32(whole[COUNT].tobytes())
-        proof = Copy(1, -1 - rank, Shard(rank, (COUNT,)), (0,), proof=truth)
+        proof = CopyJob(1, -1 - rank, RankPages(rank, (COUNT,)), (0,), proof=truth)
         assert copied(puller, source, proof).ok and puller.backend.checksum(proof) == truth
-        result = copied(puller, source, Copy(1, rank, Shard(rank, (3, 1, 2)), (5, 6, 9)))
+        result = copied(puller, source, CopyJob(1, rank, RankPages(rank, (3, 1, 2)), (5, 6, 9)))
         assert result.ok
         moved += result.bytes
     assert moved == 3 * ours * geometry.page_bytes

@@ -10,18 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.common.errors import Cancelled, EyasError, Unavailable
-from eyas.common.types import EngineTimings, Entry, Finish, PromptTokenLogprobs, RequestChoice, TokenLogprob
+from eyas.common.types import (
+    EngineTimings,
+    FinishCause,
+    PromptTokenLogprobs,
+    RequestChoice,
+    TokenEntry,
+    TokenLogprob,
+)
 from gateway.backends.base import Lane
 from gateway.backends.delivery import MAX_TAKEN, Delivery
 
 
-def entry(index: int, *tokens: int, choice: int = 0, finish: Finish | None = None) -> Entry:
+def entry(index: int, *tokens: int, choice: int = 0, finish: FinishCause | None = None) -> TokenEntry:
     logprobs = tuple(TokenLogprob(-float(token)) for token in tokens)
-    return Entry("r", 1, choice, index, tokens, logprobs, finish)
+    return TokenEntry("r", 1, choice, index, tokens, logprobs, finish)
 
 
-async def drain(delivery: Delivery) -> list[Entry]:
-    entries: list[Entry] = []
+async def drain(delivery: Delivery) -> list[TokenEntry]:
+    entries: list[TokenEntry] = []
     while taken := await asyncio.wait_for(delivery.take(), 1):
         entries += taken
     return entries
@@ -38,12 +45,12 @@ def test_overlaps_are_trimmed(pieces: list[tuple[int, int]]) -> None:
             if start <= known:
                 delivery.push(entry(start, *range(start, start + length)))
                 known = max(known, start + length)
-        delivery.push(entry(known, finish=Finish.STOP))
+        delivery.push(entry(known, finish=FinishCause.STOP))
         entries = await drain(delivery)
         tokens = [token for e in entries for token in e.tokens]
         assert tokens == list(range(known))
         assert [-logprob.logprob for e in entries for logprob in e.logprobs] == tokens
-        assert [e.finish for e in entries if e.finish] == [Finish.STOP]
+        assert [e.finish for e in entries if e.finish] == [FinishCause.STOP]
         assert all(e.tokens[0] == e.index for e in entries if e.tokens)
 
     asyncio.run(run())
@@ -55,7 +62,7 @@ async def test_what_was_asked_of_the_prompt_comes_once() -> None:
     delivery.close(1)
     told = msgspec.structs.replace(entry(0, 5, choice=1), prompt=PromptTokenLogprobs(1))
     delivery.push(told)
-    delivery.push(msgspec.structs.replace(told, choice=0, tokens=(5, 6), finish=Finish.STOP))
+    delivery.push(msgspec.structs.replace(told, choice=0, tokens=(5, 6), finish=FinishCause.STOP))
     first, second = await drain(delivery)
     assert (first.prompt, first.tokens) == (PromptTokenLogprobs(1), ())
     assert (second.prompt, second.tokens) == (None, (5, 6))
@@ -65,7 +72,7 @@ async def test_a_resumed_choice_goes_on_from_its_ids() -> None:
     delivery = Delivery([RequestChoice(0, (5, 6)), RequestChoice(1)])
     delivery.push(entry(1, 6, 7))
     assert [e.tokens for e in await delivery.take()] == [(7,)]
-    delivery.push(entry(0, 9, choice=1, finish=Finish.STOP))
+    delivery.push(entry(0, 9, choice=1, finish=FinishCause.STOP))
     assert delivery.unfinished() == (RequestChoice(0, (5, 6, 7)),)
     assert not delivery.complete
     delivery.close(0)
@@ -74,7 +81,7 @@ async def test_a_resumed_choice_goes_on_from_its_ids() -> None:
 
 async def test_nothing_after_the_finish() -> None:
     delivery = Delivery([RequestChoice(0)])
-    delivery.push(entry(0, 1, finish=Finish.LENGTH))
+    delivery.push(entry(0, 1, finish=FinishCause.LENGTH))
     delivery.push(entry(1, 2))
     assert [e.tokens for e in await drain(delivery)] == [(1,)]
 
@@ -112,7 +119,7 @@ async def test_timings_come_through_without_their_tokens() -> None:
     """Decode repeats token 0 and says how the transfer went; a choice may have ended at prefill by then."""
     timings = EngineTimings(transfer_ms=1.0)
     delivery = Delivery([RequestChoice(0), RequestChoice(1)])
-    delivery.push(entry(0, 5, finish=Finish.STOP))
+    delivery.push(entry(0, 5, finish=FinishCause.STOP))
     delivery.push(entry(0, 6, choice=1))
     for choice in (0, 1):
         told = msgspec.structs.replace(entry(0, 5 + choice, choice=choice), accepted=1, offered=2)
@@ -127,10 +134,10 @@ async def test_timings_come_through_without_their_tokens() -> None:
 class Told(Lane):
     """Takes all entries but last ones."""
 
-    def __init__(self, told: list[Entry]) -> None:
+    def __init__(self, told: list[TokenEntry]) -> None:
         self._told = told
 
-    def offer(self, entry: Entry, now: float) -> bool:
+    def offer(self, entry: TokenEntry, now: float) -> bool:
         if entry.finish is None:
             self._told.append(entry)
         return entry.finish is None
@@ -138,7 +145,7 @@ class Told(Lane):
 
 async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
     """Otherwise it could overtake what the reader has taken and not yet dealt with."""
-    delivery, told = Delivery([RequestChoice(0)]), list[Entry]()
+    delivery, told = Delivery([RequestChoice(0)]), list[TokenEntry]()
 
     delivery.use_lanes(lambda choice: Told(told))
     delivery.push(entry(0, 1))
@@ -150,7 +157,7 @@ async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
     for index in range(3):  # the first of them is known already
         delivery.push(entry(1 + index, 2 + index))
     assert [e.tokens for e in told] == [(3,), (4,)] and not reading.done()
-    delivery.push(entry(4, 5, finish=Finish.STOP))
+    delivery.push(entry(4, 5, finish=FinishCause.STOP))
     delivery.push(entry(5, 6))
     assert [e.tokens for e in await reading] == [(5,)] and len(told) == 2
     assert await delivery.take() == () and delivery.tokens == 5

@@ -18,7 +18,7 @@ from tokenizers.decoders import DecodeStream
 from eyas.common.config import NANO
 from eyas.common.params import SamplingParams
 from eyas.common.tokenizers.source import read_tokenizer
-from eyas.common.types import Entry, Finish, GenerationRequest
+from eyas.common.types import FinishCause, GenerationRequest, TokenEntry
 from gateway.text.entries import ChoiceText, TextRules
 from gateway.text.tokenizer import Tokenizer
 
@@ -148,8 +148,8 @@ def test_stop_strings_end_a_stream_where_they_end_the_text(name: str) -> None:
         choice = ChoiceText(tokenizer, GenerationRequest("r", (1,), SamplingParams()), rules)
         shown = ""
         for at, id in enumerate(ids):
-            finish = Finish.LENGTH if at == len(ids) - 1 else None
-            delta = choice.push(Entry("r", 1, 0, at, (id,), (), finish))
+            finish = FinishCause.LENGTH if at == len(ids) - 1 else None
+            delta = choice.push(TokenEntry("r", 1, 0, at, (id,), (), finish))
             shown += delta.text
             if delta.finish is not None:
                 break

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammars.notations import Grammar
 from eyas.common.params import SamplingParams
-from eyas.common.types import Finish, GenerationRequest, RequestChoice
+from eyas.common.types import FinishCause, GenerationRequest, RequestChoice
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.device import special as special_rows
 from eyas.engine.device.masks import Nodes
@@ -193,7 +193,7 @@ def test_answers_are_the_plain_engines(config: EngineConfig, drafts: Speculation
     patterns = {"bits": "(01|10){1,3}", "words": "ab|ba|abba", "pairs": r'\{ *"a" *: *[01] *\}'}
     for result, request in zip(found, asked, strict=True):
         for choice, ids in result.tokens.items():
-            if request.id in patterns and result.finishes[choice] is Finish.STOP:
+            if request.id in patterns and result.finishes[choice] is FinishCause.STOP:
                 assert re.fullmatch(patterns[request.id], text(ids)), text(ids)
     offered = [any(entry.offered for entry in result.entries) for result in found]
     assert offered == [drafts is not None] * len(found)

@@ -18,7 +18,7 @@ from engine_rig import PAGE, Rig
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, GenerationRequest, RequestChoice
+from eyas.common.types import GenerationRequest, RequestChoice, TokenEntry
 from eyas.engine.batch.rows import DecodeRows, Rows
 from eyas.engine.batch.tables import Tables, TableSizes
 from eyas.engine.device.buckets import Buckets
@@ -179,7 +179,7 @@ class World:
             self._count(entry)
         return busy
 
-    def _count(self, entry: Entry) -> None:
+    def _count(self, entry: TokenEntry) -> None:
         key = entry.id, entry.choice
         self.tokens[key] = self.tokens.get(key, 0) + len(entry.tokens)
 

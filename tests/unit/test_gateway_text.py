@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from eyas.common.errors import ConfigError, EyasError, InvalidRequest
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, Finish, GenerationRequest, RequestChoice, TokenLogprob
+from eyas.common.types import FinishCause, GenerationRequest, RequestChoice, TokenEntry, TokenLogprob
 from gateway.text.entries import ChoiceText, TextRules, TextStream
 from gateway.text.stop import StopMatcher
 from gateway.text.templates import ChatTemplate
@@ -140,9 +140,9 @@ def test_only_what_may_become_a_stop_string_is_held() -> None:
 # --- entries to deltas -------------------------------------------------------------------------------
 
 
-def entry(tokens: list[int], index: int, finish: Finish | None = None, **more: Any) -> Entry:
+def entry(tokens: list[int], index: int, finish: FinishCause | None = None, **more: Any) -> TokenEntry:
     scored = tuple(TokenLogprob(-float(index + i)) for i in range(len(tokens)))
-    return Entry("r", 1, 0, index, tuple(tokens), scored, finish, **more)
+    return TokenEntry("r", 1, 0, index, tuple(tokens), scored, finish, **more)
 
 
 def choice_text(tokenizer: Tokenizer, stops: Sequence[str] = (), min_tokens: int = 0) -> ChoiceText:
@@ -177,7 +177,7 @@ def test_text_and_usage_do_not_depend_on_the_steps(cuts: list[int], min_tokens: 
             )
         )
     assert results[0] == results[1]
-    assert results[0][0] == "naïve 日本語" and results[0][3] is Finish.STOP
+    assert results[0][0] == "naïve 日本語" and results[0][3] is FinishCause.STOP
 
 
 def test_min_tokens_hides_early_stop_strings() -> None:
@@ -191,16 +191,18 @@ def test_the_token_that_stopped_the_engine_is_no_text() -> None:
     tokenizer = Tokenizer(byte_level())
     word = list(tokenizer.encode("cat"))
     last = byte_level().token_to_id("x")
-    delta = choice_text(tokenizer, ["ca#"]).push(entry([*word, last], 0, Finish.STOP))
-    assert (delta.text, delta.tokens, delta.finish) == ("cat", (*word, last), Finish.STOP)
+    delta = choice_text(tokenizer, ["ca#"]).push(entry([*word, last], 0, FinishCause.STOP))
+    assert (delta.text, delta.tokens, delta.finish) == ("cat", (*word, last), FinishCause.STOP)
 
 
 @given(
     st.lists(st.integers(0, 345), min_size=1, max_size=24),
     st.lists(st.integers(1, 5), max_size=8),
-    st.sampled_from(Finish),
+    st.sampled_from(FinishCause),
 )
-def test_what_is_read_at_once_is_what_is_read_by_token(ids: list[int], cuts: list[int], end: Finish) -> None:
+def test_what_is_read_at_once_is_what_is_read_by_token(
+    ids: list[int], cuts: list[int], end: FinishCause
+) -> None:
     """Without stop strings and log-probabilities the tokens of a step are not looked at one by one."""
     tokenizer = Tokenizer(byte_level())
     bounds = sorted({0, len(ids), *(min(sum(cuts[:i]), len(ids)) for i in range(len(cuts)))})
@@ -218,7 +220,7 @@ def test_what_is_read_at_once_is_what_is_read_by_token(ids: list[int], cuts: lis
 class Script:
     """A generation stream of given entries."""
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[TokenEntry]) -> None:
         self.entries = entries
         self.cancelled: list[int | None] = []
 
@@ -248,7 +250,9 @@ async def test_drafts_after_a_stop_string_are_not_counted() -> None:
 
 async def test_a_stream_that_just_ends_is_an_error() -> None:
     request = GenerationRequest("r", (1,), SamplingParams(), (RequestChoice(0), RequestChoice(1)))
-    text = TextStream(Script([entry([5], 0, Finish.LENGTH)]), request, Tokenizer(byte_level()), TextRules())
+    text = TextStream(
+        Script([entry([5], 0, FinishCause.LENGTH)]), request, Tokenizer(byte_level()), TextRules()
+    )
     with pytest.raises(EyasError, match="ended before"):
         while await text.take():
             pass

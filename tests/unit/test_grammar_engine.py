@@ -14,7 +14,7 @@ from loopback import Loopback, Result, split_configs, wait_all
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.grammars.notations import Grammar
-from eyas.common.types import Finish, GenerationRequest, RequestChoice
+from eyas.common.types import FinishCause, GenerationRequest, RequestChoice
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.grammar.state import GrammarState
 
@@ -54,7 +54,7 @@ def check(result: Result, judge: object) -> int:
     complete = 0
     for choice, ids in result.tokens.items():
         assert not set(ENDS) & set(ids[:-1])
-        if result.finishes[choice] is Finish.STOP:
+        if result.finishes[choice] is FinishCause.STOP:
             assert ids[-1] in ENDS
             assert judge(text_of(ids)), text_of(ids)  # type: ignore[operator]
             complete += 1
@@ -164,7 +164,7 @@ def test_nothing_comes_after_the_end(base: EngineConfig, speculation: Speculatio
     odd = [{"ignore_eos": True}, {"min_tokens": 20}, {"ignore_eos": True, "min_tokens": 20}, {"logprobs": 1}]
     made = [request(f"r{i}", grammar, **params) for i, params in enumerate(odd)]
     for result in run(Loopback(replace(base, speculation=speculation)), made):
-        assert result.finishes == {0: Finish.STOP}
+        assert result.finishes == {0: FinishCause.STOP}
         assert text_of(result.tokens[0]) in ("Paris", "Rome") and result.tokens[0][-1] in ENDS
         told = [one for entry in result.entries for one in entry.logprobs]
         assert len(told) in (0, len(result.tokens[0]))
@@ -175,7 +175,7 @@ def test_an_end_waits_for_min_tokens_while_more_may_follow(base: EngineConfig) -
     made = [request("a", grammar, min_tokens=20), request("b", grammar, ignore_eos=True, max_tokens=30)]
     a, b = run(Loopback(base), made)
     assert len(a.tokens[0]) >= 20
-    assert len(b.tokens[0]) == 30 and b.finishes[0] is Finish.LENGTH and EOS not in b.tokens[0]
+    assert len(b.tokens[0]) == 30 and b.finishes[0] is FinishCause.LENGTH and EOS not in b.tokens[0]
 
 
 def test_a_stop_token_is_only_a_stop(base: EngineConfig) -> None:

@@ -19,17 +19,17 @@ import pytest
 from fake_nixl import FakeNixl
 
 from eyas.common.errors import Cancelled, ConfigError, EyasError, TransferFailed
-from eyas.common.types import Shard
-from eyas.common.wire.pool import Geometry
-from kv_transfer.area import Area, DeviceArea, create_file
-from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource, Site
+from eyas.common.types import RankPages
+from eyas.common.wire.pool import PoolGeometry
+from kv_transfer.area import DeviceArea, PoolArea, create_file
+from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource, TransferBackend
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import PageWriter, StreamBackend, chunks
 from kv_transfer.backends.table import BACKENDS, backend
-from kv_transfer.copier import Copier
-from kv_transfer.copy_thread import Done
-from kv_transfer.peers import Route
+from kv_transfer.copier import PageCopier
+from kv_transfer.copy_thread import CopyDone
+from kv_transfer.peers import PeerRoute
 from tests.unit.fake_gpu import OnFakeGpu
 
 PAGES, PAGE = 32, 2048
@@ -37,33 +37,33 @@ POOL_DIR = "/dev/shm"
 DOCS = Path(__file__).parents[2] / "docs" / "adding-a-transfer-backend.md"
 
 
-def new_area() -> Area:
+def new_area() -> PoolArea:
     path = Path(POOL_DIR) / f"eyas-test-{uuid.uuid4().hex}"
-    return Area.new(memoryview(create_file(path, (PAGES + 1) * PAGE)), PAGE, str(path))
+    return PoolArea.new(memoryview(create_file(path, (PAGES + 1) * PAGE)), PAGE, str(path))
 
 
 @dataclass
 class ThreadWire:
     """Two fronts and a wire in one: the bytes of a job come in chunks of half a page, from a thread."""
 
-    area: Area
-    peers: dict[int, Area]  # by pull
+    area: PoolArea
+    peers: dict[int, PoolArea]  # by pull
     running: dict[tuple[int, int], threading.Event] = field(default_factory=dict)
-    over: list[Done[Copy]] = field(default_factory=list)
+    over: list[CopyDone[CopyJob]] = field(default_factory=list)
     pause_s: float = 0.0
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4))
 
-    def fetch(self, job: Copy) -> None:
+    def fetch(self, job: CopyJob) -> None:
         self.running[job.name] = threading.Event()
         self.pool.submit(self._fetch, job, self.running[job.name])
 
-    def stop(self, job: Copy) -> None:
+    def stop(self, job: CopyJob) -> None:
         self.running[job.name].set()
 
-    def stopped(self) -> list[Done[Copy]]:
+    def stopped(self) -> list[CopyDone[CopyJob]]:
         return [self.over.pop(0) for _ in range(len(self.over))]
 
-    def _fetch(self, job: Copy, stop: threading.Event) -> None:
+    def _fetch(self, job: CopyJob, stop: threading.Event) -> None:
         error: EyasError | None = None
         writer = PageWriter(self.area.pages, job.dst_pages)
         try:
@@ -76,7 +76,7 @@ class ThreadWire:
             writer.finish()
         except EyasError as known:
             error = known
-        self.over.append(Done(job, 0 if error else writer.bytes, 0.0, error))
+        self.over.append(CopyDone(job, 0 if error else writer.bytes, 0.0, error))
 
 
 @dataclass
@@ -84,17 +84,17 @@ class Ends:
     """An owner's area full of random bytes, and a puller's backend of which every page is zero."""
 
     name: str
-    owner: Area = field(default_factory=new_area)
-    mine: Area = field(default_factory=new_area)
+    owner: PoolArea = field(default_factory=new_area)
+    mine: PoolArea = field(default_factory=new_area)
     wire: ThreadWire = field(init=False)
-    owners: Backend = field(init=False)
-    backend: Backend = field(init=False)
+    owners: TransferBackend = field(init=False)
+    backend: TransferBackend = field(init=False)
 
     def __post_init__(self) -> None:
         self.wire = ThreadWire(self.mine, {1: self.owner})
         make = MAKERS[self.name]
-        self.owners = make(Site(self.owner, POOL_DIR, self.wire))
-        self.backend = make(Site(self.mine, POOL_DIR, self.wire))
+        self.owners = make(BackendSite(self.owner, POOL_DIR, self.wire))
+        self.backend = make(BackendSite(self.mine, POOL_DIR, self.wire))
         rng = np.random.default_rng(len(self.name))
         self.owner.pages[:] = rng.integers(0, 256, self.owner.pages.shape, np.uint8)
         self.mine.pages[:] = 0
@@ -104,7 +104,7 @@ class Ends:
         assert export is not None
         return self.backend.open(export)
 
-    def copy(self, *jobs: Copy) -> list[CopyResult]:
+    def copy(self, *jobs: CopyJob) -> list[CopyResult]:
         source = self.open()
         for job in jobs:
             self.backend.start(source, job)
@@ -118,7 +118,7 @@ class Ends:
             Path(area.path).unlink(missing_ok=True)
 
 
-def documented() -> Callable[[Site], Backend]:
+def documented() -> Callable[[BackendSite], TransferBackend]:
     """The backend that the guide shows."""
     (code,) = re.findall(r'```python\n(""".*?)```', DOCS.read_text(), re.DOTALL)
     found: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def documented() -> Callable[[Site], Backend]:
 
 
 AGENTS = FakeNixl()
-MAKERS: dict[str, Callable[[Site], Backend]] = {
+MAKERS: dict[str, Callable[[BackendSite], TransferBackend]] = {
     **{name: backend(name) for name in BACKENDS},
     "cuda_ipc": OnFakeGpu,
     "nixl": lambda site: NixlBackend(site, lambda: AGENTS),
@@ -142,8 +142,8 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     made.close()
 
 
-def job(src: tuple[int, ...], dst: tuple[int, ...], number: int = 0, proof: int | None = None) -> Copy:
-    return Copy(1, number, Shard(0, src), dst, proof)
+def job(src: tuple[int, ...], dst: tuple[int, ...], number: int = 0, proof: int | None = None) -> CopyJob:
+    return CopyJob(1, number, RankPages(0, src), dst, proof)
 
 
 def wait_for(poll: Callable[[], list[CopyResult]], count: int) -> list[CopyResult]:
@@ -246,9 +246,9 @@ def test_closing_reports_what_waited(ends: Ends) -> None:
 
 
 def test_a_proof_is_the_bytes_of_the_proof_page(ends: Ends) -> None:
-    copier, truth = Copier({ends.name: ends.backend}), ends.owner.checksum(PAGES)
+    copier, truth = PageCopier({ends.name: ends.backend}), ends.owner.checksum(PAGES)
     for number, proof in enumerate((truth, truth ^ 1)):
-        copier.submit(Route(ends.backend, ends.open()), job((PAGES,), (3,), number, proof))
+        copier.submit(PeerRoute(ends.backend, ends.open()), job((PAGES,), (3,), number, proof))
     good, bad = sorted(wait_for(copier.finished, 2), key=lambda result: result.job.number)
     assert good.ok
     assert isinstance(bad.error, TransferFailed)
@@ -269,9 +269,9 @@ def test_the_checksum_is_that_of_the_page_which_came(ends: Ends) -> None:
 def test_staging_beside_a_device_is_told_to_nobody(name: str) -> None:
     """Its slots are no pages of the pool: only what asks the owner first leads to those."""
     ends = Ends(name)
-    geometry = Geometry(pages=PAGES, page_size=8, layers=1, kv_heads=2, head_dim=16, dtype="float32")
+    geometry = PoolGeometry(pages=PAGES, page_size=8, layers=1, kv_heads=2, head_dim=16, dtype="float32")
     assert geometry.page_bytes == PAGE
-    site = Site(ends.owner, POOL_DIR, ends.wire, (DeviceArea(address=1, geometry=geometry),))
+    site = BackendSite(ends.owner, POOL_DIR, ends.wire, (DeviceArea(address=1, geometry=geometry),))
     beside = MAKERS[name](site)
     assert beside.export() == ({} if name == "grpc" else None)
     assert beside.close(time.monotonic() + 5.0)
@@ -287,12 +287,12 @@ def test_two_backends_in_use_at_once() -> None:
         near.mine.pages[:] = 0
         wire = ThreadWire(near.mine, {2: far.owner})
         stack.callback(wire.pool.shutdown)
-        afar = StreamBackend(Site(near.mine, POOL_DIR, wire))
-        copier = Copier({"shm": near.backend, "grpc": afar})
-        ways = {1: Route(near.backend, near.open()), 2: Route(afar, afar.open({}))}
+        afar = StreamBackend(BackendSite(near.mine, POOL_DIR, wire))
+        copier = PageCopier({"shm": near.backend, "grpc": afar})
+        ways = {1: PeerRoute(near.backend, near.open()), 2: PeerRoute(afar, afar.open({}))}
         for page in range(PAGES):
             pull = 1 + page % 2
-            copier.submit(ways[pull], Copy(pull, page, Shard(0, (page,)), (page,)))
+            copier.submit(ways[pull], CopyJob(pull, page, RankPages(0, (page,)), (page,)))
         copier.cancel(3)
         results = wait_for(copier.finished, PAGES)
         assert all(r.ok and r.path == ("shm", "grpc")[r.job.pull - 1] for r in results)
@@ -306,8 +306,8 @@ def test_a_cancelled_pull_ends_its_own_copies_only() -> None:
         ends = Ends("grpc")
         stack.callback(ends.close)
         ends.wire.peers[2], ends.wire.pause_s = ends.owner, 0.05
-        copier = Copier({"grpc": ends.backend})
-        route = Route(ends.backend, ends.open())
+        copier = PageCopier({"grpc": ends.backend})
+        route = PeerRoute(ends.backend, ends.open())
         for pull in (1, 2):
             copier.submit(route, dataclasses.replace(job((1, 2, 3), (4, 5, 6)), pull=pull))
         copier.cancel(1)
@@ -325,7 +325,7 @@ def test_the_table_and_the_names_agree() -> None:
 
 def test_an_area_without_a_proof_page_is_refused() -> None:
     with pytest.raises(ConfigError, match="holds no pages of 10 and a proof"):
-        Area.new(memoryview(bytearray(25)), 10)
+        PoolArea.new(memoryview(bytearray(25)), 10)
 
 
 def test_shm_needs_the_very_file(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 from eyas.common.errors import ConfigError
 from eyas.common.types import KvKind
 from eyas.common.wire import convert_pool
-from eyas.common.wire.pool import Geometry, PoolInfo, RankPool
+from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from kv_transfer.layout import PageMeaning, check_compatible, pages_for
 from protos import transfer_pb2
 
-LLAMA_8B = Geometry(pages=64, page_size=16, layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
+LLAMA_8B = PoolGeometry(pages=64, page_size=16, layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
 MEANING = PageMeaning("weights-1", KvKind.TARGET, "bfloat16", 32, 8, 128, "llama3:500000")
 
 
@@ -26,7 +26,7 @@ def test_pages_for_counts_the_partial_last_page(tokens, pages):
     assert pages_for(tokens, page_size=16) == pages
 
 
-def info(meaning: PageMeaning, geometry: Geometry = LLAMA_8B) -> PoolInfo:
+def info(meaning: PageMeaning, geometry: PoolGeometry = LLAMA_8B) -> PoolInfo:
     exports = {"shm": {"path": b"/dev/shm/x", "identity": bytes(range(256))}, "grpc": {}}
     return PoolInfo(
         2**64 - 1, meaning.hash(), geometry, (RankPool(0, 2**32 - 1, exports), RankPool(1, 0, {}))
@@ -122,7 +122,7 @@ def test_other_weights_of_the_same_shape_are_refused():
 
 def test_ranks_of_latents_have_all_of_them_and_may_differ_in_number() -> None:
     """Where heads are shared, the same difference is one of heads."""
-    latents = Geometry(64, 16, 61, kv_heads=1, head_dim=576, dtype="bfloat16", fields=1)
+    latents = PoolGeometry(64, 16, 61, kv_heads=1, head_dim=576, dtype="bfloat16", fields=1)
     meaning = PageMeaning("weights-1", KvKind.TARGET, "bfloat16", 61, 1, 576, "yarn", latent=512)
     two = info(meaning, latents)
     one = PoolInfo(7, two.layout_hash, latents, two.ranks[:1])

@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from eyas.common.errors import TransferFailed
-from eyas.common.types import KvHandle, KvKind, Shard
-from kv_transfer.backends.base import Copy, CopyResult
-from kv_transfer.owner import Offer, Owner
+from eyas.common.types import KvHandle, KvKind, RankPages
+from kv_transfer.backends.base import CopyJob, CopyResult
+from kv_transfer.owner import LeaseOwner, PageOffer
 from kv_transfer.puller import (
     DRAIN_S,
     RELEASE_S,
     AskVerdict,
     CloseWatch,
-    Complete,
-    Incomplete,
     OpenWatch,
     PagesFree,
-    Pull,
+    PullAttempt,
+    PullComplete,
+    PullIncomplete,
+    PullState,
     SendRelease,
-    State,
 )
 
 EPOCH = 5
@@ -53,7 +53,7 @@ class LeaseBook:
 class OwnerUnderAnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.owner = Owner("prefill:1", EPOCH, LEASE, itertools.count(1).__next__)
+        self.owner = LeaseOwner("prefill:1", EPOCH, LEASE, itertools.count(1).__next__)
         self.now = 0.0
         self.books: dict[int, LeaseBook] = {}
         self.next_watch = 1
@@ -69,7 +69,7 @@ class OwnerUnderAnyOrder(RuleBasedStateMachine):
     @rule(lasts=st.sampled_from([5.0, 45.0, 100.0]))
     def offer(self, lasts):
         deadline = self.now + lasts
-        handle = self.owner.offer(Offer(KvKind.TARGET, "m", 40, (), deadline), self.now)
+        handle = self.owner.offer(PageOffer(KvKind.TARGET, "m", 40, (), deadline), self.now)
         assert handle.id not in self.books, "ids are never used again"
         self.books[handle.id] = LeaseBook(deadline, min(self.now + LEASE, deadline))
 
@@ -162,7 +162,7 @@ class Loan:
 
     pages: tuple[int, ...]
     copied: dict[int, int] = field(default_factory=dict)  # destination -> source
-    running: dict[int, Copy] = field(default_factory=dict)
+    running: dict[int, CopyJob] = field(default_factory=dict)
 
 
 class PullUnderAnyOrder(RuleBasedStateMachine):
@@ -171,9 +171,9 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now, self.deadline = 0.0, 60.0
-        shards = (Shard(0, (3, 4, 5, 8, 9)), Shard(1, (3, 4, 5, 8, 9)))
+        shards = (RankPages(0, (3, 4, 5, 8, 9)), RankPages(1, (3, 4, 5, 8, 9)))
         handle = KvHandle("prefill:1", EPOCH, 0, 1, KvKind.TARGET, "m", 70, shards)
-        self.pull = Pull(1, handle, 1, page_size=16, deadline=self.deadline)
+        self.pull = PullAttempt(1, handle, 1, page_size=16, deadline=self.deadline)
         self.said: list[object] = []
         self.loan: Loan | None = None
         self.tokens = 0
@@ -181,7 +181,7 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
         self.next_page = 100
         self.last_change, self.last_state = 0.0, self.pull.state
 
-    @precondition(lambda self: self.pull.state is State.WAITING)
+    @precondition(lambda self: self.pull.state is PullState.WAITING)
     @rule(skip=st.integers(0, 5))
     def start(self, skip):
         assert self.loan is None, "pages are lent one start at a time"
@@ -208,7 +208,7 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
         error = None if works else TransferFailed("The link broke.")
         self.pull.copied(CopyResult(job, "local", 1, 0.0, error), self.now)
 
-    @precondition(lambda self: self.pull.state is State.VALIDATING)
+    @precondition(lambda self: self.pull.state is PullState.VALIDATING)
     @rule(valid=st.sampled_from([True, True, False]))
     def released(self, valid):
         self.valid_said = valid
@@ -218,7 +218,7 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
     def go_well(self, steps):
         """The undisturbed next steps, so that some orders come far."""
         for _ in range(steps):
-            if self.pull.state is State.WAITING:
+            if self.pull.state is PullState.WAITING:
                 self.start(0)
             elif self.loan is not None and self.loan.running:
                 _, job = self.loan.running.popitem()
@@ -236,7 +236,7 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
                 self.pull.failed(TransferFailed("The Watch broke."), self.now)
             case "cancel":
                 self.pull.cancel(self.now)
-            case "stray verdict" if self.pull.state is not State.VALIDATING:
+            case "stray verdict" if self.pull.state is not PullState.VALIDATING:
                 self.pull.released(True, self.now)
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 5.0, 11.0]))
@@ -247,25 +247,25 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
     def every_word_is_right(self):
         for action in self.pull.take_actions():
             match action:
-                case Copy():
+                case CopyJob():
                     self.check_copy(action)
                 case PagesFree(pages):
                     assert self.loan is not None and pages == self.loan.pages, "freed once, as lent"
                     assert not self.loan.running, "freed only after the last copy stopped"
                     self.loan = None
-                case Complete():
+                case PullComplete():
                     assert self.valid_said and self.done_said and not self.loan.running
                     assert set(self.loan.copied) == set(self.loan.pages), "every page is there"
                     self.loan = None
             self.said.append(action)
-        for once in (OpenWatch, CloseWatch, AskVerdict | SendRelease, Complete, Incomplete):
+        for once in (OpenWatch, CloseWatch, AskVerdict | SendRelease, PullComplete, PullIncomplete):
             assert sum(isinstance(action, once) for action in self.said) <= 1
         if any(isinstance(action, CloseWatch) for action in self.said):
             released = [action for action in self.said if isinstance(action, AskVerdict | SendRelease)]
             assert released, "the owner is always told"
 
-    def check_copy(self, job: Copy):
-        assert self.loan is not None and self.pull.state in (State.PULLING, State.DRAINING)
+    def check_copy(self, job: CopyJob):
+        assert self.loan is not None and self.pull.state in (PullState.PULLING, PullState.DRAINING)
         self.loan.running[job.number] = job
         for source, page in zip(job.source.pages, job.dst_pages, strict=True):
             index = self.loan.pages.index(page)
@@ -279,10 +279,10 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
         if self.pull.state is not self.last_state:
             self.last_change, self.last_state = self.now, self.pull.state
         limit = {
-            State.WAITING: self.deadline,
-            State.PULLING: self.deadline,
-            State.VALIDATING: min(self.last_change + RELEASE_S, self.deadline),
-            State.DRAINING: self.last_change + 2 * DRAIN_S,  # preempted, then cancelled
+            PullState.WAITING: self.deadline,
+            PullState.PULLING: self.deadline,
+            PullState.VALIDATING: min(self.last_change + RELEASE_S, self.deadline),
+            PullState.DRAINING: self.last_change + 2 * DRAIN_S,  # preempted, then cancelled
         }.get(self.pull.state, math.inf)
         self.pull.sweep(self.now)
         assert self.now < limit or self.pull.state is not self.last_state
@@ -292,7 +292,7 @@ class PullUnderAnyOrder(RuleBasedStateMachine):
             self.wait(self.deadline + 2 * DRAIN_S)
             self.pull.sweep(self.now)
         self.every_word_is_right()
-        assert self.pull.state in (State.COMPLETE, State.FAILED)
+        assert self.pull.state in (PullState.COMPLETE, PullState.FAILED)
         while self.loan is not None and self.loan.running:
             _, job = self.loan.running.popitem()
             self.pull.copied(CopyResult(job, "local", 1, 0.0), self.now)

@@ -7,39 +7,39 @@ import itertools
 import msgspec
 import pytest
 
-from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
-from kv_transfer.owner import Offer, Owner, Update
+from eyas.common.types import FirstToken, KvHandle, KvKind, RankPages
+from kv_transfer.owner import LeaseOwner, LeaseUpdate, PageOffer
 
 EPOCH = 7
 LEASE = 30.0
 DEADLINE = 100.0
-SHARDS = (Shard(0, (4, 5, 6)),)
+SHARDS = (RankPages(0, (4, 5, 6)),)
 FIRST = (FirstToken(0, 42),)
-OFFER = Offer(KvKind.TARGET, "meaning", 40, SHARDS, DEADLINE)
+OFFER = PageOffer(KvKind.TARGET, "meaning", 40, SHARDS, DEADLINE)
 
 
 @pytest.fixture
-def owner() -> Owner:
-    return Owner("10.0.0.1:9000", EPOCH, LEASE, itertools.count(1).__next__)
+def owner() -> LeaseOwner:
+    return LeaseOwner("10.0.0.1:9000", EPOCH, LEASE, itertools.count(1).__next__)
 
 
-def ready_handle(owner: Owner) -> int:
+def ready_handle(owner: LeaseOwner) -> int:
     handle = owner.offer(OFFER, now=0.0).id
     owner.finished(handle, FIRST, b"feature", now=1.0)
     return handle
 
 
-def watch(owner: Owner, number: int, handle: int, epoch: int, attempt: int, now: float) -> None:
+def watch(owner: LeaseOwner, number: int, handle: int, epoch: int, attempt: int, now: float) -> None:
     """Opens a Watch on a handle of `OFFER`."""
     shown = KvHandle("10.0.0.1:9000", epoch, 0, handle, OFFER.group, OFFER.layout, OFFER.tokens, OFFER.shards)
     owner.watch_opened(number, shown, attempt, now)
 
 
-def told(owner: Owner) -> list[Update]:
+def told(owner: LeaseOwner) -> list[LeaseUpdate]:
     return owner.take()[0]
 
 
-def freed(owner: Owner) -> list[int]:
+def freed(owner: LeaseOwner) -> list[int]:
     return owner.take()[1]
 
 
@@ -54,19 +54,19 @@ def test_an_offer_becomes_a_handle_that_names_its_owner(owner):
 def test_a_watch_hears_progress_then_done(owner):
     handle = owner.offer(OFFER, 0.0).id
     watch(owner, 1, handle, EPOCH, 1, 0.0)
-    assert told(owner) == [Update(1, tokens=0)]
+    assert told(owner) == [LeaseUpdate(1, tokens=0)]
     owner.filled(handle, 16, 1.0)
     owner.filled(handle, 32, 1.1)
-    assert told(owner) == [Update(1, tokens=32)], "two advances in a step are one update"
+    assert told(owner) == [LeaseUpdate(1, tokens=32)], "two advances in a step are one update"
     assert told(owner) == []
     owner.finished(handle, FIRST, b"feature", 2.0)
-    assert told(owner) == [Update(1, 40, True, FIRST, b"feature")]
+    assert told(owner) == [LeaseUpdate(1, 40, True, FIRST, b"feature")]
 
 
 def test_a_late_watch_hears_everything_at_once(owner):
     handle = ready_handle(owner)
     watch(owner, 1, handle, EPOCH, 1, 2.0)
-    assert told(owner) == [Update(1, 40, True, FIRST, b"feature")]
+    assert told(owner) == [LeaseUpdate(1, 40, True, FIRST, b"feature")]
 
 
 def test_release_of_a_ready_handle_is_valid_once(owner):
@@ -176,9 +176,9 @@ def test_a_lower_attempt_is_refused_and_does_not_disturb(owner):
         {"group": KvKind.DRAFT},
         {"layout": "other"},
         {"tokens": 48},
-        {"shards": (Shard(1, (4, 5, 6)),)},
-        {"shards": (Shard(0, (4, 5, 7)),)},
-        {"shards": (Shard(0, (4, 5, 6, 7)),)},
+        {"shards": (RankPages(1, (4, 5, 6)),)},
+        {"shards": (RankPages(0, (4, 5, 7)),)},
+        {"shards": (RankPages(0, (4, 5, 6, 7)),)},
     ],
 )
 def test_a_watch_must_show_the_handle_as_it_was_offered(owner, change):
@@ -217,7 +217,7 @@ def test_progress_never_goes_back(owner):
     owner.filled(handle, 32, 1.0)
     owner.filled(handle, 16, 1.0)
     watch(owner, 1, handle, EPOCH, 1, 1.0)
-    assert told(owner) == [Update(1, tokens=32)]
+    assert told(owner) == [LeaseUpdate(1, tokens=32)]
 
 
 def test_a_refused_watch_that_hung_up_is_not_answered(owner):

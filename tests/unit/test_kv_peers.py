@@ -13,9 +13,9 @@ from eyas.common.errors import TransferFailed
 from eyas.common.types import KvKind
 from eyas.common.wire.pool import PoolInfo, RankPool
 from kv_transfer import peers
-from kv_transfer.backends.base import Backend, PeerSource
+from kv_transfer.backends.base import PeerSource, TransferBackend
 from kv_transfer.lease_board import LeaseBoard
-from kv_transfer.peers import KvPeers, Route
+from kv_transfer.peers import KvPeers, PeerRoute
 
 
 class Memory(PeerSource):
@@ -28,8 +28,8 @@ class Memory(PeerSource):
         return not self.lost
 
 
-def way(memory: PeerSource) -> Route:
-    return Route(cast(Backend, None), memory)
+def way(memory: PeerSource) -> PeerRoute:
+    return PeerRoute(cast(TransferBackend, None), memory)
 
 
 def restarted(info: PoolInfo) -> PoolInfo:

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from eyas.common.errors import ConfigError, TransferFailed
-from eyas.common.types import Shard
+from eyas.common.types import RankPages
 from eyas.common.wire.pool import Export
-from kv_transfer.area import Area, Pages
-from kv_transfer.backends.base import Copy, CopyResult, Site
-from kv_transfer.backends.shm import Mapping, ShmBackend
-from kv_transfer.copier import Copier
+from kv_transfer.area import Pages, PoolArea
+from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult
+from kv_transfer.backends.shm import MappedArea, ShmBackend
+from kv_transfer.copier import PageCopier
 from kv_transfer.copy_thread import CopyThread
 from kv_transfer.host_file import HostFile, file_identity
-from kv_transfer.peers import Route
+from kv_transfer.peers import PeerRoute
 from tests.unit.closed_after import closed_after
 
 PAGES, PAGE = 32, 2048
@@ -47,8 +47,8 @@ os.unlink(path)
 
 
 def puller(pages: int = PAGES, page_bytes: int = PAGE) -> tuple[ShmBackend, Pages]:
-    area = Area(np.zeros((pages + 1, page_bytes), np.uint8))
-    return ShmBackend(Site(area, POOL_DIR, wire=None)), area.pages  # type: ignore[arg-type]
+    area = PoolArea(np.zeros((pages + 1, page_bytes), np.uint8))
+    return ShmBackend(BackendSite(area, POOL_DIR, wire=None)), area.pages  # type: ignore[arg-type]
 
 
 def export(path: str) -> Export:
@@ -59,8 +59,8 @@ def random_pages(seed: int, pages: int = PAGES) -> Pages:
     return np.random.default_rng(seed).integers(0, 256, (pages, PAGE), np.uint8)
 
 
-def job(src: tuple[int, ...], dst: tuple[int, ...], number: int = 0) -> Copy:
-    return Copy(1, number, Shard(0, src), dst)
+def job(src: tuple[int, ...], dst: tuple[int, ...], number: int = 0) -> CopyJob:
+    return CopyJob(1, number, RankPages(0, src), dst)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_identities_are_of_one_file(tmp_path: Path) -> None:
 def test_a_peers_pool_is_mapped_read_only(pool_file: str) -> None:
     Path(pool_file).write_bytes(bytes(PAGE))
     source = puller()[0].open(export(pool_file))
-    assert isinstance(source, Mapping) and not source.pages.flags.writeable
+    assert isinstance(source, MappedArea) and not source.pages.flags.writeable
 
 
 # --- the copy thread ----------------------------------------------------------------------------------
@@ -174,15 +174,15 @@ def test_closing_says_whether_it_stopped() -> None:
     assert [d.error.code if d.error else "ok" for d in thread.finished()] == ["ok", "cancelled", "cancelled"]
 
 
-def big(pool_file: str) -> tuple[Copier, Pages, Route]:
+def big(pool_file: str) -> tuple[PageCopier, Pages, PeerRoute]:
     """Zeros in a pool file of 1024 pages of 64 KiB, and a copier into a warm destination of its size."""
     Path(pool_file).write_bytes(bytes(1024 * 65536))
     backend, pages = puller(1024, 65536)
     pages[:] = 1
-    return Copier({"shm": backend}), pages, Route(backend, backend.open(export(pool_file)))
+    return PageCopier({"shm": backend}), pages, PeerRoute(backend, backend.open(export(pool_file)))
 
 
-def wait(copier: Copier) -> CopyResult:
+def wait(copier: PageCopier) -> CopyResult:
     while not (results := copier.finished()):
         time.sleep(0.0002)
     (result,) = results

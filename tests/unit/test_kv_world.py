@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from eyas.common.errors import TransferFailed
-from eyas.common.types import KvHandle, KvKind, Shard
-from kv_transfer.backends.base import Copy, CopyResult, copy_pages
-from kv_transfer.owner import Offer, Owner, Update
+from eyas.common.types import KvHandle, KvKind, RankPages
+from kv_transfer.backends.base import CopyJob, CopyResult, copy_pages
+from kv_transfer.owner import LeaseOwner, LeaseUpdate, PageOffer
 from kv_transfer.puller import (
     AskVerdict,
     CloseWatch,
-    Complete,
     OpenWatch,
     PagesFree,
-    Pull,
+    PullAttempt,
+    PullComplete,
+    PullState,
     SendRelease,
-    State,
 )
 
 EPOCH, LEASE = 5, 30.0
@@ -52,8 +52,8 @@ class Prompt:
 class Job:
     """A copy under way: `left` are the single pages that were not copied yet."""
 
-    copy: Copy
-    left: list[Copy] = field(default_factory=list)
+    copy: CopyJob
+    left: list[CopyJob] = field(default_factory=list)
 
 
 class World(RuleBasedStateMachine):
@@ -64,9 +64,11 @@ class World(RuleBasedStateMachine):
         self.destination = np.full((POOL_PAGES, PAGE_BYTES), SCRIBBLE, np.uint8)
         self.source_free = list(range(POOL_PAGES))  # the last freed is the first reused
         self.destination_free = list(range(POOL_PAGES))
-        self.owner = Owner("prefill:1", EPOCH, LEASE, itertools.count(1).__next__)
+        self.owner = LeaseOwner("prefill:1", EPOCH, LEASE, itertools.count(1).__next__)
         self.prompts: dict[int, Prompt] = {}
-        self.pulls: dict[int, tuple[Pull, Prompt, int]] = {}  # with its attempt; the number is the watch too
+        self.pulls: dict[
+            int, tuple[PullAttempt, Prompt, int]
+        ] = {}  # with its attempt; the number is the watch too
         self.lent: dict[int, tuple[int, ...]] = {}  # destination pages by pull, in the prompt's order
         self.jobs: dict[int, Job] = {}  # by the order in which they were asked for
         self.jobs_asked = 0
@@ -81,8 +83,8 @@ class World(RuleBasedStateMachine):
     @rule(lasts=st.sampled_from([40.0, 200.0]))
     def offer(self, lasts):
         pages = tuple(self.source_free.pop() for _ in range(PROMPT_PAGES))
-        shards = (Shard(0, pages),)
-        offer = Offer(KvKind.TARGET, "m", PROMPT_PAGES, shards, self.now + lasts)
+        shards = (RankPages(0, pages),)
+        offer = PageOffer(KvKind.TARGET, "m", PROMPT_PAGES, shards, self.now + lasts)
         handle = self.owner.offer(offer, self.now)
         first = 3 * handle.id % 200
         truth = np.repeat(np.arange(first, first + PROMPT_PAGES, dtype=np.uint8)[:, None], PAGE_BYTES, 1)
@@ -117,7 +119,7 @@ class World(RuleBasedStateMachine):
             self.source[list(pages)] = SCRIBBLE
             self.source_free += pages
 
-    def hear(self, update: Update):
+    def hear(self, update: LeaseUpdate):
         pull = self.pulls[update.watch][0]
         if update.failure is not None:
             pull.failed(update.failure, self.now)
@@ -134,14 +136,14 @@ class World(RuleBasedStateMachine):
         prompt = data.draw(st.sampled_from(list(self.prompts.values())))
         prompt.attempts += newer
         number = len(self.pulls) + 1
-        pull = Pull(number, prompt.handle, prompt.attempts, page_size=1, deadline=self.now + 200.0)
+        pull = PullAttempt(number, prompt.handle, prompt.attempts, page_size=1, deadline=self.now + 200.0)
         self.pulls[number] = (pull, prompt, prompt.attempts)
         self.puller_step()
 
     @precondition(lambda self: len(self.destination_free) >= PROMPT_PAGES)
     @rule()
     def lend_pages(self):
-        waiting = [number for number, (pull, _, _) in self.pulls.items() if pull.state is State.WAITING]
+        waiting = [number for number, (pull, _, _) in self.pulls.items() if pull.state is PullState.WAITING]
         if waiting:
             pages = tuple(self.destination_free.pop() for _ in range(PROMPT_PAGES))
             self.lent[waiting[0]] = pages
@@ -179,16 +181,16 @@ class World(RuleBasedStateMachine):
                         self.up.append(lambda n=number, h=handle, a=attempt: self.answer_release(n, h, a))
                     case SendRelease():
                         self.up.append(lambda h=handle, a=attempt: self.release(h, a))
-                    case Copy():
+                    case CopyJob():
                         pages = zip(action.source.pages, action.dst_pages, strict=True)
-                        single = [Copy(number, 0, Shard(0, (s,)), (d,)) for s, d in pages]
+                        single = [CopyJob(number, 0, RankPages(0, (s,)), (d,)) for s, d in pages]
                         self.jobs_asked += 1
                         self.jobs[self.jobs_asked] = Job(action, single)
                     case PagesFree(pages):
                         self.destination[list(pages)] = SCRIBBLE
                         self.destination_free += pages
                         assert self.lent.pop(number) == pages
-                    case Complete():
+                    case PullComplete():
                         self.kept.append((self.lent.pop(number), prompt.truth))
                         self.check_kept()
 

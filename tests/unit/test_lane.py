@@ -19,12 +19,12 @@ from eyas.common.errors import EyasError, Unavailable
 from eyas.common.params import SamplingParams
 from eyas.common.types import (
     EngineTimings,
-    Entry,
-    Finish,
+    FinishCause,
     GenerationRequest,
     PromptTokenLogprobs,
     RequestChoice,
     Role,
+    TokenEntry,
     TokenLogprob,
 )
 from gateway.backends.base import GenerationStream, Lanes
@@ -44,7 +44,7 @@ entry_of = st.fixed_dictionaries(
         "again": st.sampled_from([0, 0, 0, 0, 1, 2, 9]),  # tokens before them that the worker repeats
         "drafts": st.integers(0, 3),
         "tells": st.sampled_from([None] * 6 + ["timings", "prompt"]),
-        "finish": st.sampled_from([None] * 12 + list(Finish)),
+        "finish": st.sampled_from([None] * 12 + list(FinishCause)),
     }
 )
 moves = st.one_of(
@@ -87,7 +87,7 @@ class Stream(GenerationStream):
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
-    def take(self) -> Awaitable[Sequence[Entry]]:
+    def take(self) -> Awaitable[Sequence[TokenEntry]]:
         return self._delivery.take()
 
     def use_lanes(self, lanes: Lanes | None) -> None:
@@ -177,7 +177,7 @@ class World:
         news = [*told[start:], *tokens]
         told += tokens
         self._hand_out(
-            Entry(
+            TokenEntry(
                 *("r", 1, choice, start, tuple(news)),
                 logprobs=tuple(TokenLogprob(-1.0) for _ in news) if self._logprobs else (),
                 finish=finish,
@@ -188,7 +188,7 @@ class World:
             )
         )
 
-    def _hand_out(self, entry: Entry) -> None:
+    def _hand_out(self, entry: TokenEntry) -> None:
         """As a session does once a worker has spoken."""
         lane = self.delivery.lane
         if lane is None or not lane.offer(entry, time.monotonic()):
@@ -196,7 +196,7 @@ class World:
 
     def skip(self) -> None:
         """A worker leaves out a token."""
-        self.delivery.push(Entry("r", 1, 0, len(self._told[0]) + 1, (1,)))
+        self.delivery.push(TokenEntry("r", 1, 0, len(self._told[0]) + 1, (1,)))
 
     async def move(self, move: Any) -> None:
         match move:
@@ -288,7 +288,7 @@ async def test_a_lane_takes_what_comes_while_the_reader_waits(
 ) -> None:
     answers, offer = list[bool](), EntryLane.offer
 
-    def told(self: EntryLane, entry: Entry, now: float) -> bool:
+    def told(self: EntryLane, entry: TokenEntry, now: float) -> bool:
         answers.append(offer(self, entry, now))
         return answers[-1]
 

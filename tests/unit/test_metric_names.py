@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.parser import text_string_to_metric_families
 
 from eyas.common.metrics import ModelName, WorkerMetrics
-from eyas.common.types import EngineTimings, Entry, Finish, Role, WorkerInfo
+from eyas.common.types import EngineTimings, FinishCause, Role, TokenEntry, WorkerInfo
 from gateway.observe.metric_names import PEERS, VLLM, GatewayPage
 from gateway.observe.metrics import GatewayMetrics
 from gateway.text.entries import RequestTrace, TextDelta, UsageCounts
@@ -52,11 +52,13 @@ def used() -> GatewayMetrics:
     metrics = GatewayMetrics(CollectorRegistry())
     trace = RequestTrace()
     trace.saw(
-        Entry("r", 1, 0, 0, (5,), timings=EngineTimings(queue_ms=100.0, prefill_ms=200.0, role=Role.DECODE))
+        TokenEntry(
+            "r", 1, 0, 0, (5,), timings=EngineTimings(queue_ms=100.0, prefill_ms=200.0, role=Role.DECODE)
+        )
     )
     with metrics.meter() as meter:
         meter.deltas([TextDelta(0, "a", (5,))])
-        meter.deltas([TextDelta(0, "b", (6, 7), finish=Finish.LENGTH)])
+        meter.deltas([TextDelta(0, "b", (6, 7), finish=FinishCause.LENGTH)])
         usage = UsageCounts(
             prompt_tokens=30, completion_tokens=3, accepted=1, rejected=1, verify_steps=1, cached_tokens=16
         )

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from eyas.common.metrics import PlainHistogram, WorkerMetrics
-from eyas.common.types import EngineTimings, Entry, Finish, Role
+from eyas.common.types import EngineTimings, FinishCause, Role, TokenEntry
 from gateway.observe.metrics import GatewayMetrics
 from gateway.text.entries import RequestTrace, TextDelta, UsageCounts
 
@@ -50,7 +50,7 @@ def test_a_worker_counts_what_its_engine_says() -> None:
     metrics.moved("shm", 1, 100, 0.5)
     metrics.moved("shm", 3, 300, 0.75)
     metrics.moved("grpc", 1, 7, 1.0)
-    metrics.step([Entry("r", 1, 0, 0, (5, 6, 7), finish=Finish.STOP, accepted=2, offered=5)])
+    metrics.step([TokenEntry("r", 1, 0, 0, (5, 6, 7), finish=FinishCause.STOP, accepted=2, offered=5)])
     page = generate_latest(registry).decode()
     for line in (
         "eyas_prompt_tokens_total 15.0",
@@ -77,7 +77,7 @@ def test_a_call_is_measured_in_stages() -> None:
     decode = EngineTimings(queue_ms=50.0, transfer_ms=300.0, transfer_path="shm", role=Role.DECODE)
     with metrics.meter() as meter:
         for index, timings in enumerate((prefill, decode)):
-            trace.saw(Entry("r", 1, 0, index, (5,), timings=timings))
+            trace.saw(TokenEntry("r", 1, 0, index, (5,), timings=timings))
             meter.deltas([TextDelta(0, "a", (5,))])
             time.sleep(0.01)
         usage = UsageCounts(prompt_tokens=3, completion_tokens=2, accepted=3, verify_steps=2, cached_tokens=1)

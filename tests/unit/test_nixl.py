@@ -14,29 +14,29 @@ from fake_nixl import FakeNixl, nixlBackendError, nixlNotFoundError
 
 from eyas import cli
 from eyas.common.errors import Cancelled, ConfigError, TransferFailed
-from eyas.common.types import Shard
-from kv_transfer.area import Area
+from eyas.common.types import RankPages
+from kv_transfer.area import PoolArea
 from kv_transfer.backends import nixl_reads, table
-from kv_transfer.backends.base import Copy, Site
+from kv_transfer.backends.base import BackendSite, CopyJob
 from kv_transfer.backends.nixl import NixlBackend
-from kv_transfer.backends.nixl_agent import Agent, Remote
+from kv_transfer.backends.nixl_agent import NixlAgent, RemotePages
 from kv_transfer.backends.nixl_link import GREET_S, NixlPeer
-from kv_transfer.backends.nixl_reads import COPY_S, REBUILD_AFTER, Reads
-from kv_transfer.copy_thread import Done
+from kv_transfer.backends.nixl_reads import COPY_S, REBUILD_AFTER, NixlReads
+from kv_transfer.copy_thread import CopyDone
 
 PAGES, PAGE = 16, 4096
 LATE = COPY_S + 1.0
 
 
-def area(seed: int) -> Area:
-    made = Area.new(memoryview(bytearray((PAGES + 1) * PAGE)), PAGE)
+def area(seed: int) -> PoolArea:
+    made = PoolArea.new(memoryview(bytearray((PAGES + 1) * PAGE)), PAGE)
     made.pages[:] = np.random.default_rng(seed).integers(0, 256, made.pages.shape, np.uint8)
     return made
 
 
-def job(*pages: int, number: int = 0) -> Copy:
+def job(*pages: int, number: int = 0) -> CopyJob:
     """Page p there becomes page p here."""
-    return Copy(1, number, Shard(0, pages), pages)
+    return CopyJob(1, number, RankPages(0, pages), pages)
 
 
 @dataclass
@@ -44,26 +44,26 @@ class Rig:
     """A puller with zeros, an owner with random bytes, and a clock that the test turns."""
 
     nixl: FakeNixl = field(default_factory=FakeNixl)
-    mine: Area = field(default_factory=lambda: area(1))
-    owner: Area = field(default_factory=lambda: area(2))
+    mine: PoolArea = field(default_factory=lambda: area(1))
+    owner: PoolArea = field(default_factory=lambda: area(2))
     now: float = 100.0
 
     def __post_init__(self) -> None:
         self.mine.pages[:] = 0
-        self.reads = Reads(lambda: Agent(self.nixl, self.mine))
+        self.reads = NixlReads(lambda: NixlAgent(self.nixl, self.mine))
         self.peer = self.other()
 
     def other(self) -> NixlPeer:
         """One more agent over the owner's pages: the first, or that of a restarted owner."""
-        agent = Agent(self.nixl, self.owner)
-        return NixlPeer(Remote(agent.name, agent.metadata(), agent.memory))
+        agent = NixlAgent(self.nixl, self.owner)
+        return NixlPeer(RemotePages(agent.name, agent.metadata(), agent.memory))
 
-    def add(self, *jobs: Copy, peer: NixlPeer | None = None) -> list[Done[Copy]]:
+    def add(self, *jobs: CopyJob, peer: NixlPeer | None = None) -> list[CopyDone[CopyJob]]:
         for each in jobs:
             self.reads.add(peer or self.peer, each, self.now)
         return self.step()
 
-    def step(self, seconds: float = 0.0, times: int = 6) -> list[Done[Copy]]:
+    def step(self, seconds: float = 0.0, times: int = 6) -> list[CopyDone[CopyJob]]:
         """What stopped in `seconds`; several looks, since a greeting takes some."""
         self.now += seconds
         return [done for _ in range(times) for done in self.reads.step(self.now)]
@@ -79,7 +79,7 @@ def rig() -> Iterator[Rig]:
     assert made.nixl.wrong == []
 
 
-def held(rig: Rig, *jobs: Copy) -> list[Done[Copy]]:
+def held(rig: Rig, *jobs: CopyJob) -> list[CopyDone[CopyJob]]:
     """`jobs` run over an open link, and stay."""
     (proof,) = rig.add(job(0, number=99))
     assert proof.error is None
@@ -176,7 +176,7 @@ def test_a_greeting_that_hangs_ends_the_wait_and_touches_no_page(rig: Rig) -> No
 
 def test_metadata_of_another_agent_is_refused(rig: Rig) -> None:
     other = rig.other().remote
-    (done,) = rig.add(job(1), peer=NixlPeer(Remote(other.agent, rig.peer.remote.metadata, other.memory)))
+    (done,) = rig.add(job(1), peer=NixlPeer(RemotePages(other.agent, rig.peer.remote.metadata, other.memory)))
     assert done.error is not None and f"not of {other.agent}" in done.error.message
 
 
@@ -252,7 +252,7 @@ def test_reads_that_are_late_leave_room_for_others(rig: Rig, monkeypatch: pytest
 
 def test_one_thread_makes_all_calls_and_close_says_what_runs() -> None:
     nixl, owner, mine = FakeNixl(), area(1), area(2)
-    owners, puller = (NixlBackend(Site(a, "", None), lambda: nixl) for a in (owner, mine))  # type: ignore[arg-type]
+    owners, puller = (NixlBackend(BackendSite(a, "", None), lambda: nixl) for a in (owner, mine))  # type: ignore[arg-type]
     export = owners.export()
     assert export is not None
     source = puller.open(export)
@@ -282,7 +282,7 @@ def wait_for_one(backend: NixlBackend) -> None:
 
 @pytest.mark.parametrize("field", ["agent", "metadata", "memory"])
 def test_an_export_of_something_else_is_refused(field: str) -> None:
-    backend = NixlBackend(Site(area(1), "", None), FakeNixl)  # type: ignore[arg-type]
+    backend = NixlBackend(BackendSite(area(1), "", None), FakeNixl)  # type: ignore[arg-type]
     export = {"agent": b"a", "metadata": b"m", "memory": struct.pack("<QQ", 4096, 1)}
     backend.open(export)
     with pytest.raises(ConfigError, match="is not a NIXL agent's"):
@@ -291,14 +291,14 @@ def test_an_export_of_something_else_is_refused(field: str) -> None:
 
 @pytest.mark.parametrize("pages", [0, 2**31, 2**64 - 1])
 def test_an_export_of_no_pages_or_too_many_is_refused(pages: int) -> None:
-    backend = NixlBackend(Site(area(1), "", None), FakeNixl)  # type: ignore[arg-type]
+    backend = NixlBackend(BackendSite(area(1), "", None), FakeNixl)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"has {pages} pages"):
         backend.open({"agent": b"a", "metadata": b"m", "memory": struct.pack("<QQ", 4096, pages)})
 
 
 def test_staging_is_told_as_what_it_is() -> None:
     """A peer that reads its slots without asking would get bytes of anything."""
-    site = Site(area(1), "", None, (object(),))  # type: ignore[arg-type]
+    site = BackendSite(area(1), "", None, (object(),))  # type: ignore[arg-type]
     backend = NixlBackend(site, FakeNixl)
     export = backend.export()
     assert export is not None
@@ -311,7 +311,7 @@ def test_a_library_that_cannot_make_an_agent_offers_nothing(caplog: pytest.LogCa
     def broken() -> None:
         raise ConfigError("no such library")
 
-    backend = NixlBackend(Site(area(1), "", None), broken)  # type: ignore[arg-type]
+    backend = NixlBackend(BackendSite(area(1), "", None), broken)  # type: ignore[arg-type]
     assert backend.export() is None and "no such library" in caplog.text
     assert backend.close(time.monotonic() + 5.0)
 

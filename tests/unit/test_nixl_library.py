@@ -19,10 +19,10 @@ import psutil
 import pytest
 
 from eyas.common.errors import TransferFailed
-from eyas.common.types import Shard
-from kv_transfer.area import Area
+from eyas.common.types import RankPages
+from kv_transfer.area import PoolArea
 from kv_transfer.backends import nixl_link, nixl_reads
-from kv_transfer.backends.base import Copy, CopyResult, PeerSource, Site
+from kv_transfer.backends.base import BackendSite, CopyJob, CopyResult, PeerSource
 from kv_transfer.backends.nixl import NixlBackend
 
 pytestmark = [
@@ -86,12 +86,12 @@ def owner(seed: int = 0) -> Iterator[Owner]:
 
 @dataclass
 class Puller:
-    area: Area
+    area: PoolArea
     backend: NixlBackend
 
     def copy(self, source: PeerSource, *pages: int, seconds: float = 30.0) -> CopyResult | None:
         """Page p there to page p here; None if it has not stopped in time."""
-        self.backend.start(source, Copy(1, 0, Shard(0, pages), pages))
+        self.backend.start(source, CopyJob(1, 0, RankPages(0, pages), pages))
         return self.result(seconds)
 
     def result(self, seconds: float) -> CopyResult | None:
@@ -111,8 +111,8 @@ class Puller:
 def puller(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Puller]:
     if request.param == TCP:
         monkeypatch.setenv("UCX_TLS", TCP)
-    area = Area.new(memoryview(bytearray((PAGES + 1) * PAGE)), PAGE)
-    made = Puller(area, NixlBackend(Site(area, "", None)))  # type: ignore[arg-type]
+    area = PoolArea.new(memoryview(bytearray((PAGES + 1) * PAGE)), PAGE)
+    made = Puller(area, NixlBackend(BackendSite(area, "", None)))  # type: ignore[arg-type]
     yield made
     assert made.backend.close(time.monotonic() + 10.0)
 
@@ -205,9 +205,9 @@ def test_an_owner_that_is_stopped_before_the_first_copy_costs_no_page(
 
 
 def test_two_pullers_of_one_owner_do_not_disturb_each_other(puller: Puller) -> None:
-    make: Callable[[], Area] = lambda: Area.new(memoryview(bytearray((PAGES + 1) * PAGE)), PAGE)  # noqa: E731
+    make: Callable[[], PoolArea] = lambda: PoolArea.new(memoryview(bytearray((PAGES + 1) * PAGE)), PAGE)  # noqa: E731
     with owner() as peer:
-        other = Puller(area := make(), NixlBackend(Site(area, "", None)))  # type: ignore[arg-type]
+        other = Puller(area := make(), NixlBackend(BackendSite(area, "", None)))  # type: ignore[arg-type]
         mine, theirs = (each.backend.open(peer.export) for each in (puller, other))
         whole(puller, mine)
         whole(other, theirs)

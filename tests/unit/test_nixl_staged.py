@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from eyas.common.errors import TransferFailed
-from eyas.common.types import Shard
+from eyas.common.types import RankPages
 from kv_transfer.backends import nixl_staged
-from kv_transfer.backends.base import Copy, PeerSource
+from kv_transfer.backends.base import CopyJob, PeerSource
 from kv_transfer.backends.nixl_staged import StagedCopies
-from kv_transfer.copy_thread import Done
+from kv_transfer.copy_thread import CopyDone
 
 WINDOW, PAGE = 3, 1024
 BROKEN = TransferFailed("broken")
@@ -28,38 +28,38 @@ class Peer:
 
     slots: dict[int, int] = field(default_factory=dict)
     here: dict[int, int] = field(default_factory=dict)
-    asked: list[Copy] = field(default_factory=list)
-    reading: list[Copy] = field(default_factory=list)
+    asked: list[CopyJob] = field(default_factory=list)
+    reading: list[CopyJob] = field(default_factory=list)
     confirmed: set[tuple[int, int]] = field(default_factory=set)
     stopping: set[tuple[int, int]] = field(default_factory=set)
-    holding: dict[tuple[int, int], tuple[Copy, tuple[int, ...]]] = field(default_factory=dict)
-    told: list[tuple[Copy, tuple[int, ...]]] = field(default_factory=list)
-    gone: list[Done[Copy]] = field(default_factory=list)
+    holding: dict[tuple[int, int], tuple[CopyJob, tuple[int, ...]]] = field(default_factory=dict)
+    told: list[tuple[CopyJob, tuple[int, ...]]] = field(default_factory=list)
+    gone: list[CopyDone[CopyJob]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.copies = StagedCopies(self, PAGE, lambda source, job: self.reading.append(job), lambda job: None)  # type: ignore[arg-type]
 
-    def stage(self, job: Copy) -> None:
+    def stage(self, job: CopyJob) -> None:
         assert len(job.source.pages) <= WINDOW and job.name not in self.holding
         self.asked.append(job)
 
-    def read(self, job: Copy) -> None:
+    def read(self, job: CopyJob) -> None:
         self.confirmed.add(job.name)
 
-    def stop(self, job: Copy) -> None:
+    def stop(self, job: CopyJob) -> None:
         self.stopping.add(job.name)
 
-    def staged(self) -> list[tuple[Copy, tuple[int, ...]]]:
+    def staged(self) -> list[tuple[CopyJob, tuple[int, ...]]]:
         told, self.told = self.told, []
         return told
 
-    def let_go(self) -> list[Done[Copy]]:
+    def let_go(self) -> list[CopyDone[CopyJob]]:
         gone, self.gone = self.gone, []
         return gone
 
     # --- what the test does ---
 
-    def hold(self, job: Copy, count: int | None = None) -> None:
+    def hold(self, job: CopyJob, count: int | None = None) -> None:
         """The owner fills slots."""
         self.asked.remove(job)
         free = (slot for slot in range(1000) if slot not in self.slots)
@@ -74,14 +74,14 @@ class Peer:
         self.slots.update(dict.fromkeys(slots, -1))
         self.confirmed.discard(name)
         self.stopping.discard(name)
-        self.gone.append(Done(job, 0, 0.0, error))
+        self.gone.append(CopyDone(job, 0, 0.0, error))
 
-    def land(self, job: Copy, error: TransferFailed | None = None) -> None:
+    def land(self, job: CopyJob, error: TransferFailed | None = None) -> None:
         """A READ stops: it brings what is in the slots now."""
         self.reading.remove(job)
         for slot, page in zip(job.source.pages, job.dst_pages, strict=True):
             self.here[page] = self.slots[slot]
-        self.copies.stopped(Done(job, 0 if error else len(job.dst_pages) * PAGE, 0.1, error))
+        self.copies.stopped(CopyDone(job, 0 if error else len(job.dst_pages) * PAGE, 0.1, error))
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +89,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_staged, "window_pages", lambda page_bytes: WINDOW)
 
 
-def job(pages: range, number: int = 1) -> Copy:
-    return Copy(1, number, Shard(0, tuple(pages)), tuple(100 + page for page in pages))
+def job(pages: range, number: int = 1) -> CopyJob:
+    return CopyJob(1, number, RankPages(0, tuple(pages)), tuple(100 + page for page in pages))
 
 
 def test_windows_come_one_after_the_other_and_count_when_they_were_held() -> None:
@@ -155,8 +155,8 @@ def test_whatever_happens_every_job_ends_once_and_what_counts_is_right() -> None
     assert min(ends.values()) > 100
 
 
-def _play(pick: random.Random, peer: Peer, jobs: list[Copy]) -> list[Done[Copy]]:
-    over: list[Done[Copy]] = []
+def _play(pick: random.Random, peer: Peer, jobs: list[CopyJob]) -> list[CopyDone[CopyJob]]:
+    over: list[CopyDone[CopyJob]] = []
     luck = pick.choice((0.0, 0.02, 0.2))
     for _ in range(400):
         moves: list[Callable[[], None]] = []
@@ -178,7 +178,7 @@ def _play(pick: random.Random, peer: Peer, jobs: list[Copy]) -> list[Done[Copy]]
     return over + peer.copies.poll()
 
 
-def _end(peer: Peer, job: Copy) -> None:
+def _end(peer: Peer, job: CopyJob) -> None:
     peer.asked.remove(job)
     peer.stopping.discard(job.name)
-    peer.gone.append(Done(job, 0, 0.0, BROKEN))
+    peer.gone.append(CopyDone(job, 0, 0.0, BROKEN))

@@ -13,7 +13,7 @@ from overlap_world import Setting, World, some_requests
 from paper_grammars import GRAMMAR, PaperGrammars
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, GenerationRequest, RequestChoice, RequestDraftLimits
+from eyas.common.types import GenerationRequest, RequestChoice, RequestDraftLimits, TokenEntry
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.batch.tables import TableWrites
 from eyas.engine.batch.tree import DraftTree
@@ -195,7 +195,7 @@ def test_a_request_drafts_as_deep_as_it_allows() -> None:
     offered: dict[str, set[int]] = {name: set() for name in limits}
     told = world._told
 
-    def heard(entry: Entry) -> None:
+    def heard(entry: TokenEntry) -> None:
         offered[entry.id].add(entry.offered)
         told(entry)
 

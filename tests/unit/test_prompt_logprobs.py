@@ -13,7 +13,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Finish, GenerationRequest, PromptTokenLogprobs, RequestChoice, TokenLogprob
+from eyas.common.types import FinishCause, GenerationRequest, PromptTokenLogprobs, RequestChoice, TokenLogprob
 from eyas.engine.ipc.messages import Attach, Submit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,7 +112,7 @@ def test_a_generated_text_is_scored_as_it_was_generated(
     for result in (alone, beside):
         assert told(result)[len(PROMPT) - 1 :] == logprobs
         assert len(told(result)) == len(text) - 1
-        assert (result.tokens, result.finishes) == ({0: []}, {0: Finish.LENGTH})
+        assert (result.tokens, result.finishes) == ({0: []}, {0: FinishCause.LENGTH})
 
 
 def test_the_cache_serves_what_is_not_asked_for(base: EngineConfig) -> None:

@@ -36,11 +36,11 @@ from eyas.engine.ipc.messages import (
 )
 from eyas.engine.kv.front_wire import FrontWire
 from eyas.engine.kv.pulls import Pulls
-from kv_transfer.area import Area
-from kv_transfer.backends.base import Site
+from kv_transfer.area import PoolArea
+from kv_transfer.backends.base import BackendSite
 from kv_transfer.backends.shm import ShmBackend
 from kv_transfer.backends.stream import StreamBackend
-from kv_transfer.copier import Copier
+from kv_transfer.copier import PageCopier
 from kv_transfer.lease_board import LeaseBoard
 from kv_transfer.peers import KvPeers
 from kv_transfer.route import PeerRoutes
@@ -63,10 +63,10 @@ class FrontRig(Rig):
 
     def _pulls(self) -> Pulls:
         memory = memoryview(bytearray(65 * GEOMETRY.page_bytes))
-        self.area, wire = Area.new(memory, GEOMETRY.page_bytes, "/dev/shm/here"), FrontWire(self.outbox)
-        site = Site(self.area, "/dev/shm", wire)
+        self.area, wire = PoolArea.new(memory, GEOMETRY.page_bytes, "/dev/shm/here"), FrontWire(self.outbox)
+        site = BackendSite(self.area, "/dev/shm", wire)
         backends = {"shm": ShmBackend(site), "grpc": StreamBackend(site)}
-        copier, routes = Copier(backends), PeerRoutes(backends, self.transfer)
+        copier, routes = PageCopier(backends), PeerRoutes(backends, self.transfer)
         return Pulls(copier, routes, wire, PAGE, self.outbox, itertools.count(1), KvPeers(self.boards))
 
     def tell(self, *commands: object) -> list[Event]:

@@ -11,7 +11,7 @@ from tiny import write_tiny_eagle3, write_tiny_llama
 
 from eyas.common.config import EngineConfig, SpeculationConfig
 from eyas.common.params import SamplingParams
-from eyas.common.types import Finish, GenerationRequest, Role
+from eyas.common.types import FinishCause, GenerationRequest, Role
 from eyas.engine.ipc import pulse
 from eyas.engine.ipc.messages import Alive, Event, Load, Shutdown, StepReply, Submit
 from eyas.engine.ipc.pulse import Pulse
@@ -47,7 +47,7 @@ class Batches(QueueLink):
         self.sent += [list(events)] if events else []
         ends = [e for event in events if isinstance(event, StepReply) for e in event.entries if e.finish]
         if ends:
-            assert ends[0].finish is Finish.LENGTH
+            assert ends[0].finish is FinishCause.LENGTH
             self.commands.put(Shutdown())
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eyas.common.logging import request_id
-from eyas.common.types import EngineTimings, Entry, Finish, Role
+from eyas.common.types import EngineTimings, FinishCause, Role, TokenEntry
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.recent import KEPT, MAX_PROMPTS, Recent
 from gateway.text.entries import RequestTrace, UsageCounts
@@ -31,7 +31,7 @@ def trace() -> RequestTrace:
     """A prompt computed on one worker and decoded on another, whose clocks began at 100 s."""
     found = RequestTrace()
     for index, timings in enumerate((PREFILL, DECODE)):
-        found.saw(Entry("r", 1, 0, index, (5,), timings=timings))
+        found.saw(TokenEntry("r", 1, 0, index, (5,), timings=timings))
     found.first, found.second = 100.22, 100.3
     return found
 
@@ -40,7 +40,7 @@ def test_a_request_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     recent = Recent()
     monkeypatch.setattr(time, "monotonic", lambda: 101.0)
     named = request_id.set("mine")
-    recent.add(99.99, [Finish.STOP], USAGE, [trace()])
+    recent.add(99.99, [FinishCause.STOP], USAGE, [trace()])
     request_id.reset(named)
     (told,) = msgspec.to_builtins(recent.newest_first())
     parts = {(part["name"], part.get("worker")): part for part in told.pop("parts")}
@@ -93,7 +93,7 @@ def test_pages_that_move_count_on_their_link() -> None:
         with metrics.meter() as meter:
             meter.ended(USAGE, [moved])
     alone = RequestTrace()
-    alone.saw(Entry("r", 1, 0, 0, (5,), timings=msgspec.structs.replace(PREFILL, role=Role.DECODE)))
+    alone.saw(TokenEntry("r", 1, 0, 0, (5,), timings=msgspec.structs.replace(PREFILL, role=Role.DECODE)))
     with metrics.meter() as meter:
         meter.ended(USAGE, [alone])
 

@@ -9,7 +9,7 @@ import pytest
 from engine_rig import PAGE, VOCAB, Rig, handle, request
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.types import Backlog, Finish, FirstToken, KvKind, RequestChoice
+from eyas.common.types import FinishCause, FirstToken, KvKind, RequestChoice, WorkerBacklog
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.ipc.messages import (
     Attach,
@@ -193,7 +193,7 @@ def test_first_tokens_given_with_an_attach_are_checked() -> None:
 def test_an_attach_whose_choices_all_ended_at_token_0_ends_the_request() -> None:
     rig = Rig()
     rig.submit(request(10), attach=True)
-    rig.requests.attach(Attach("a", 1, (), (FirstToken(0, 5, finish=Finish.STOP),)))
+    rig.requests.attach(Attach("a", 1, (), (FirstToken(0, 5, finish=FinishCause.STOP),)))
     assert not rig.requests.table and not rig.scheduler.waiting
 
 
@@ -302,7 +302,7 @@ def test_what_is_left_of_an_earlier_attempt_ends_no_later_one() -> None:
 
 def test_the_backlog_counts_what_decodes_here_and_what_is_to_be_computed() -> None:
     rig = Rig(max_running=4)
-    assert backlog(rig.requests, 0.25) == Backlog(0, 0, 0, 0.25, 8, 8 + 4, kv_room=64 * PAGE)
+    assert backlog(rig.requests, 0.25) == WorkerBacklog(0, 0, 0, 0.25, 8, 8 + 4, kv_room=64 * PAGE)
     rig.submit(request(10, *THREE, id="local"))
     rig.submit(request(20, *THREE, id="pulls"), attach=True)
     rig.requests.prefill(Prefill(request(30, id="elsewhere"), 1, False))
@@ -319,4 +319,4 @@ def test_the_backlog_counts_what_decodes_here_and_what_is_to_be_computed() -> No
 def test_a_draining_worker_has_no_room() -> None:
     rig = Rig()
     rig.requests.drain(Drain())
-    assert backlog(rig.requests, 0.0) == Backlog()
+    assert backlog(rig.requests, 0.0) == WorkerBacklog()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from engine_rig import Rig, request
 
-from eyas.common.types import Finish, RequestChoice
+from eyas.common.types import FinishCause, RequestChoice
 from eyas.engine.batch.sequence import Sequence, Work
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.ipc.messages import StepReply
@@ -130,7 +130,7 @@ def test_accepted_drafts_that_came_after_the_end_are_not_counted() -> None:
     _run(rig, loop, [99, 22, 23, 24])
     (step,) = rig.said(StepReply)
     (entry,) = step.entries
-    assert (entry.tokens, entry.finish, entry.accepted, entry.offered) == ((99,), Finish.STOP, 1, 3)
+    assert (entry.tokens, entry.finish, entry.accepted, entry.offered) == ((99,), FinishCause.STOP, 1, 3)
 
 
 def test_of_a_trees_branches_only_one_could_be_accepted() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from eyas.common.types import Backlog, Role, WorkerInfo
+from eyas.common.types import Role, WorkerBacklog, WorkerInfo
 from gateway.routing.ledger import UnderWay
 from gateway.routing.router import (
     Candidate,
@@ -77,12 +77,12 @@ def test_draft_pages_are_offered_only_to_a_drafter() -> None:
 
 
 def test_a_prefix_counts_against_what_is_queued() -> None:
-    known = worker("known", PREFILL, cached=500, backlog=Backlog(queued=400))
+    known = worker("known", PREFILL, cached=500, backlog=WorkerBacklog(queued=400))
     assert choose_prefill([known, worker("idle", PREFILL)]) == known
-    late = worker("known", PREFILL, cached=500, backlog=Backlog(queued=600))
+    late = worker("known", PREFILL, cached=500, backlog=WorkerBacklog(queued=600))
     assert choose_prefill([late, worker("idle", PREFILL)]).info.worker == "idle"
     # This gateway's own part of the report is as it is now: 600 were reported, and 300 of them are computed.
-    own = msgspec.structs.replace(late.info, backlog=Backlog(queued=600))
+    own = msgspec.structs.replace(late.info, backlog=WorkerBacklog(queued=600))
     now = Candidate(own, cached=500, under_way=UnderWay(queued=300), reported=UnderWay(queued=600))
     assert choose_prefill([now, worker("idle", PREFILL)]) == now
 

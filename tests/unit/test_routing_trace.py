@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 from test_router import DECODE, PREFILL, worker
 
-from eyas.common.types import Backlog
+from eyas.common.types import WorkerBacklog
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, Policy, play
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import outcome
@@ -52,7 +52,7 @@ def round_robin() -> Policy:
 def candidate(place: WorkerPlace, cached: int) -> Candidate:
     """The place as the router sees a worker: its report is never late."""
     roles = PREFILL if int(place.worker) < PREFILLS else DECODE
-    backlog = Backlog(queued=place.queued)
+    backlog = WorkerBacklog(queued=place.queued)
     seen = worker(place.worker, roles, running=place.sequences, backlog=backlog)
     return Candidate(msgspec.structs.replace(seen.info), cached=cached)
 

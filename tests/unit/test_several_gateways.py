@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from eyas.common.types import Backlog, Role, WorkerInfo
+from eyas.common.types import Role, WorkerBacklog, WorkerInfo
 from gateway.routing.auto import place_of
 from gateway.routing.ledger import Ledger, UnderWay
 from gateway.routing.placement import Preference
@@ -17,7 +17,7 @@ ONE = UnderWay(sequences=1, context=100, queued=100)
 
 def report(sequences: int, queued: int = 0) -> WorkerInfo:
     """A worker with requests of 100 tokens each."""
-    backlog = Backlog(sequences, 100 * sequences, queued, prefill_room=8, decode_room=8)
+    backlog = WorkerBacklog(sequences, 100 * sequences, queued, prefill_room=8, decode_room=8)
     return msgspec.structs.replace(IDLE, running=sequences, backlog=backlog)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from eyas.bench.cases import make_case
-from eyas.common.step_times import Curve, StepBudget, StepTimes, prompt_s
+from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes, prompt_s
 from eyas.simulator.cache import BlockCache
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, Played, play
 from eyas.simulator.goodput import ATTAINMENT, Effort, find_knee, measure
@@ -26,7 +26,7 @@ from tests.unit.crossed import crossed
 
 CONSTANT = replace(
     example(),
-    times=StepTimes(Curve(((0, 10.0), (1, 10.0))), Curve(((0, 0.0), (1, 0.0))), 0.0),
+    times=StepTimes(PiecewiseCurve(((0, 10.0), (1, 10.0))), PiecewiseCurve(((0, 0.0), (1, 0.0))), 0.0),
     budget=StepBudget(100, 100),
     front_s=0.0,
     link_s=0.0,
@@ -207,7 +207,7 @@ def test_shared_prefixes_make_first_tokens_earlier() -> None:
 
 
 def test_a_curve_is_straight_between_its_points_and_beyond_them() -> None:
-    curve = Curve(((1, 2.0), (3, 4.0), (5, 5.0)))
+    curve = PiecewiseCurve(((1, 2.0), (3, 4.0), (5, 5.0)))
     assert [curve.at(x) for x in (0, 1, 2, 3, 4, 5, 9)] == [2.0, 2.0, 3.0, 4.0, 4.5, 5.0, 7.0]
 
 

@@ -12,27 +12,27 @@ import pytest
 from staging_rig import SLOTS, ByHand, staged
 
 from eyas.common.errors import Cancelled, TransferFailed
-from eyas.common.types import Shard
+from eyas.common.types import RankPages
 from eyas.engine.kv.slots import Slots
 from eyas.engine.kv.staged_copier import Inlet, StagedCopier
 from eyas.engine.kv.staging import Staging
-from kv_transfer.area import Area
-from kv_transfer.backends.base import Backend, Copy, CopyResult, PeerSource
-from kv_transfer.peers import Route
+from kv_transfer.area import PoolArea
+from kv_transfer.backends.base import CopyJob, CopyResult, PeerSource, TransferBackend
+from kv_transfer.peers import PeerRoute
 
 WINDOW = 2  # pages; six slots are for pages on their way in
 
 
-class HandBackend(Backend):
+class HandBackend(TransferBackend):
     """Copies stop when the test says so: each destination page is then full of its source's number."""
 
     name = "hand"
 
-    def __init__(self, area: Area) -> None:
+    def __init__(self, area: PoolArea) -> None:
         self.area = area
-        self.running: list[Copy] = []
+        self.running: list[CopyJob] = []
         self.over: list[CopyResult] = []
-        self.cancelled: list[Copy] = []
+        self.cancelled: list[CopyJob] = []
 
     def export(self):
         return {}
@@ -77,14 +77,14 @@ class Landing:
         self.pool, self.staging = staged(folder)
         self.slots = Slots(range(4, SLOTS))
         self.backend = HandBackend(self.staging.area)
-        self.pages = Area(self.pool.pages.numpy().view("u1"))
+        self.pages = PoolArea(self.pool.pages.numpy().view("u1"))
         self.direct = DirectHand(self.pages)
         backends = {"direct": self.direct, "hand": self.backend}
         self.copier = StagedCopier(backends, Inlet(self.staging, self.slots, WINDOW))
 
-    def submit(self, *jobs: Copy) -> None:
+    def submit(self, *jobs: CopyJob) -> None:
         for job in jobs:
-            self.copier.submit(Route(self.backend, PeerSource()), job)
+            self.copier.submit(PeerRoute(self.backend, PeerSource()), job)
 
     def results(self, count: int) -> list[CopyResult]:
         deadline, found = time.monotonic() + 10.0, []
@@ -119,8 +119,8 @@ def landing(tmp_path: Path) -> Iterator[Landing]:
     assert list(tmp_path.iterdir()) == []
 
 
-def job(number: int, src: tuple[int, ...], dst: tuple[int, ...], *, pull: int = 1) -> Copy:
-    return Copy(pull, number, Shard(0, src), dst)
+def job(number: int, src: tuple[int, ...], dst: tuple[int, ...], *, pull: int = 1) -> CopyJob:
+    return CopyJob(pull, number, RankPages(0, src), dst)
 
 
 def test_a_copy_counts_once_it_is_in_the_pool(landing: Landing) -> None:
@@ -218,7 +218,7 @@ def test_it_is_not_closed_while_slots_are_copied_into_the_pool(
 
 
 def test_a_proof_ends_in_its_slot(landing: Landing) -> None:
-    landing.submit(Copy(1, -1, Shard(0, (77,)), (3,), proof=12345))
+    landing.submit(CopyJob(1, -1, RankPages(0, (77,)), (3,), proof=12345))
     landing.backend.finish()
     (result,) = landing.copier.finished()
     assert "brought other bytes" in result.error.message
@@ -228,7 +228,7 @@ def test_a_proof_ends_in_its_slot(landing: Landing) -> None:
 def test_a_direct_way_takes_pages_of_the_pool_and_no_slots(landing: Landing) -> None:
     """All at once; beside a staged copy; and its proof is judged where it landed."""
     direct, asked = (
-        Route(landing.direct, PeerSource()),
+        PeerRoute(landing.direct, PeerSource()),
         job(0, tuple(range(60, 72)), tuple(range(12)), pull=2),
     )
     landing.submit(job(0, (80,), (20,)))
@@ -241,7 +241,7 @@ def test_a_direct_way_takes_pages_of_the_pool_and_no_slots(landing: Landing) -> 
     landing.pages.pages[21].view("f4")[:] = 77
     truth = landing.pages.checksum(21)
     for proof in (truth, truth ^ 1):
-        landing.copier.submit(direct, Copy(3, -1, Shard(0, (77,)), (3,), proof))
+        landing.copier.submit(direct, CopyJob(3, -1, RankPages(0, (77,)), (3,), proof))
         landing.direct.finish()
         assert landing.copier.finished()[0].ok == (proof == truth)
     landing.copier.submit(direct, job(1, (1,), (1,), pull=2))

@@ -34,7 +34,7 @@ from eyas.engine.kv.pool import KvPool
 from eyas.engine.kv.slots import Slots
 from eyas.engine.kv.stager import Outlet, Stager
 from eyas.engine.kv.staging import Staging
-from kv_transfer.owner import Owner
+from kv_transfer.owner import LeaseOwner
 
 TARGET = KvKind.TARGET
 
@@ -95,7 +95,7 @@ class StagedOwner:
         self.pool, self.staging = staged(folder)
         self.thread = ByHand(self.staging)
         self.pages, self.slots, self.outbox = PagePool(PAGES), Slots(range(SLOTS)), Outbox()
-        owner = Owner("here", 1, 1e6, itertools.count(1).__next__)
+        owner = LeaseOwner("here", 1, 1e6, itertools.count(1).__next__)
         self.leases = Leases(owner, self.pages, PAGE, {TARGET: "m"}, self.outbox)
         outlets = {TARGET: Outlet(self.staging, self.slots, proof=PAGES)}
         self.stager = Stager(outlets, self.leases.covers, self.outbox)

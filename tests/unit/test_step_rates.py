@@ -11,7 +11,7 @@ import pytest
 
 from eyas.common.config import EngineConfig
 from eyas.common.prompt_share import WINDOW_S, PromptShare
-from eyas.common.step_times import Curve, StepBudget, StepTimes
+from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes
 from eyas.engine.batch.sequence import Work
 from eyas.engine.loading import step_rates
 from eyas.engine.loading.step_rates import Reach, Sample, fit, measure
@@ -28,8 +28,8 @@ def timed(times: StepTimes, sample: Sample) -> float:
 
 
 def test_a_fit_tells_the_times_of_steps_that_were_not_measured() -> None:
-    rows = Curve(((1, 4.0), (8, 4.0), (128, 5.0), (512, 11.0), (4096, 90.0)))
-    true = StepTimes(rows, Curve(((0, 0.0), (1 << 20, 30.0))), pairs_ms=0.9, mixed_ms=0.8)
+    rows = PiecewiseCurve(((1, 4.0), (8, 4.0), (128, 5.0), (512, 11.0), (4096, 90.0)))
+    true = StepTimes(rows, PiecewiseCurve(((0, 0.0), (1 << 20, 30.0))), pairs_ms=0.9, mixed_ms=0.8)
     found = fit(lambda sample: timed(true, sample), REACH, BUDGET, grain=64)
     assert found.grain == 64 and found.pairs_ms == pytest.approx(0.9, rel=0.02)
     for sample in (

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Finish
+from eyas.common.types import FinishCause
 from eyas.engine.batch.stopping import banned_ids, finish
 
 EOS = (2, 3)
@@ -17,21 +17,21 @@ EOS = (2, 3)
     "params, before, tokens, kept, reason",
     [
         (SamplingParams(), 0, [5, 6], 2, None),
-        (SamplingParams(), 0, [5, 2, 6], 2, Finish.STOP),
-        (SamplingParams(), 0, [3, 2], 1, Finish.STOP),
-        (SamplingParams(stop_token_ids=(6,)), 0, [5, 6, 2], 2, Finish.STOP),
+        (SamplingParams(), 0, [5, 2, 6], 2, FinishCause.STOP),
+        (SamplingParams(), 0, [3, 2], 1, FinishCause.STOP),
+        (SamplingParams(stop_token_ids=(6,)), 0, [5, 6, 2], 2, FinishCause.STOP),
         (SamplingParams(ignore_eos=True), 0, [5, 2, 6], 3, None),
-        (SamplingParams(ignore_eos=True, stop_token_ids=(6,)), 0, [2, 6, 5], 2, Finish.STOP),
-        (SamplingParams(max_tokens=10), 8, [5, 6, 7], 2, Finish.LENGTH),
-        (SamplingParams(max_tokens=10), 8, [5, 2, 7], 2, Finish.STOP),
-        (SamplingParams(max_tokens=10), 8, [5, 6, 2], 2, Finish.LENGTH),
-        (SamplingParams(max_tokens=1), 0, [5], 1, Finish.LENGTH),
-        (SamplingParams(min_tokens=3), 1, [2, 2, 2, 5], 3, Finish.STOP),
-        (SamplingParams(min_tokens=4, max_tokens=4), 2, [2, 2], 2, Finish.LENGTH),
+        (SamplingParams(ignore_eos=True, stop_token_ids=(6,)), 0, [2, 6, 5], 2, FinishCause.STOP),
+        (SamplingParams(max_tokens=10), 8, [5, 6, 7], 2, FinishCause.LENGTH),
+        (SamplingParams(max_tokens=10), 8, [5, 2, 7], 2, FinishCause.STOP),
+        (SamplingParams(max_tokens=10), 8, [5, 6, 2], 2, FinishCause.LENGTH),
+        (SamplingParams(max_tokens=1), 0, [5], 1, FinishCause.LENGTH),
+        (SamplingParams(min_tokens=3), 1, [2, 2, 2, 5], 3, FinishCause.STOP),
+        (SamplingParams(min_tokens=4, max_tokens=4), 2, [2, 2], 2, FinishCause.LENGTH),
     ],
 )
 def test_finish(
-    params: SamplingParams, before: int, tokens: list[int], kept: int, reason: Finish | None
+    params: SamplingParams, before: int, tokens: list[int], kept: int, reason: FinishCause | None
 ) -> None:
     assert finish(params, EOS, before, tokens) == (tuple(tokens[:kept]), reason)
 
@@ -59,7 +59,7 @@ def test_rounds_of_any_size_end_alike(
         min_tokens=min_tokens, max_tokens=max_tokens, ignore_eos=ignore_eos, stop_token_ids=(7,)
     )
 
-    def run(sizes: list[int]) -> tuple[list[int], Finish | None]:
+    def run(sizes: list[int]) -> tuple[list[int], FinishCause | None]:
         output: list[int] = []
         at = 0
         for size in sizes:

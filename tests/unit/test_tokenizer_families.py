@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Entry, GenerationRequest, TokenLogprob
+from eyas.common.types import GenerationRequest, TokenEntry, TokenLogprob
 from gateway.text.detokenize import ByteDetokenizer, Detokenizer, LibraryDetokenizer
 from gateway.text.entries import ChoiceText, TextRules
 from gateway.text.tokenizer import Tokenizer
@@ -109,7 +109,7 @@ def test_offsets_point_at_what_a_completion_shows(family: str, tmp_path_factory:
         rules = TextRules(continues_prompt=continues)
         choice = ChoiceText(ours, GenerationRequest("r", tuple(prompt), SamplingParams()), rules)
         scored = tuple(TokenLogprob(-1.0) for _ in output)
-        delta = choice.push(Entry("r", 1, 0, 0, tuple(output), scored, None))
+        delta = choice.push(TokenEntry("r", 1, 0, 0, tuple(output), scored, None))
         ends = [*delta.offsets[1:], len(delta.text)]
         pieces = [delta.text[start:end] for start, end in zip(delta.offsets, ends, strict=True)]
         labels = [ours.table.label(id)[0] for id in output]

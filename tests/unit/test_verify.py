@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Finish
+from eyas.common.types import FinishCause
 from eyas.engine.batch.stopping import banned_ids, finish
 from eyas.engine.batch.tree import DraftTree
 from eyas.engine.sampling.sampler import Row, draft_probabilities, sample
@@ -52,7 +52,7 @@ class Stream:
     params: SamplingParams
     prompt: list[int]
     output: list[int] = dataclasses.field(default_factory=list)
-    finish: Finish | None = None
+    finish: FinishCause | None = None
     rounds: int = 0
 
     def after(self, ancestors: list[int]) -> int:
@@ -134,12 +134,12 @@ def random_tree(stream: Stream, rng: random.Random) -> DraftTree | None:
     return DraftTree(tokens, parents) if tokens else None
 
 
-def outputs(found: list[Stream]) -> list[tuple[list[int], Finish | None]]:
+def outputs(found: list[Stream]) -> list[tuple[list[int], FinishCause | None]]:
     return [(stream.output, stream.finish) for stream in found]
 
 
 @functools.cache
-def plain_outputs(count: int) -> list[tuple[list[int], Finish | None]]:
+def plain_outputs(count: int) -> list[tuple[list[int], FinishCause | None]]:
     """Of `streams(count)` without drafts."""
     return outputs(run(streams(count)))
 
@@ -151,8 +151,8 @@ def test_speculation_equals_plain_decoding_token_for_token(seeds: int) -> None:
     plain, spec = run(asked), run(asked, random_tree)
     assert outputs(spec) == outputs(plain)
     assert sum(s.rounds for s in spec) < 0.75 * sum(s.rounds for s in plain)  # drafts were really accepted
-    assert {s.finish for s in plain} == {Finish.STOP, Finish.LENGTH}
-    lengths = {len(s.output) for s in plain if s.params.min_tokens and s.finish is Finish.STOP}
+    assert {s.finish for s in plain} == {FinishCause.STOP, FinishCause.LENGTH}
+    lengths = {len(s.output) for s in plain if s.params.min_tokens and s.finish is FinishCause.STOP}
     assert min(lengths) == 7
 
 
@@ -342,7 +342,7 @@ def test_end_of_text_inside_a_tree() -> None:
     found = walk(tree, [4, 2, 6, 8])
     assert found == Verdict((0, 1, 2), (4, 2, 6, 8))
     params = SamplingParams(max_tokens=50)
-    assert finish(params, EOS, 3, found.tokens) == ((4, 2), Finish.STOP)
+    assert finish(params, EOS, 3, found.tokens) == ((4, 2), FinishCause.STOP)
 
 
 def test_walks() -> None:

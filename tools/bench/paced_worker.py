@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import uvloop
 
 from decode_svc.servicer import DecodeServicer
-from eyas.common.types import Entry, Finish, GenerationRequest, Role, WorkerInfo
+from eyas.common.types import FinishCause, GenerationRequest, Role, TokenEntry, WorkerInfo
 from eyas.common.wire import info, rpc
 from eyas.common.wire.links import PageLink
 from eyas.engine.ipc.client import EngineClient
@@ -61,13 +61,13 @@ class PacedEngine:
         if entries:
             self.client.dispatch([StepReply(tuple(entries))])
 
-    def _entry(self, request: GenerationRequest, attempt: int, tokens: int) -> Entry:
+    def _entry(self, request: GenerationRequest, attempt: int, tokens: int) -> TokenEntry:
         id, at, end = request.id, self._at[request.id], request.params.max_tokens
         self._at[id] = after = min(at + tokens, end)
         if after == end:
             self._forget(id)
         ids = tuple(TOKENS[i % len(TOKENS)] for i in range(at, after))
-        return Entry(id, attempt, 0, at, ids, finish=Finish.LENGTH if after == end else None)
+        return TokenEntry(id, attempt, 0, at, ids, finish=FinishCause.LENGTH if after == end else None)
 
     def _hear(self, commands: Sequence[Command]) -> None:
         for command in commands:

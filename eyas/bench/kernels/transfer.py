@@ -16,11 +16,11 @@ from pathlib import Path
 
 from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting
 from eyas.common.errors import EyasError, TransferFailed
-from eyas.common.types import Shard
+from eyas.common.types import RankPages
 from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.kv.staging import Staging
-from kv_transfer.area import Area, create_file
-from kv_transfer.backends.base import Copy, copy_pages
+from kv_transfer.area import PoolArea, create_file
+from kv_transfer.backends.base import CopyJob, copy_pages
 from kv_transfer.backends.shm import map_file
 from kv_transfer.own_files import new_path
 
@@ -64,11 +64,11 @@ def _shm(setting: KernelSetting, scattered: bool) -> KernelCalls:
         for path in paths:
             memory = create_file(path, size)
             files.callback(path.unlink, missing_ok=True)
-            areas.append(Area.new(memoryview(memory), shape.page_bytes, str(path)))
+            areas.append(PoolArea.new(memoryview(memory), shape.page_bytes, str(path)))
         peer = map_file(str(paths[0]), shape.page_bytes).pages  # a mapping of its own, as a puller has
         calls: list[Call] = []
         for i, pages in enumerate(_jobs(shape.pages, scattered)):
-            job = Copy(1, i, Shard(0, pages), tuple(range(i * len(pages), (i + 1) * len(pages))))
+            job = CopyJob(1, i, RankPages(0, pages), tuple(range(i * len(pages), (i + 1) * len(pages))))
             calls.append(partial(copy_pages, job, peer, areas[1].pages))
         for call in calls:
             call()  # every page of both mappings is there from now on

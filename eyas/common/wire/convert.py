@@ -18,16 +18,16 @@ from eyas.common.page_names import ID_BYTES, PageShape, packed, unpacked
 from eyas.common.types import (
     FAST,
     EngineTimings,
-    Finish,
+    FinishCause,
     FirstToken,
     GenerationRequest,
     KvHandle,
     KvKind,
     PromptTokenLogprobs,
+    RankPages,
     RequestChoice,
     RequestDraftLimits,
     Role,
-    Shard,
     TokenLogprob,
     WorkerInfo,
 )
@@ -37,8 +37,8 @@ from protos import common_pb2, worker_pb2
 
 _FINISH_TO_PB = {
     None: common_pb2.FINISH_UNSPECIFIED,
-    Finish.STOP: common_pb2.FINISH_STOP,
-    Finish.LENGTH: common_pb2.FINISH_LENGTH,
+    FinishCause.STOP: common_pb2.FINISH_STOP,
+    FinishCause.LENGTH: common_pb2.FINISH_LENGTH,
 }
 _FINISH_FROM_PB = {wire: finish for finish, wire in _FINISH_TO_PB.items()}
 _GROUP_TO_PB = {KvKind.TARGET: common_pb2.KV_KIND_TARGET, KvKind.DRAFT: common_pb2.KV_KIND_DRAFT}
@@ -138,12 +138,12 @@ def prompt_from_pb(pb: common_pb2.PromptLogprobs) -> PromptTokenLogprobs:
     return PromptTokenLogprobs(pb.top, pb.logprobs, pb.best_ids, pb.best)
 
 
-def finish_to_pb(finish: Finish | None) -> common_pb2.Finish:
+def finish_to_pb(finish: FinishCause | None) -> common_pb2.Finish:
     """None becomes the unspecified value."""
     return _FINISH_TO_PB[finish]
 
 
-def finish_from_pb(wire: common_pb2.Finish) -> Finish | None:
+def finish_from_pb(wire: common_pb2.Finish) -> FinishCause | None:
     """Raises InvalidRequest for a value this version does not know."""
     if wire not in _FINISH_FROM_PB:
         raise InvalidRequest(f"finish has the unknown value {wire}", param="finish")
@@ -240,7 +240,7 @@ def handle_from_pb(pb: common_pb2.KvHandle) -> KvHandle:
         group=group_from_pb(pb.group),
         layout=pb.layout,
         tokens=pb.tokens,
-        shards=tuple(Shard(s.rank, tuple(s.pages)) for s in pb.shards),
+        shards=tuple(RankPages(s.rank, tuple(s.pages)) for s in pb.shards),
     )
 
 

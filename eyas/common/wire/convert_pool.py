@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eyas.common.errors import ConfigError
-from eyas.common.wire.pool import Geometry, PoolInfo, RankPool
+from eyas.common.wire.pool import PoolGeometry, PoolInfo, RankPool
 from protos import transfer_pb2
 
 
@@ -30,7 +30,9 @@ def pool_to_pb(pool: PoolInfo) -> transfer_pb2.HandshakeResponse:
 def pool_from_pb(pb: transfer_pb2.HandshakeResponse) -> PoolInfo:
     """Raises ConfigError for a geometry that no pool has."""
     try:
-        geometry = Geometry(**{name: getattr(pb.geometry, name) for name in Geometry.__struct_fields__})
+        geometry = PoolGeometry(
+            **{name: getattr(pb.geometry, name) for name in PoolGeometry.__struct_fields__}
+        )
     except ValueError as error:
         raise ConfigError(f"the peer's KV geometry makes no sense: {error}") from error
     ranks = tuple(

@@ -12,12 +12,12 @@ from itertools import accumulate, pairwise, repeat
 import msgspec
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.types import Entry
+from eyas.common.types import TokenEntry
 from eyas.common.wire import convert
 from protos import decode_pb2
 
 
-def step_to_pb(entries: Sequence[Entry], rename: Callable[[str], str] = str) -> decode_pb2.Step:
+def step_to_pb(entries: Sequence[TokenEntry], rename: Callable[[str], str] = str) -> decode_pb2.Step:
     """One message for all `entries`; `rename` gives the id that the receiver knows a request by."""
     counts = [len(entry.tokens) for entry in entries]
     drafted = any(entry.offered or entry.accepted for entry in entries)
@@ -39,7 +39,7 @@ def step_to_pb(entries: Sequence[Entry], rename: Callable[[str], str] = str) -> 
     )
 
 
-def step_from_pb(step: decode_pb2.Step) -> tuple[Entry, ...]:
+def step_from_pb(step: decode_pb2.Step) -> tuple[TokenEntry, ...]:
     """The entries. Raises InvalidRequest for columns that do not fit together, and for an unknown finish."""
     none = [0] * len(step.ids)
     # A slice is a plain list, which is quicker to read than the field.
@@ -47,7 +47,9 @@ def step_from_pb(step: decode_pb2.Step) -> tuple[Entry, ...]:
     drafts = (step.accepted[:] or none, step.offered[:] or none)
     if {*map(len, columns), *map(len, drafts)} != {len(none)}:
         raise InvalidRequest("the columns of a step have different lengths", param="step")
-    entries = list(map(Entry, *columns, repeat(()), repeat(None), *drafts))  # a loop here costs twice as much
+    entries = list(
+        map(TokenEntry, *columns, repeat(()), repeat(None), *drafts)
+    )  # a loop here costs twice as much
     for extra in step.extras:
         if not 0 <= extra.row < len(entries):
             raise InvalidRequest(f"a step has no row {extra.row}", param="extras")
@@ -65,7 +67,7 @@ def _tokens(step: decode_pb2.Step) -> list[tuple[int, ...]]:
     return [tuple(tokens[a:b]) for a, b in pairwise(accumulate(counts, initial=0))]
 
 
-def _extra_to_pb(row: int, entry: Entry) -> decode_pb2.Extra:
+def _extra_to_pb(row: int, entry: TokenEntry) -> decode_pb2.Extra:
     return decode_pb2.Extra(
         row=row,
         logprobs=[convert.logprob_to_pb(logprob) for logprob in entry.logprobs],
@@ -75,7 +77,7 @@ def _extra_to_pb(row: int, entry: Entry) -> decode_pb2.Extra:
     )
 
 
-def _with_extra(entry: Entry, extra: decode_pb2.Extra) -> Entry:
+def _with_extra(entry: TokenEntry, extra: decode_pb2.Extra) -> TokenEntry:
     return msgspec.structs.replace(
         entry,
         logprobs=tuple(map(convert.logprob_from_pb, extra.logprobs)),

@@ -17,7 +17,7 @@ Export: TypeAlias = dict[str, bytes]
 """What one backend needs to open one pool: names of its own choice, with their values."""
 
 
-class Geometry(msgspec.Struct, frozen=True):
+class PoolGeometry(msgspec.Struct, frozen=True):
     """A page-major pool `[page, layer, field, slot, head, dim]`: one page of all layers is one block.
 
     `fields`: 2 for a key and a value, 1 for one row that is both.
@@ -63,8 +63,8 @@ class Geometry(msgspec.Struct, frozen=True):
 class RankPool(msgspec.Struct, frozen=True):
     """The pages of one rank, as its backends export them.
 
-    Page number `Geometry.pages`, one behind the last that a handle may name, is the proof page: random bytes
-    with this CRC-32, by which a puller proves a route.
+    Page number `PoolGeometry.pages`, one behind the last that a handle may name, is the proof page: random
+    bytes with this CRC-32, by which a puller proves a route.
     """
 
     rank: int
@@ -81,7 +81,7 @@ class PoolInfo(msgspec.Struct, frozen=True):
 
     epoch: int
     layout_hash: str
-    geometry: Geometry
+    geometry: PoolGeometry
     ranks: tuple[RankPool, ...]
     board: Export = {}
     arithmetic: str = ""

@@ -6,7 +6,7 @@ transport, and refuse to know what follows from them.
 
 from __future__ import annotations
 
-from eyas.common.types import EngineTimings, Entry, FirstToken, KvHandle
+from eyas.common.types import EngineTimings, FirstToken, KvHandle, TokenEntry
 from eyas.common.wire.message import TaggedMessage, WireFailure
 
 
@@ -44,7 +44,7 @@ class Failed(TaggedMessage, frozen=True):
 class StepReply(TaggedMessage, frozen=True, tag="Step"):  # a short name: it goes out at every step
     """The tokens of one engine step, for all its requests."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TokenEntry, ...]
 
 
 class PrefillStarted(TaggedMessage, frozen=True):

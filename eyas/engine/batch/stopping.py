@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from eyas.common.params import SamplingParams
-from eyas.common.types import Finish
+from eyas.common.types import FinishCause
 
 
 def banned_ids(params: SamplingParams, eos_ids: Collection[int], output_len: int) -> tuple[int, ...]:
@@ -21,7 +21,7 @@ def banned_ids(params: SamplingParams, eos_ids: Collection[int], output_len: int
 
 def finish(
     params: SamplingParams, eos_ids: Collection[int], output_len: int, tokens: Sequence[int]
-) -> tuple[tuple[int, ...], Finish | None]:
+) -> tuple[tuple[int, ...], FinishCause | None]:
     """Which of a round's `tokens` are emitted, and why the output ends with them (None: it goes on).
 
     The token that ends the output is emitted; the tokens after it are dropped. `output_len` counts the
@@ -31,8 +31,8 @@ def finish(
     least = 0 if params.grammar is not None else params.min_tokens
     for count, token in enumerate(tokens[:room], start=1):
         if token in ending and output_len + count > least:
-            return tuple(tokens[:count]), Finish.STOP
-    return tuple(tokens[:room]), Finish.LENGTH if len(tokens) >= room else None
+            return tuple(tokens[:count]), FinishCause.STOP
+    return tuple(tokens[:room]), FinishCause.LENGTH if len(tokens) >= room else None
 
 
 def ending_ids(params: SamplingParams, eos_ids: Collection[int]) -> tuple[int, ...]:

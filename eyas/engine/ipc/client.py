@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eyas.common.errors import EyasError, Unavailable
-from eyas.common.types import Entry, KvKind
+from eyas.common.types import KvKind, TokenEntry
 from eyas.engine.ipc.messages import (
     Admitted,
     CacheFlushed,
@@ -160,7 +160,7 @@ class EngineClient:
 
     def _split(self, step: StepReply) -> None:
         """Gives each stream a `StepReply` of its own entries."""
-        entries: dict[str, list[Entry]] = {}
+        entries: dict[str, list[TokenEntry]] = {}
         for entry in step.entries:
             entries.setdefault(entry.id.partition(":")[0], []).append(entry)
         for number, own in entries.items():

@@ -11,7 +11,7 @@ import msgspec
 
 from eyas.common.params import SamplingParams
 from eyas.common.step_times import StepRates
-from eyas.common.types import FAST, Backlog, FirstToken, GenerationRequest, KvHandle
+from eyas.common.types import FAST, FirstToken, GenerationRequest, KvHandle, WorkerBacklog
 from eyas.common.wire.message import TaggedMessage, WireFailure
 from eyas.common.wire.pool import Export, PoolInfo
 from eyas.common.wire.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected, StepReply
@@ -301,7 +301,7 @@ class Load(TaggedMessage, frozen=True):
     step_sequences: tuple[int, ...] = ()
     step_sequences_total: float = 0.0
     oldest_waiting_s: float = 0.0  # age of the oldest request that has not begun; 0.0: none waits
-    backlog: Backlog = Backlog()  # for routers; counted at least every 0.1 s
+    backlog: WorkerBacklog = WorkerBacklog()  # for routers; counted at least every 0.1 s
     host: HostCache = HostCache()
     ahead: DraftsAhead = DraftsAhead()
 

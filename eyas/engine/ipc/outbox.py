@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence as SequenceOf
 
 from eyas.common.errors import EyasError
-from eyas.common.types import Entry, Finish, TokenLogprob
+from eyas.common.types import FinishCause, TokenEntry, TokenLogprob
 from eyas.engine.batch.sequence import Generation, Sequence
 from eyas.engine.batch.tree import NO_DRAFTS, Drafts
 from eyas.engine.ipc.messages import Event, Failed, Rejected, StepReply, WireFailure
@@ -17,7 +17,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._events: list[Event] = []
-        self._entries: list[Entry] = []
+        self._entries: list[TokenEntry] = []
         self.nodes_verified = 0  # running total over all entries
 
     def add(self, *events: Event) -> None:
@@ -29,7 +29,7 @@ class Outbox:
         seq: Sequence,
         tokens: SequenceOf[int],
         logprobs: SequenceOf[TokenLogprob | None],
-        finish: Finish | None,
+        finish: FinishCause | None,
         *,
         drafts: Drafts = NO_DRAFTS,
     ) -> None:
@@ -38,7 +38,7 @@ class Outbox:
         `logprobs`: one for each token, perhaps followed by those of tokens that were not kept.
         """
         generation = seq.generation
-        entry = Entry(
+        entry = TokenEntry(
             id=generation.id,
             attempt=generation.attempt,
             choice=seq.choice,

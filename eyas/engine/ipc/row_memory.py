@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from eyas.common.errors import ConfigError
 from eyas.engine.ipc.messages import DraftChannel
 from eyas.engine.ipc.row_ring import RowRing, tag
-from kv_transfer.gpu.driver import Driver, DriverError, GpuMemory
+from kv_transfer.gpu.driver import DriverError, GpuDriver, GpuMemory
 
 MOST_BYTES = 1 << 30
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -24,7 +24,7 @@ class Gpu:
     there has run. `shared`: a decode engine on this same GPU may write features here.
     """
 
-    driver: Driver
+    driver: GpuDriver
     dtype: str
     wait: Callable[[], None]
     shared: bool = False

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eyas.common.errors import Cancelled, EyasError
-from eyas.common.types import Shard
-from kv_transfer.backends.base import Copy, CopyResult
-from kv_transfer.copier import Copier
-from kv_transfer.peers import PeerPages, Route
+from eyas.common.types import RankPages
+from kv_transfer.backends.base import CopyJob, CopyResult
+from kv_transfer.copier import PageCopier
+from kv_transfer.peers import PeerPages, PeerRoute
 from kv_transfer.route import PeerRoutes
 
 
@@ -22,7 +22,7 @@ class Approach:
     """
 
     def __init__(
-        self, number: int, proofs: Iterator[int], pages: PeerPages, routes: PeerRoutes, copier: Copier
+        self, number: int, proofs: Iterator[int], pages: PeerPages, routes: PeerRoutes, copier: PageCopier
     ) -> None:
         self._number = number
         self._proofs = proofs
@@ -31,11 +31,11 @@ class Approach:
         self._copier = copier
         self._route = routes.known(pages)
         self._search = routes.search(pages)
-        self._trying: Route | None = None
-        self._held: list[Copy] = []  # until a route is proven
+        self._trying: PeerRoute | None = None
+        self._held: list[CopyJob] = []  # until a route is proven
         self._given_up = False
 
-    def copy(self, job: Copy) -> list[CopyResult]:
+    def copy(self, job: CopyJob) -> list[CopyResult]:
         """Begin `job`, now or as soon as a route is proven. Gives the copies that thereby ended unbegun."""
         self._given_up = False
         if self._route is not None:
@@ -66,7 +66,7 @@ class Approach:
             return self._drop(error)
         pool, page = self._pages.pool, self._pages.info.geometry.pages
         into = self._held[0].dst_pages[:1]
-        proof = Copy(self._number, next(self._proofs), Shard(pool.rank, (page,)), into, pool.checksum)
+        proof = CopyJob(self._number, next(self._proofs), RankPages(pool.rank, (page,)), into, pool.checksum)
         self._copier.submit(self._trying, proof)
         return []
 

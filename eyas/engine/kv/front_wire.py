@@ -7,52 +7,52 @@ from __future__ import annotations
 
 from eyas.engine.ipc.messages import CopyPages, CopyRead, CopyStaged, CopyStopped, StageCopy, StopCopy
 from eyas.engine.ipc.outbox import Outbox
-from kv_transfer.backends.base import Copy
-from kv_transfer.copy_thread import Done
+from kv_transfer.backends.base import CopyJob
+from kv_transfer.copy_thread import CopyDone
 
 
 class FrontWire:
-    """A `kv_transfer.backends.base.Wire`. `told` takes the front's answers."""
+    """A `kv_transfer.backends.base.TransferWire`. `told` takes the front's answers."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._fetching: dict[tuple[int, int], Copy] = {}
-        self._staging: dict[tuple[int, int], Copy] = {}
-        self._stopped: list[Done[Copy]] = []
-        self._staged: list[tuple[Copy, tuple[int, ...]]] = []
-        self._let_go: list[Done[Copy]] = []
+        self._fetching: dict[tuple[int, int], CopyJob] = {}
+        self._staging: dict[tuple[int, int], CopyJob] = {}
+        self._stopped: list[CopyDone[CopyJob]] = []
+        self._staged: list[tuple[CopyJob, tuple[int, ...]]] = []
+        self._let_go: list[CopyDone[CopyJob]] = []
 
-    def fetch(self, job: Copy) -> None:
+    def fetch(self, job: CopyJob) -> None:
         """Asks the front for the bytes of a job; `stopped` gives its one result."""
         self._fetching[job.name] = job
         self._outbox.add(CopyPages(*job.name, job.source.pages, job.dst_pages, proof=job.proof is not None))
 
-    def stage(self, job: Copy) -> None:
+    def stage(self, job: CopyJob) -> None:
         """Asks the front to have a job's pages staged; `let_go` gives its one result."""
         self._staging[job.name] = job
         self._outbox.add(StageCopy(*job.name, job.source.pages, proof=job.proof is not None))
 
-    def read(self, job: Copy) -> None:
+    def read(self, job: CopyJob) -> None:
         """Says that the slots of a job have been read."""
         if job.name in self._staging:
             self._outbox.add(CopyRead(*job.name))
 
-    def stop(self, job: Copy) -> None:
+    def stop(self, job: CopyJob) -> None:
         """Asks the front to end the job, if it still runs."""
         if job.name in self._fetching or job.name in self._staging:
             self._outbox.add(StopCopy(*job.name))
 
-    def stopped(self) -> list[Done[Copy]]:
+    def stopped(self) -> list[CopyDone[CopyJob]]:
         """The jobs that were fetched, and stopped since the last call."""
         stopped, self._stopped = self._stopped, []
         return stopped
 
-    def staged(self) -> list[tuple[Copy, tuple[int, ...]]]:
+    def staged(self) -> list[tuple[CopyJob, tuple[int, ...]]]:
         """The jobs whose pages were staged since the last call, and their slots."""
         staged, self._staged = self._staged, []
         return staged
 
-    def let_go(self) -> list[Done[Copy]]:
+    def let_go(self) -> list[CopyDone[CopyJob]]:
         """The jobs whose slots the owner has let go of since the last call."""
         let_go, self._let_go = self._let_go, []
         return let_go
@@ -67,4 +67,4 @@ class FrontWire:
         error = None if command.failure is None else command.failure.error()
         for running, over in ((self._fetching, self._stopped), (self._staging, self._let_go)):
             if (job := running.pop(name, None)) is not None:
-                over.append(Done(job, command.bytes, command.seconds, error))
+                over.append(CopyDone(job, command.bytes, command.seconds, error))

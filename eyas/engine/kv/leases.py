@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from eyas.common.errors import EyasError
-from eyas.common.types import FirstToken, KvHandle, KvKind, Shard
+from eyas.common.types import FirstToken, KvHandle, KvKind, RankPages
 from eyas.engine.batch.sequence import Generation
 from eyas.engine.ipc.messages import Release, Released, WatchClosed, WatchOpened, WatchUpdate, WireFailure
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.pages import Owned
 from kv_transfer.layout import pages_for
 from kv_transfer.lease_board import LeaseBoard
-from kv_transfer.owner import Offer, Owner, Update
+from kv_transfer.owner import LeaseOwner, LeaseUpdate, PageOffer
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Leases:
     Pages have the same numbers on all of its `ranks`. `board`: where pullers of this host see the leases.
     """
 
-    owner: Owner
+    owner: LeaseOwner
     pool: Owned
     page_size: int
     layouts: dict[KvKind, str]
@@ -58,8 +58,8 @@ class Leases:
     def _offer(self, group: KvKind, generation: Generation, pages: list[int], rows: int) -> KvHandle:
         held = tuple(pages[: pages_for(rows, self.page_size)])
         self.pool.share(held)
-        shards = tuple(Shard(rank, held) for rank in range(self.ranks))
-        offer = Offer(group, self.layouts[group], rows, shards, generation.deadline)
+        shards = tuple(RankPages(rank, held) for rank in range(self.ranks))
+        offer = PageOffer(group, self.layouts[group], rows, shards, generation.deadline)
         handle = self.owner.offer(offer, time.monotonic())
         if self.board is not None:
             self.board.post(handle.id)
@@ -124,7 +124,7 @@ class Leases:
             self.pool.drop(self._leased.pop(handle_id).pages)
 
 
-def _message(update: Update) -> WatchUpdate:
+def _message(update: LeaseUpdate) -> WatchUpdate:
     failure = None if update.failure is None else WireFailure.of(update.failure)
     return WatchUpdate(
         update.watch, update.tokens, update.done, update.first_tokens, update.last_feature, failure

@@ -17,13 +17,13 @@ import torch
 
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
-from eyas.common.wire.pool import Geometry
+from eyas.common.wire.pool import PoolGeometry
 from eyas.engine.kv.device_memory import bytes_of
 from eyas.engine.kv.format import KvFormat
-from kv_transfer.area import Area, DeviceArea, create_file, map_file
+from kv_transfer.area import DeviceArea, PoolArea, create_file, map_file
 from kv_transfer.gpu.cuda import CudaDriver
-from kv_transfer.gpu.driver import Allocation, DriverError
-from kv_transfer.gpu.handover import Giver
+from kv_transfer.gpu.driver import DeviceAllocation, DriverError
+from kv_transfer.gpu.handover import DescriptorGiver
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class PoolShape:
         return self.page_size * self.format.row_bytes(self.dtype.itemsize)
 
     @property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> PoolGeometry:
         """The sizes as pullers are told of them."""
-        return Geometry(
+        return PoolGeometry(
             pages=self.pages,
             page_size=self.page_size,
             layers=self.format.layers,
@@ -112,9 +112,9 @@ class KvPool:
         """
         self.shape = shape
         self.path = None if theirs else path
-        self.area: Area | None = None  # the pool, if it is in a file
+        self.area: PoolArea | None = None  # the pool, if it is in a file
         self.attached: list[Closable] = []  # what serves the pool to others, and ends before it
-        self._allocation: Allocation | None = None
+        self._allocation: DeviceAllocation | None = None
         self._giver = ""
         if path is None:
             self.pages, self._allocation = _on_device(shape)
@@ -122,7 +122,7 @@ class KvPool:
         else:
             memory = map_file(path) if theirs else create_file(path, shape.nbytes + shape.page_bytes)
             if not theirs:
-                self.area = Area.new(memoryview(memory), shape.page_bytes, str(path))
+                self.area = PoolArea.new(memoryview(memory), shape.page_bytes, str(path))
                 self.checksum = self.area.checksum(shape.pages)
             self.pages = torch.frombuffer(memory, dtype=shape.dtype).view(shape.pages + 1, -1)
         self.tensor = self.pages[: shape.pages].view(shape.sizes)
@@ -142,7 +142,7 @@ class KvPool:
         if self._allocation is not None:
             torch.cuda.synchronize(self.shape.device)  # they find it filled
             self._giver = str(path)
-            self.attached.append(Giver(path, self._allocation.memory.size, self._allocation.export))
+            self.attached.append(DescriptorGiver(path, self._allocation.memory.size, self._allocation.export))
 
     def device_area(self) -> DeviceArea:
         """What backends see of a pool that is in no file."""
@@ -216,13 +216,13 @@ def rows_at(rows: torch.Tensor, index: torch.Tensor, dtype: torch.dtype) -> torc
     return as_bytes(rows).index_select(0, index).view(rows.dtype).to(dtype)
 
 
-def _on_device(shape: PoolShape) -> tuple[torch.Tensor, Allocation | None]:
+def _on_device(shape: PoolShape) -> tuple[torch.Tensor, DeviceAllocation | None]:
     """Zeros for all pages and the proof page; on a GPU, in memory that other processes can map."""
     size = (shape.pages + 1) * shape.page_bytes
     if not shape.device.startswith("cuda"):
         return _as_pages(torch.zeros(size, dtype=torch.uint8, device=shape.device), shape), None
     try:
-        allocation = Allocation.new(CudaDriver(number_of(shape.device)), size)
+        allocation = DeviceAllocation.new(CudaDriver(number_of(shape.device)), size)
     except DriverError as error:
         raise ConfigError(f"a KV pool of {size / 2**30:.1f} GiB cannot be made: {error}") from None
     memory = bytes_of(allocation.memory, shape.device)[:size]

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eyas.common.errors import EyasError, Overloaded, TransferFailed
-from eyas.common.types import Shard
+from eyas.common.types import RankPages
 from eyas.common.wire.links import PageLink
 from eyas.engine.ipc.messages import LinkProbed, Moved, ProbeLink
 from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.approach import Approach
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from kv_transfer.backends.base import Copy, CopyResult
-from kv_transfer.copier import Copier
+from kv_transfer.backends.base import CopyJob, CopyResult
+from kv_transfer.copier import PageCopier
 from kv_transfer.layout import window_pages
 from kv_transfer.peers import KvPeers, PeerPages
 from kv_transfer.route import PeerRoutes
@@ -61,7 +61,7 @@ class _Probe:
             return
         pages = tuple(self.pages[: self._count()])
         proof = (self.theirs.info.geometry.pages,) * len(pages)
-        copy = Copy(-self.call, self.copies, Shard(self.theirs.rank, proof), pages)
+        copy = CopyJob(-self.call, self.copies, RankPages(self.theirs.rank, proof), pages)
         self.copies += 1
         self.take(self.approach.copy(copy), now)
 
@@ -109,7 +109,7 @@ class _Probe:
 class Prober:
     """The probes of one group of pages, one at a time. `pulled`: what pulls have moved, by owner."""
 
-    copier: Copier
+    copier: PageCopier
     routes: PeerRoutes
     peers: KvPeers
     outbox: Outbox

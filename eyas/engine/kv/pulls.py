@@ -1,8 +1,8 @@
 """Puller-side glue: gives pull machines pages, copies and a voice, one after the other.
 
-The rules are `kv_transfer.puller`; bytes are moved by a `Copier`, on a route that a first copy has proven.
-Who wants the pages, what for, and whose turn it is, is the business of the `Destination`. Used by decode
-engines (target KV) and draft engines (draft KV).
+The rules are `kv_transfer.puller`; bytes are moved by a `PageCopier`, on a route that a first copy has
+proven. Who wants the pages, what for, and whose turn it is, is the business of the `Destination`. Used by
+decode engines (target KV) and draft engines (draft KV).
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from eyas.engine.ipc.outbox import Outbox
 from eyas.engine.kv.approach import Approach
 from eyas.engine.kv.front_wire import FrontWire
 from eyas.engine.kv.probe import Prober
-from kv_transfer.backends.base import Copy
-from kv_transfer.copier import Copier
+from kv_transfer.backends.base import CopyJob
+from kv_transfer.copier import PageCopier
 from kv_transfer.peers import KvPeer, KvPeers
 from kv_transfer.puller import (
     Action,
     AskVerdict,
     CloseWatch,
-    Complete,
-    Incomplete,
     OpenWatch,
     PagesFree,
-    Pull,
+    PullAttempt,
+    PullComplete,
+    PullIncomplete,
+    PullState,
     SendRelease,
-    State,
 )
 from kv_transfer.route import PeerRoutes
 
@@ -99,7 +99,7 @@ class Destination(Protocol):
 class _Active:
     number: int
     owner: Hashable
-    pull: Pull
+    pull: PullAttempt
     handle: KvHandle
     attempt: int
     pages: list[int] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Pulls:
     as far as they are known; those whose leases can be seen are not asked for their verdict.
     """
 
-    copier: Copier
+    copier: PageCopier
     routes: PeerRoutes
     wire: FrontWire
     page_size: int
@@ -136,22 +136,22 @@ class Pulls:
         """The number of pulls that have not ended, and of the probe."""
         return len(self._active) + self.prober.active
 
-    def owners(self, *states: State) -> list[Hashable]:
+    def owners(self, *states: PullState) -> list[Hashable]:
         """Whose pulls are in one of `states`, in order of arrival."""
         return [active.owner for active in self._active.values() if active.pull.state in states]
 
     def waiting(self) -> list[Any]:
         """Whose pulls wait for pages."""
-        return self.owners(State.WAITING)
+        return self.owners(PullState.WAITING)
 
     def whole(self) -> list[tuple[Any, tuple[FirstToken, ...]]]:
         """Whose pulls wait for nothing but pages, and what their prompts gave, in order of arrival."""
-        waiting = (a for a in self._active.values() if a.pull.state is State.WAITING)
+        waiting = (a for a in self._active.values() if a.pull.state is PullState.WAITING)
         return [(a.owner, a.pull.whole) for a in waiting if a.pull.whole is not None]
 
     def coming(self) -> list[Any]:
         """Whose pulls were given pages."""
-        return self.owners(State.PULLING, State.VALIDATING)
+        return self.owners(PullState.PULLING, PullState.VALIDATING)
 
     def open(self, owner: Hashable, handle: KvHandle, attempt: int, deadline: float) -> None:
         """Queue a pull; its Watch opens now, so that the lease is alive from the queue place on.
@@ -163,7 +163,7 @@ class Pulls:
         try:
             if handle.tokens < 1:
                 raise TransferFailed(f"KV handle {handle.id} must have rows.")
-            pull = Pull(number, handle, attempt, self.page_size, deadline)
+            pull = PullAttempt(number, handle, attempt, self.page_size, deadline)
         except EyasError as error:
             self.destination.lost(owner, error)
             return
@@ -188,9 +188,9 @@ class Pulls:
         They are free at once, or, while copies into them run, when those have stopped.
         """
         theirs = [a for a in self._active.values() if among(a.owner)]
-        if any(a.pull.state is State.DRAINING for a in theirs):
+        if any(a.pull.state is PullState.DRAINING for a in theirs):
             return True
-        pulling = [a for a in theirs if a.pull.state is State.PULLING]
+        pulling = [a for a in theirs if a.pull.state is PullState.PULLING]
         if not pulling:
             return False
         pulling[-1].pull.preempt(time.monotonic())
@@ -234,14 +234,16 @@ class Pulls:
         for active in list(self._active.values()):
             active.pull.sweep(now)
             self._act(active)
-        while owners := self.owners(State.WAITING):
+        while owners := self.owners(PullState.WAITING):
             first = self.destination.first(owners)
-            waits = (a for a in self._active.values() if a.owner == first and a.pull.state is State.WAITING)
+            waits = (
+                a for a in self._active.values() if a.owner == first and a.pull.state is PullState.WAITING
+            )
             active = next(waits)
             lent = self.destination.lend(active.owner, active.handle)
             if lent is None:
                 self.destination.refused(active.owner, active.handle, now)
-                if active.pull.state is State.WAITING:
+                if active.pull.state is PullState.WAITING:
                     return  # the others wait their turn behind it
                 continue
             active.pages, held = lent
@@ -253,7 +255,7 @@ class Pulls:
         while actions := active.pull.take_actions():
             for action in actions:
                 self._do(active, action)
-        if active.pull.state is State.DRAINING:
+        if active.pull.state is PullState.DRAINING:
             for approach in active.approaches.values():
                 approach.stop()
         if active.pull.over:
@@ -274,19 +276,19 @@ class Pulls:
                 self._judge(active)
             case SendRelease():
                 self.outbox.add(ReleaseHandle(active.handle, active.attempt))
-            case Copy():
+            case CopyJob():
                 approach = active.approaches[action.source.rank]  # an owner is met before it says Ready
                 for stopped in approach.copy(action):
                     active.pull.copied(stopped, time.monotonic())
             case PagesFree(pages):
                 destination.pages_free(list(pages))
-            case Incomplete(error):
+            case PullIncomplete(error):
                 self.failed += 1
                 destination.lost(active.owner, error)
-            case Complete():
+            case PullComplete():
                 self._complete(active, action)
 
-    def _complete(self, active: _Active, complete: Complete) -> None:
+    def _complete(self, active: _Active, complete: PullComplete) -> None:
         assert self.destination is not None
         for totals, key in ((self.moved, complete.path), (self.pulled, active.handle.worker)):
             totals[key] = totals.get(key, Moved()).plus(complete.bytes, complete.seconds)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.common.errors import ConfigError
-from eyas.common.wire.pool import Geometry
+from eyas.common.wire.pool import PoolGeometry
 from kv_transfer.area import DeviceArea
-from kv_transfer.gpu.driver import Allocation, Driver, DriverError
+from kv_transfer.gpu.driver import DeviceAllocation, DriverError, GpuDriver
 from kv_transfer.gpu.handover import take
 
 FOLLOWER_S = 60.0  # a follower that loads kernels may answer so late
@@ -26,11 +26,11 @@ class FollowerPool:
     """One follower's pool, `mapped`. `checksum`: CRC-32 of its proof page."""
 
     area: DeviceArea
-    mapped: Allocation
+    mapped: DeviceAllocation
     checksum: int
 
     @classmethod
-    def at(cls, giver: Path, geometry: Geometry, gpu: Callable[[], Driver]) -> FollowerPool:
+    def at(cls, giver: Path, geometry: PoolGeometry, gpu: Callable[[], GpuDriver]) -> FollowerPool:
         """`gpu` makes the driver of the follower's GPU.
 
         Raises ConfigError if the follower's memory cannot be mapped there; TransferFailed if the follower
@@ -40,7 +40,7 @@ class FollowerPool:
         taken.giver.close()  # it lives as long as we do
         try:
             driver = gpu()
-            mapped = Allocation(driver, driver.map(taken.descriptor, taken.size))
+            mapped = DeviceAllocation(driver, driver.map(taken.descriptor, taken.size))
             proof = driver.read(mapped.memory.address + geometry.pool_bytes, geometry.page_bytes)
         except DriverError as error:
             raise ConfigError(f"a rank's KV pool cannot be mapped: {error}") from None

@@ -1,7 +1,7 @@
 """Copies into a device's pool: they land in staging slots and go on from there, and only then count.
 
 A long job passes through the slots window by window. What a backend does until the bytes are in a slot is
-the `Copier`'s business; a direct one needs no slots.
+the `PageCopier`'s business; a direct one needs no slots.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from eyas.common.errors import Cancelled, EyasError
-from eyas.common.types import Shard
+from eyas.common.types import RankPages
 from eyas.engine.kv.slots import Slots
 from eyas.engine.kv.staging import Staging
-from kv_transfer.backends.base import Backend, Copy, CopyResult
-from kv_transfer.copier import Copier
-from kv_transfer.peers import Route
+from kv_transfer.backends.base import CopyJob, CopyResult, TransferBackend
+from kv_transfer.copier import PageCopier
+from kv_transfer.peers import PeerRoute
 
 AT_ONCE = 2  # windows of one job: while one is copied from its slots, the next one comes
 
@@ -36,8 +36,8 @@ class Inlet:
 class _Landing:
     """A job. `begun`: its pages that a window was begun for; `running`: its windows that have not landed."""
 
-    route: Route
-    job: Copy
+    route: PeerRoute
+    job: CopyJob
     begun: int = 0
     running: int = 0
     bytes: int = 0
@@ -50,27 +50,29 @@ class _Landing:
         """The number of pages that no window was begun for, and one should."""
         return 0 if self.error else len(self.job.dst_pages) - self.begun
 
-    def next(self, count: int) -> Copy:
+    def next(self, count: int) -> CopyJob:
         """The next window, still with pages of the pool."""
         pages, job = slice(self.begun, self.begun + count), self.job
         self.begun += count
-        source = Shard(job.source.rank, job.source.pages[pages])
+        source = RankPages(job.source.rank, job.source.pages[pages])
         return replace(job, source=source, dst_pages=job.dst_pages[pages])
 
 
-class StagedCopier(Copier):
-    """A `Copier` whose jobs name pages of the device's pool. Jobs take turns, window by window."""
+class StagedCopier(PageCopier):
+    """A `PageCopier` whose jobs name pages of the device's pool. Jobs take turns, window by window."""
 
-    def __init__(self, backends: Mapping[str, Backend], inlet: Inlet) -> None:
+    def __init__(self, backends: Mapping[str, TransferBackend], inlet: Inlet) -> None:
         super().__init__(backends)
         self._inlet = inlet
         self._landings: list[_Landing] = []
         self._queue: deque[_Landing] = deque()  # those whose next window waits for slots
         self._numbers = itertools.count()  # of windows
-        self._windows: dict[int, tuple[_Landing, Copy, list[int]]] = {}  # by number: for which pages, slots
+        self._windows: dict[
+            int, tuple[_Landing, CopyJob, list[int]]
+        ] = {}  # by number: for which pages, slots
         self._over: list[CopyResult] = []
 
-    def submit(self, route: Route, job: Copy) -> None:
+    def submit(self, route: PeerRoute, job: CopyJob) -> None:
         landing = _Landing(route, job)
         self._landings.append(landing)
         if route.backend.direct:

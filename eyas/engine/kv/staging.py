@@ -16,7 +16,7 @@ import torch
 
 from eyas.engine.kv.pinned import copying_on, pin, unpin
 from eyas.engine.kv.pool import KvPool
-from kv_transfer.area import Area, create_file
+from kv_transfer.area import PoolArea, create_file
 from kv_transfer.backends.base import runs
 from kv_transfer.copy_thread import CopyThread, Then
 
@@ -36,7 +36,7 @@ class Staging:
         self._path = path
         self._file = create_file(path, slots * shape.page_bytes)
         slots_bytes = np.frombuffer(memoryview(self._file), np.uint8)
-        self.area = Area(slots_bytes.reshape(slots, shape.page_bytes), str(path))
+        self.area = PoolArea(slots_bytes.reshape(slots, shape.page_bytes), str(path))
         self._host = torch.frombuffer(self._file, dtype=shape.dtype).view(slots, -1)
         self._device = pool.pages
         self._stream: torch.cuda.Stream | None = None

@@ -71,7 +71,7 @@ from eyas.engine.speculation.drafters.remote import RemoteDrafter
 from kv_transfer.backends.table import NONE, unfit
 from kv_transfer.layout import pages_for
 from kv_transfer.own_files import new_path, own_prefix, sweep
-from kv_transfer.owner import Owner
+from kv_transfer.owner import LeaseOwner
 
 ROOM, DRAFTING = 48.0, 32.0
 """Rows without context that a CPU's step has room for, and sequences without context from which on it has no
@@ -262,7 +262,7 @@ def _parts(loaded: EngineSpec, core: _Core) -> Parts:
     outbox = Outbox()
     moves = travel(loaded, dict(zip(KvKind, pools, strict=False)), outbox)
     new_id = moves.board.new_id if moves.board is not None else partial(secrets.randbits, 63)
-    owner = Owner(config.worker, loaded.epoch, config.lease_s, new_id)
+    owner = LeaseOwner(config.worker, loaded.epoch, config.lease_s, new_id)
     pulls, ranks = moves.pulls[KvKind.TARGET], config.tensor_parallel_size
     scheduler = _scheduler(config, core, pulls)
     leases = Leases(owner, scheduler.pool, config.page_size, moves.layouts, outbox, ranks, moves.board)

@@ -15,7 +15,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.gpus import number_of
 from eyas.common.types import FAST, KvKind, Role
-from eyas.common.wire.pool import Geometry
+from eyas.common.wire.pool import PoolGeometry
 from eyas.engine.attention.base import AttentionBackend
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.checkpoint.config import DraftConfig, ExpertsSpec, ModelConfig
@@ -189,7 +189,7 @@ class EngineSpec:
         """The decoder with this rank's heads. Raises ConfigError if the ranks cannot divide it."""
         return config_of_rank(self.decoder(group), self.config.tensor_parallel_size)
 
-    def geometry(self, group: KvKind) -> Geometry:
+    def geometry(self, group: KvKind) -> PoolGeometry:
         """The sizes of this rank's part of the pool, as pullers are told of them."""
         return self.shape(group).geometry
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from eyas.common.config import EngineConfig
 from eyas.common.params import SamplingParams
-from eyas.common.step_times import Curve, StepBudget, StepRates, StepTimes
+from eyas.common.step_times import PiecewiseCurve, StepBudget, StepRates, StepTimes
 from eyas.common.types import GenerationRequest
 from eyas.engine.batch.sequence import Generation, Kind, Sequence, Work
 from eyas.engine.loop.runner import Runner
@@ -76,7 +76,9 @@ def fit(seconds: Callable[[Sample], float], reach: Reach, budget: StepBudget, gr
     for count in (max(rows // 4, 1), rows):
         if count > reach.decoding:
             points[count] = ms(Sample(rows=count)) - pairs * count * count / 2
-    times = StepTimes(_rising(points), Curve(((0, 0.0), (1 << 20, per_token * (1 << 20)))), 1e6 * pairs)
+    times = StepTimes(
+        _rising(points), PiecewiseCurve(((0, 0.0), (1 << 20, per_token * (1 << 20)))), 1e6 * pairs
+    )
     beside = max(min(rows, budget.mixed_tokens) - batch, 1)
     both = ms(Sample(batch, rows=beside)) - 1e3 * times.step_s(batch, batch, beside, beside**2 / 2)
     return StepTimes(times.rows_ms, times.context_ms, times.pairs_ms, max(both, 0.0), grain)
@@ -86,7 +88,7 @@ def _batches(most: int) -> list[int]:
     return sorted({1, *(size for size in (8, 32, 64, 96, 128) if size < most), most})
 
 
-def _rising(points: dict[int, float]) -> Curve:
+def _rising(points: dict[int, float]) -> PiecewiseCurve:
     """A curve through them that never falls, and rises at its end."""
     ends = sorted(points.items())
     rising = list(itertools.accumulate((ms for _, ms in ends), max))
@@ -94,7 +96,7 @@ def _rising(points: dict[int, float]) -> Curve:
     if len(pairs) == 1:
         pairs.append((pairs[0][0] + 1, pairs[0][1]))
     (x0, y0), (x1, y1) = pairs[-2:]
-    return Curve((*pairs[:-1], (x1, max(y1, y0 + LEAST_RISE * (x1 - x0)))))
+    return PiecewiseCurve((*pairs[:-1], (x1, max(y1, y0 + LEAST_RISE * (x1 - x0)))))
 
 
 def measure(runner: Runner, config: EngineConfig, most: Reach, grain: int) -> StepRates | None:

@@ -26,10 +26,10 @@ from eyas.engine.kv.staged_copier import Inlet, StagedCopier
 from eyas.engine.kv.stager import Outlet
 from eyas.engine.kv.staging import Staging
 from eyas.engine.loading.spec import EngineSpec
-from kv_transfer.area import Area
-from kv_transfer.backends.base import Backend, Site
+from kv_transfer.area import PoolArea
+from kv_transfer.backends.base import BackendSite, TransferBackend
 from kv_transfer.backends.table import NONE, backend, direct, usable
-from kv_transfer.copier import Copier
+from kv_transfer.copier import PageCopier
 from kv_transfer.gpu.cuda import CudaDriver
 from kv_transfer.layout import window_pages
 from kv_transfer.lease_board import LeaseBoard
@@ -52,7 +52,7 @@ class Travel:
 
     board: LeaseBoard | None
     pulls: dict[KvKind, Pulls]
-    copiers: dict[KvKind, Copier]
+    copiers: dict[KvKind, PageCopier]
     layouts: dict[KvKind, str]
     outlets: dict[KvKind, Outlet]
     infos: dict[str, PoolInfo]
@@ -104,14 +104,14 @@ class _Reach:
     """
 
     wire: FrontWire
-    backends: dict[str, Backend]
+    backends: dict[str, TransferBackend]
     checksums: tuple[int, ...] = ()
     path: str = ""
     outlet: Outlet | None = None
     inlet: Inlet | None = None
 
-    def copier(self) -> Copier:
-        return Copier(self.backends) if self.inlet is None else StagedCopier(self.backends, self.inlet)
+    def copier(self) -> PageCopier:
+        return PageCopier(self.backends) if self.inlet is None else StagedCopier(self.backends, self.inlet)
 
     def info(self, spec: EngineSpec, group: KvKind, board: Export) -> PoolInfo:
         ranks = tuple(self._rank(rank, checksum) for rank, checksum in enumerate(self.checksums))
@@ -131,7 +131,7 @@ def _reach(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _R
         return _of_ranks(spec, group, pool, wire)
     if pool.area is None:
         return _beside(spec, group, pool, wire)
-    site = Site(pool.area, spec.config.pool_dir, wire)
+    site = BackendSite(pool.area, spec.config.pool_dir, wire)
     return _Reach(wire, _backends(spec, site), (pool.checksum,), pool.area.path)
 
 
@@ -144,7 +144,7 @@ def _of_ranks(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) ->
     ]
     pool.attached += others
     devices = (pool.device_area(), *(other.area for other in others))
-    site = Site(Area(np.empty((1, 0), np.uint8)), spec.config.pool_dir, wire, devices)
+    site = BackendSite(PoolArea(np.empty((1, 0), np.uint8)), spec.config.pool_dir, wire, devices)
     checksums = (pool.checksum, *(other.checksum for other in others))
     return _Reach(
         wire, {name: backend(name)(site) for name in usable(spec.config.encrypted) if direct(name)}, checksums
@@ -160,7 +160,7 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
     staging = Staging(pool, new_path(group.value, Path(spec.config.pool_dir)), out + back)
     text = "staging of %s KV: %d pages to leave and %d to come, %.0f MiB in %s"
     _log.info(text, group, out, back, staging.area.pages.nbytes / 2**20, staging.area.path)
-    site = Site(staging.area, spec.config.pool_dir, wire, (pool.device_area(),))
+    site = BackendSite(staging.area, spec.config.pool_dir, wire, (pool.device_area(),))
     return _Reach(
         wire,
         _backends(spec, site),
@@ -171,5 +171,5 @@ def _beside(spec: EngineSpec, group: KvKind, pool: KvPool, wire: FrontWire) -> _
     )
 
 
-def _backends(spec: EngineSpec, site: Site) -> dict[str, Backend]:
+def _backends(spec: EngineSpec, site: BackendSite) -> dict[str, TransferBackend]:
     return {name: backend(name)(site) for name in usable(spec.config.encrypted)}

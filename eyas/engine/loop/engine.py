@@ -15,7 +15,7 @@ import msgspec
 
 from eyas.common.config import EngineConfig
 from eyas.common.step_times import UNSEEN
-from eyas.common.types import Backlog
+from eyas.common.types import WorkerBacklog
 from eyas.engine.checkpoint.config import ModelConfig
 from eyas.engine.grammar.grammars import Grammars
 from eyas.engine.ipc.link import EngineLink
@@ -60,7 +60,7 @@ from eyas.engine.scheduling.ranked import Schedulers
 from eyas.engine.scheduling.requests import Requests
 from eyas.engine.speculation.depths.pacing import Pacing
 from eyas.engine.speculation.drafters.base import Drafter
-from kv_transfer.copier import Copier
+from kv_transfer.copier import PageCopier
 
 IDLE_S = 0.1  # the longest nap: deadlines and leases are looked after at least so often
 COPYING_S = 0.001  # while copies run, their results are looked for so often
@@ -90,7 +90,7 @@ class Parts:
     stager: Stager
     pulls: Pulls
     draft_pulls: Pulls | None
-    copiers: tuple[Copier, ...]
+    copiers: tuple[PageCopier, ...]
     travels: bool
     outbox: Outbox
     grammars: Grammars
@@ -121,7 +121,7 @@ class Engine:
         self._progress = 0
         self._heard = 0  # commands
         self._loaded: tuple[float, Load | None] = (0.0, None)
-        self._backlog: tuple[float, Backlog] = (0.0, Backlog())
+        self._backlog: tuple[float, WorkerBacklog] = (0.0, WorkerBacklog())
         self._busy = False
 
     def _new_requests(self) -> Requests:
@@ -313,7 +313,7 @@ class Engine:
             backlog=self._counted(now),
         )
 
-    def _counted(self, now: float) -> Backlog:
+    def _counted(self, now: float) -> WorkerBacklog:
         """Counted every `COUNT_S`: it takes a look at every request."""
         if now - self._backlog[0] > COUNT_S:
             paces = self._loop.paces

@@ -6,12 +6,12 @@ It counts requests and their rows. It knows no clock, and no other worker.
 from __future__ import annotations
 
 from eyas.common.step_times import UNSEEN, StepPace
-from eyas.common.types import Backlog
+from eyas.common.types import WorkerBacklog
 from eyas.engine.batch.sequence import Kind
 from eyas.engine.scheduling.requests import Requests
 
 
-def backlog(requests: Requests, prompt_share: float, pace: StepPace = UNSEEN) -> Backlog:
+def backlog(requests: Requests, prompt_share: float, pace: StepPace = UNSEEN) -> WorkerBacklog:
     """The backlog of now. The rooms are 0 while it drains; rows that a cache may hold count as queued."""
     scheduler = requests.scheduler
     decoding = context = coming = 0
@@ -32,4 +32,4 @@ def backlog(requests: Requests, prompt_share: float, pace: StepPace = UNSEEN) ->
     coming += sum(len(seq) for seq in scheduler.waiting)
     free = scheduler.unowned * scheduler.limits.page_size
     kv_room = None if requests.draining else max(free - coming, 0)
-    return Backlog(decoding, context, queued, prompt_share, room, room + seats, pace, kv_room)
+    return WorkerBacklog(decoding, context, queued, prompt_share, room, room + seats, pace, kv_room)

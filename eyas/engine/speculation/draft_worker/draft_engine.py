@@ -51,7 +51,7 @@ from eyas.engine.speculation.draft_worker.draft_sequences import (
 from eyas.engine.speculation.draft_worker.posted import PostedCommits
 from eyas.engine.speculation.drafters.ahead import AheadRunner
 from eyas.engine.speculation.drafters.channels import DraftChannels
-from kv_transfer.copier import Copier
+from kv_transfer.copier import PageCopier
 
 IDLE_S = 0.1
 COPYING_S = 0.001
@@ -78,7 +78,7 @@ class DraftParts:
     ahead: AheadRunner | None
     pool: PagePool
     pulls: Pulls
-    copier: Copier
+    copier: PageCopier
     outbox: Outbox
     ready: Ready
     gpu: Gpu | None = None
