@@ -26,7 +26,7 @@ def count(folder: Path) -> baseline.Table:
     return {
         "engines": engines.counts(folder),
         "host": host.counts(),
-        "launches": launches.counts(folder),
+        "launches": launches.counts(folder) | launches.latents_and_experts(folder / "deepseek"),
         "wires": asyncio.run(wires.counts()),
     }
 

@@ -31,6 +31,7 @@ from eyas.engine.loading.startup import Phases
 from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
+from tests.unit.tiny_deepseek import write_tiny_deepseek
 
 DRAFTS = {
     "plain": None,
@@ -98,6 +99,24 @@ def counts(folder: Path) -> dict[str, int | float]:
     return found
 
 
+def latents_and_experts(folder: Path) -> dict[str, int | float]:
+    """Of a model with a dense layer, and with experts in the others: few rows, many, and both exactly."""
+    write_tiny_deepseek(folder)
+    found: dict[str, int | float] = {}
+    plain = replace(_config(folder), model=str(folder))
+    for way, config in {"": plain, " exactly": replace(plain, deterministic=True, dtype="bfloat16")}.items():
+        state = _built(config)
+        for name, shape in {
+            "1 round": StepShape(1, 1),
+            "8 rounds": StepShape(8, 1),
+            "a chunk of 144 rows": StepShape(0, 1, 144, 12, 1),
+        }.items():
+            launches = launched(state, shape)
+            found[f"latents and experts, {name}{way}: kernels"] = launches.kernels.total()
+            found[f"latents and experts, {name}{way}: torch operations"] = launches.operations.total()
+    return found
+
+
 @torch.inference_mode()
 def launched(state: DeviceState, shape: StepShape, special: int = 0) -> Launches:
     """A step of padding, or (if there are some) only the sampling of its special rows."""
@@ -117,7 +136,14 @@ def launched(state: DeviceState, shape: StepShape, special: int = 0) -> Launches
 
 
 def _state(folder: Path, drafts: SpeculationConfig | None) -> DeviceState:
-    config = EngineConfig(
+    config = _config(folder)
+    if drafts is not None:
+        config = replace(config, draft=str(folder / "head"), speculation=drafts)
+    return _built(config)
+
+
+def _config(folder: Path) -> EngineConfig:
+    return EngineConfig(
         str(folder / "target"),
         draft=None,
         num_pages=8,
@@ -126,8 +152,9 @@ def _state(folder: Path, drafts: SpeculationConfig | None) -> DeviceState:
         prefill_attention_backend="triton",
         pool_dir=str(folder),
     )
-    if drafts is not None:
-        config = replace(config, draft=str(folder / "head"), speculation=drafts)
+
+
+def _built(config: EngineConfig) -> DeviceState:
     spec, ranks = EngineSpec.of(config, epoch=1), ProcessGroup(RankInfo(), config.device)
     return build_state(spec, ranks, Phases())[1]
 
