@@ -96,7 +96,7 @@ def test_no_token_is_another_where_steps_have_little_room(base: EngineConfig, ex
         steps.append((turns.crowded, any(seq.tree for seq in chosen)))
         return chosen
 
-    turns._room, turns.choose = StepRoom(2.5, 2.5, 1000.0), noted
+    turns.room, turns.choose = StepRoom(2.5, 2.5, 1000.0), noted
     params = msgspec.structs.replace(ASKED[0].params, max_tokens=50)
     longer = msgspec.structs.replace(ASKED[0], params=params)
     assert _run(cluster, [longer, *ASKED[1:]]) == [*_plain(base, [longer]), *expected[1:]]

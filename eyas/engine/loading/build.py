@@ -73,7 +73,7 @@ from kv_transfer.layout import pages_for
 from kv_transfer.own_files import new_path, own_prefix, sweep
 from kv_transfer.owner import LeaseOwner
 
-ROOM, DRAFTING = 48.0, 32.0
+ROOM, DRAFTING = 40.0, 32.0
 """Rows without context that a CPU's step has room for, and sequences without context from which on it has no
 drafts: a draft costs it as much as a token of another sequence, which is certain.
 """

@@ -169,7 +169,7 @@ class Drafting:
 
     def owed(self) -> bool:
         """Is a proposal outstanding that is worth waiting for, for `wait_s`?"""
-        return self.drafter is not None and self.drafter.owed()
+        return self.drafter is not None and not self.plain and self.drafter.owed()
 
     def awaits(self) -> bool:
         """Is a drafter to hear of a step before the next one is composed? Its drafts come in time."""

@@ -227,16 +227,17 @@ class Scheduler:
     def _prompts(self, budget: int) -> list[Work]:
         """Chunks of at most `budget` rows in total: of prompts that run, and of those that are admitted now.
 
-        Where steps have little room, those come first to which a prompt that runs yields.
+        Where steps have little room, `budget` is of rows without context, and those prompts come first to
+        which one that runs yields.
         """
         works: list[Work] = []
         for seq, occupancy in [(seq, seq.occupancy) for seq in self.running if seq.in_prompt]:
             if self._turns is not None:
                 works += (admitted := self._admissions(budget, before=seq))
-                budget -= sum(len(work.tokens) for work in admitted)
+                budget -= sum(map(self._rows_taken, admitted))
             if seq.occupancy == occupancy and (chunk := self._chunk(seq, budget)):
                 works.append(chunk)
-                budget -= len(chunk.tokens)
+                budget -= self._rows_taken(chunk)
         return works + self._admissions(budget)
 
     def _admissions(self, budget: int, before: Sequence | None = None) -> list[Work]:
@@ -261,7 +262,7 @@ class Scheduler:
             shares.add(seq.generation, 1 + seq.keeps)
             if chunk := self._chunk(seq, budget):
                 works.append(chunk)
-                budget -= len(chunk.tokens)
+                budget -= self._rows_taken(chunk)
         return works
 
     def _in_turn(self) -> SequenceOf[Sequence]:
@@ -283,11 +284,18 @@ class Scheduler:
 
     def _chunk(self, seq: Sequence, budget: int) -> Work | None:
         """Its next rows; the last one gives a token, and waits if that must. None: nothing can run."""
+        if self._turns is not None:
+            budget = self._turns.room.rows_within(budget, seq.kv_len)
         stop = min(seq.kv_len + budget, len(seq))
         stop -= stop == len(seq) and self._holds(seq)
         if stop <= seq.kv_len:
             return None
         return Work(seq, seq.kv_len, seq.tokens(seq.kv_len, stop), None, sample=stop == len(seq))
+
+    def _rows_taken(self, chunk: Work) -> int:
+        """Of a budget: as many rows as a chunk has, or rows without context that take as long."""
+        rows = len(chunk.tokens)
+        return rows if self._turns is None else round(self._turns.room.cost(rows, chunk.start))
 
     def _admit(self, seq: Sequence, shares: Shares) -> bool:
         """Gives a waiting sequence pages for all its rows, or none if the host loads some. False: it waits.

@@ -35,6 +35,10 @@ class StepRoom:
         """What `rows` rows after `context` tokens take."""
         return rows * (1.0 + context / self.context_tokens)
 
+    def rows_within(self, cost: int, context: int) -> int:
+        """How many rows after `context` tokens take `cost`, but at least one of a positive `cost`."""
+        return max(round(cost / (1.0 + context / self.context_tokens)), min(cost, 1))
+
 
 class Turns:
     """What the steps with too little room gave to each call."""
@@ -42,7 +46,7 @@ class Turns:
     def __init__(self, room: StepRoom) -> None:
         self.crowded = False
         """Do so many decode that drafts are not worth their rows?"""
-        self._room = room
+        self.room = room
         self._given: dict[Call, float] = {}
         self._least = 0.0  # of those that could decode in the last such step
 
@@ -51,8 +55,8 @@ class Turns:
 
         Of one call those with the shortest outputs come first.
         """
-        self.crowded = sum(self._room.cost(1, seq.kv_len) for seq in decoding) > self._room.drafting
-        if not self.crowded or sum(map(self._cost, decoding)) <= self._room.rows:
+        self.crowded = sum(self.room.cost(1, seq.kv_len) for seq in decoding) > self.room.drafting
+        if not self.crowded or sum(map(self._cost, decoding)) <= self.room.rows:
             self._given.clear()
             self._least = 0.0
             return decoding
@@ -76,7 +80,7 @@ class Turns:
         while heap:
             _, place, call = heap[0]
             cost = self._cost(lines[call][-1])
-            if chosen and taken + cost > self._room.rows:
+            if chosen and taken + cost > self.room.rows:
                 break
             chosen.add(lines[call].pop())
             taken += cost
@@ -90,4 +94,4 @@ class Turns:
     def _cost(self, seq: Sequence) -> float:
         """What the sequence's next round takes."""
         drafts = 0 if seq.tree is None else len(seq.tree.tokens)
-        return self._room.cost(1 + drafts, seq.kv_len)
+        return self.room.cost(1 + drafts, seq.kv_len)
