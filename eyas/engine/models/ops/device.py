@@ -35,6 +35,11 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
     def normed(self, read: ReadT) -> Normed:
         """What products read, as rows of their own."""
 
+    def _finished(self, x: torch.Tensor, norm: row_kernels.Norm | None) -> Normed:
+        """Rows x [m, k] that have passed the norm, if there is one."""
+        launch = self.step.context.launch
+        return Normed(x) if norm is None else row_kernels.normed(x, norm, launch.pdl, launch.exact)
+
     @abstractmethod
     def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> ResidualT:
         """x [m, k] . matrix [hidden, k]^T."""

@@ -14,9 +14,16 @@ from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import exact_wide, skinny
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Normed, Rows
-from eyas.engine.models.fused_residual import ScaledRows, normed_rows
 from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import GatedPart, OutPart, QkvPart
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """The residual rows [m, hidden], and 1 / rms of each, float32 [m]."""
+
+    x: torch.Tensor
+    scales: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,19 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
         return residual.x
 
     def normed(self, read: ScaledRead) -> Normed:
-        return Normed(read.x) if read.norm is None else normed_rows(read.x, read.norm, self.step)
+        return self._finished(read.x, read.norm)
 
     def plus(self, residual: ScaledRows, added: torch.Tensor, post: torch.Tensor | None) -> ScaledRows:
-        return residual.plus(added, post, self.eps, self.step)
+        """`added`: [m, hidden], or what `exact_wide.shares` gave. It is changed in place."""
+        group, x = self.step.context.group, residual.x
+        if group.ranks == 1:
+            return self._scaled(x, added, post)
+        added = exact_wide.total(added, x.dtype)
+        if post is None:
+            group.sum_in_order(added, x)
+            return self._scaled(added)
+        group.sum_in_order(added)
+        return self._scaled(x, added, post)
 
     def qkv(self, read: ScaledRead, part: QkvPart[Projection], layer: int) -> torch.Tensor:
         if part.row_gains is not None:
@@ -84,8 +100,10 @@ class ExactRows(DeviceOps[ScaledRows, ScaledRead]):
             added = exact_wide.total(added, residual.x.dtype).add_(part.bias)
         return self.plus(residual, added, part.post)
 
-    def _scaled(self, x: torch.Tensor) -> ScaledRows:
-        return ScaledRows(x, exact_wide.settle(x, self.eps, pdl=self.step.context.launch.pdl))
+    def _scaled(
+        self, x: torch.Tensor, added: torch.Tensor | None = None, post: torch.Tensor | None = None
+    ) -> ScaledRows:
+        return ScaledRows(x, exact_wide.settle(x, self.eps, added, post, self.step.context.launch.pdl))
 
     def _readable(self, read: ScaledRead, projection: Projection) -> ScaledRead:
         """With its norm applied, if the product cannot do it behind."""

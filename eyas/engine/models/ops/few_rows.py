@@ -15,17 +15,19 @@ from eyas.engine.kernels.experts import combine
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products import single, skinny
 from eyas.engine.kernels.products.blocks import Normed, Rows
-from eyas.engine.models.fused_residual import (
-    NarrowRows,
-    add_made,
-    add_product,
-    narrow_product,
-    normed_rows,
-)
 from eyas.engine.models.layer import DecoderLayer
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import ExpertsPart, GatedPart, OutPart, QkvPart, Routed
+from eyas.engine.parallel.group import ProcessGroup
+
+
+@dataclass(frozen=True)
+class NarrowRows:
+    """The residual rows [m, hidden], and parts of their squares' sums, float32 [parts, 128]."""
+
+    x: torch.Tensor
+    sums: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,7 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return NarrowRows(x)
 
     def joined(self, x: torch.Tensor, matrix: torch.Tensor) -> NarrowRows:
-        source, launch = skinny.Source(x), self.step.context.launch
-        parts = skinny.linear_parts(source, matrix, launch)
-        sums = torch.empty(parts, skinny.MAX_ROWS, dtype=torch.float32, device=x.device)
-        out = skinny.empty_padded(x.shape[0], matrix.shape[0], like=x)
-        skinny.linear(source, matrix, out, launch, sums=sums)
-        return NarrowRows(out, sums)
+        return self._summed(skinny.Source(x), matrix)
 
     def given(self, x: torch.Tensor) -> SourceRead:
         return SourceRead(NarrowRows(x))
@@ -72,10 +69,18 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return residual.x
 
     def normed(self, read: SourceRead) -> Normed:
-        return Normed(read.rows.x) if read.norm is None else normed_rows(read.rows.x, read.norm, self.step)
+        return self._finished(read.rows.x, read.norm)
 
     def plus(self, residual: NarrowRows, added: torch.Tensor, post: torch.Tensor | None) -> NarrowRows:
-        return add_made(added, residual, post, self.eps, self.step)
+        launch, group, width = self.step.context.launch, self.step.context.group, added.shape[1]
+        if post is not None:
+            (group.sum_in_order if launch.exact else group.all_reduce)(added)
+            sums = row_kernels.add_normed(added, residual.x, post, self.eps, launch.pdl, launch.exact)
+            return NarrowRows(residual.x, sums)
+        parts = width // skinny.sum_group(width) if launch.exact else ProcessGroup.sum_parts(width)
+        sums = self._room_for_sums(parts, added)
+        (group.sum_in_order if launch.exact else group.all_reduce_add)(added, residual.x, sums)
+        return NarrowRows(added, sums)
 
     def qkv(self, read: SourceRead, part: QkvPart[Projection], layer: int) -> torch.Tensor:
         if part.projection.matrix is None or part.row_gains is not None:
@@ -96,10 +101,12 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return inner
 
     def add(self, residual: NarrowRows, x: Rows, part: OutPart[Projection]) -> NarrowRows:
-        if part.projection.matrix is None or part.bias is not None:
+        """The product adds the residual, where nothing else stands between them."""
+        apart = part.bias is not None or part.post is not None or self.step.context.group.ranks > 1
+        if (matrix := part.projection.matrix) is None or apart:
             return super().add(residual, x, part)
         assert isinstance(x, torch.Tensor)
-        return add_product(x, part.projection, residual, part.post, self.eps, self.step)
+        return self._summed(skinny.Source(x), matrix, residual.x)
 
     def product(
         self, read: SourceRead, projection: Projection, bias: torch.Tensor | None = None
@@ -107,16 +114,13 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         left = read.norm is not None and read.norm.gain is not None
         if (matrix := projection.matrix) is None or left:
             return super().product(read, projection, bias)
-        out = skinny.empty_padded(read.rows.x.shape[0], matrix.shape[0], like=read.rows.x)
-        skinny.linear(read.source, matrix, out, self.step.context.launch)
-        return out if bias is None else out.add_(bias)
+        return self._product(read.source, matrix, bias)
 
     def product_of(self, x: Rows, projection: Projection, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if projection.matrix is None:
+        if (matrix := projection.matrix) is None:
             return super().product_of(x, projection, bias)
         assert isinstance(x, torch.Tensor)
-        made = narrow_product(x, projection, self.step.context.launch)
-        return made if bias is None else made.add_(bias)
+        return self._product(skinny.Source(x), matrix, bias)
 
     def mix(self, residual: NarrowRows, rows: Normed, routed: Routed, part: ExpertsPart) -> NarrowRows:
         step, launch, chosen = self.step, self.step.context.launch, routed.chosen
@@ -129,6 +133,27 @@ class FewRows(DeviceOps[NarrowRows, SourceRead]):
         return NarrowRows(
             *combine.combine_add(made, chosen.weights, beside, residual.x, launch.pdl, launch.exact)
         )
+
+    def _product(
+        self, source: skinny.Source, matrix: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        out = skinny.empty_padded(source.x.shape[0], matrix.shape[0], like=source.x)
+        skinny.linear(source, matrix, out, self.step.context.launch)
+        return out if bias is None else out.add_(bias)
+
+    def _summed(
+        self, source: skinny.Source, matrix: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> NarrowRows:
+        """The product, plus `rows` if they are given, and the sums of its squares."""
+        launch = self.step.context.launch
+        out = skinny.empty_padded(source.x.shape[0], matrix.shape[0], like=source.x)
+        sums = self._room_for_sums(skinny.linear_parts(source, matrix, launch), out)
+        skinny.linear(source, matrix, out, launch, rows, sums)
+        return NarrowRows(out, sums)
+
+    @staticmethod
+    def _room_for_sums(parts: int, like: torch.Tensor) -> torch.Tensor:
+        return like.new_empty(parts, skinny.MAX_ROWS, dtype=torch.float32)
 
 
 def most_rows(layers: Sequence[DecoderLayer[Projection]], *, exact: bool = False) -> int:

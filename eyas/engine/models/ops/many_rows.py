@@ -5,14 +5,26 @@ What a product adds to the residual waits until the residual is read: one kernel
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Normed, Rows
-from eyas.engine.models.fused_residual import WideRows
 from eyas.engine.models.ops.device import DeviceOps
 from eyas.engine.models.ops.parts import GatedPart
+
+
+@dataclass(frozen=True)
+class WideRows:
+    """The residual rows [m, hidden], and what is still to be added to them: `added`, [m, hidden], if there is
+    anything, or, with `post` [hidden], its norm with that gain.
+    """
+
+    x: torch.Tensor
+    added: torch.Tensor | None = None
+    post: torch.Tensor | None = None
 
 
 class ManyRows(DeviceOps[WideRows, Normed]):
@@ -32,13 +44,21 @@ class ManyRows(DeviceOps[WideRows, Normed]):
         return Normed(x)
 
     def norm(self, residual: WideRows, norm: row_kernels.Norm | None) -> tuple[Normed, WideRows]:
+        x, pdl = residual.x, self.step.context.launch.pdl
         if norm is None:
-            x = self.leave(residual)
-            return Normed(x), WideRows(x)
-        return residual.settle(norm, self.step.context.launch.pdl), WideRows(residual.x)
+            read = Normed(self.leave(residual))
+        elif residual.added is None:
+            read = row_kernels.normed(x, norm, pdl)
+        else:
+            read = row_kernels.add_norm(residual.added, x, norm, residual.post, pdl)
+        return read, WideRows(x)
 
     def leave(self, residual: WideRows) -> torch.Tensor:
-        return residual.settled(self.eps, self.step.context.launch.pdl)
+        if residual.post is not None:
+            self.norm(residual, row_kernels.Norm(self.eps))
+        elif residual.added is not None:
+            residual.x.add_(residual.added)
+        return residual.x
 
     def normed(self, read: Normed) -> Normed:
         return read
