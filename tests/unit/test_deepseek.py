@@ -20,10 +20,12 @@ from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, LayerSpec, Mo
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import FolderWeights, Part, Shape
 from eyas.engine.layers.experts import Router
-from eyas.engine.layers.latent import LatentAttention
 from eyas.engine.layers.routing import Routes, allowed, sigmoid, weights_of
 from eyas.engine.loading.spec import EngineSpec
-from eyas.engine.models.plain_blocks import PlainExperts, PlainLatents
+from eyas.engine.models.latent_attention import LatentMixer
+from eyas.engine.models.ops.parts import LatentPart
+from eyas.engine.models.ops.torch_ops import TorchOps
+from eyas.engine.models.plain_blocks import PlainExperts
 from eyas.engine.models.table import read_model
 from tests.unit import model_rig
 from tests.unit.families import write_family
@@ -99,7 +101,7 @@ class Mistake:
     attention: Callable[[LatentSpec], LatentSpec] = lambda spec: spec
     experts: Callable[[ExpertsSpec], ExpertsSpec] = lambda spec: spec
     tensor: Callable[[str, torch.Tensor, LatentSpec], torch.Tensor] = lambda name, stored, spec: stored
-    mixing: Callable[[LatentAttention], None] = lambda block: None
+    mixing: Callable[[LatentMixer[Any]], None] = lambda mixer: None
     routing: Callable[[Router], None] = lambda router: None
 
 
@@ -116,8 +118,8 @@ def mistaken(case: Case, mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> R
     monkeypatch.setattr(model_rig, "FolderWeights", Changed)
     rig = case.rig(config)
     for layer in rig.model._layers:
-        assert isinstance(layer._attention, PlainLatents)
-        mistake.mixing(layer._attention.block)
+        assert isinstance(layer._attention, LatentMixer)
+        mistake.mixing(layer._attention)
         if isinstance(layer._feed_forward, PlainExperts):
             mistake.routing(layer._feed_forward.block._router)
     return rig
@@ -179,18 +181,25 @@ def _short_bias(name: str, stored: torch.Tensor, spec: LatentSpec) -> torch.Tens
     return stored.bfloat16().float() if "correction_bias" in name else stored
 
 
-def _norm_of_all(block: LatentAttention) -> None:
-    row, gain = block._row, block._row_norm._gain
+class _NormOfAll(TorchOps):
+    """What is stored of a latent is scaled by the root mean square of its whole row."""
 
-    def normed(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        made = row(x, bias)
-        return made / made.pow(2).mean(-1, keepdim=True).add(1e-6).sqrt()
+    def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
+        queries, latent = super().store_latents(made, part, layer), part.spec.kv_rank
+        row = made[: len(self.step.slots), -latent - part.spec.rotated_dim :]
+        squares = (each.pow(2).mean(-1, keepdim=True) + 1e-6 for each in (row[:, :latent], row))
+        stored = self.step.pool._field_rows[layer]
+        stored[self.step.slots, :latent] *= torch.div(*squares).sqrt()
+        return queries
 
-    block._row, block._row_norm = normed, lambda latent: latent * gain  # type: ignore[assignment]
+
+def _norm_of_all(mixer: LatentMixer[Any]) -> None:
+    keep = mixer.keep
+    mixer.keep = lambda read, layer, ops: keep(read, layer, _NormOfAll(ops.step, ops.eps))  # type: ignore[method-assign]
 
 
-def _no_query_norm(block: LatentAttention) -> None:
-    block._query_norm = lambda x: x  # type: ignore[assignment]
+def _no_query_norm(mixer: LatentMixer[Any]) -> None:
+    mixer._part = dataclasses.replace(mixer._part, norms=dataclasses.replace(mixer._part.norms, query=None))
 
 
 def _bias_in_weights(router: Router) -> None:

@@ -18,7 +18,7 @@ from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.formats.fp8 import Fp8Projection
 from eyas.engine.formats.projection import Projection
 from eyas.engine.kernels.products.blocks import StoredWeight
-from eyas.engine.layers.latent import halves_last
+from eyas.engine.models.latent_attention import halves_last
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from tests.unit.test_fp8_blocks import write_fp8

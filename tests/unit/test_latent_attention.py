@@ -13,14 +13,17 @@ import torch
 
 from eyas.engine.attention.torch_backend import TorchAttention
 from eyas.engine.batch.spans import Span
-from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec
+from eyas.engine.checkpoint.config import ExpertsSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelConfig
 from eyas.engine.checkpoint.rope import Rope
 from eyas.engine.checkpoint.weights import Part, Placement, Shape, Weights
 from eyas.engine.kv.format import KvFormat
 from eyas.engine.kv.pool import KvPool, PoolShape
-from eyas.engine.layers.latent import LatentAttention
+from eyas.engine.layers.linear import Linear
 from eyas.engine.layers.rotary import Rotary, tables
 from eyas.engine.layers.step import Step
+from eyas.engine.models.latent_attention import LatentMixer
+from eyas.engine.models.ops.torch_ops import TorchOps
+from eyas.engine.models.plain_blocks import PlainBlocks
 from eyas.engine.models.table import read_model
 
 HIDDEN, ROWS, PAGE = 48, 150, 16
@@ -84,7 +87,13 @@ def _turned(spec: LatentSpec, x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * turn).flatten(-2)
 
 
-def absorbed(spec: LatentSpec, block: LatentAttention, x: torch.Tensor, cuts: list[int]) -> torch.Tensor:
+def mixer(spec: LatentSpec, weights: Noise) -> LatentMixer[Linear]:
+    layer = LayerSpec(spec, FeedForwardSpec(HIDDEN))
+    config = ModelConfig(Path(), "", 8, HIDDEN, 1e-5, (layer,), ROWS)
+    return LatentMixer(PlainBlocks(config, weights), spec, "a", None)
+
+
+def absorbed(spec: LatentSpec, block: LatentMixer[Linear], x: torch.Tensor, cuts: list[int]) -> torch.Tensor:
     """The block's results for the chunks of x between `cuts`, over scattered pages."""
     shape = PoolShape(KvFormat(1, 1, spec.head_dim, spec.kv_rank), 16, PAGE, x.dtype)
     pool, backend = KvPool(shape), TorchAttention(spec.num_heads, shape)
@@ -96,7 +105,7 @@ def absorbed(spec: LatentSpec, block: LatentAttention, x: torch.Tensor, cuts: li
         rows = torch.tensor(pages)[places // PAGE] * PAGE + places % PAGE
         plan = backend.plan([Span(pages, start, end - start)])
         step = Step(pool, rows, pool.slots(rows), plan, {spec.rope: rotary.angles(places)}, backend)
-        parts.append(block(x[start:end], 0, step))
+        parts.append(block.attend(x[start:end], 0, TorchOps(step, 1e-5)))
     return torch.cat(parts)
 
 
@@ -109,7 +118,7 @@ def test_the_absorbed_form_is_the_expanded_one(
     if dtype == torch.bfloat16:  # as on a GPU; not every CPU's oneDNN has it
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     spec, weights = dataclasses.replace(SPEC, query_rank=query_rank), Noise(dtype)
-    block = LatentAttention(spec, weights, "a", HIDDEN)
+    block = mixer(spec, weights)
     x = torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(9)).to(dtype)
     wanted = expanded(spec, weights.taken, x)
     found = absorbed(spec, block, x, [0, ROWS])
@@ -121,14 +130,15 @@ def test_the_absorbed_form_is_the_expanded_one(
 
 def test_a_cached_row_is_the_normed_latent_and_the_rotated_key() -> None:
     weights = Noise(torch.float32)
-    block = LatentAttention(SPEC, weights, "a", HIDDEN)
+    block = mixer(SPEC, weights)
     x = torch.randn(8, HIDDEN, generator=torch.Generator().manual_seed(9))
     shape = PoolShape(KvFormat(2, 1, SPEC.head_dim, SPEC.kv_rank), 2, PAGE)
     pool, backend = KvPool(shape), TorchAttention(SPEC.num_heads, shape)
     angles = Rotary(SPEC.rope, SPEC.rotated_dim, 8).angles(torch.arange(8))
     plan = backend.plan([Span([1], 0, 7)])
     rows = torch.arange(16, 23)
-    block(x, 1, Step(pool, rows, pool.slots(rows), plan, {SPEC.rope: angles}, backend))
+    step = Step(pool, rows, pool.slots(rows), plan, {SPEC.rope: angles}, backend)
+    block.keep(x, 1, TorchOps(step, 1e-5))
     row = x @ weights.taken["kv_a_proj_with_mqa"].T
     latent = _norm(row[:7, :24], weights.taken["kv_a_layernorm"])
     key = _turned(SPEC, row[:7, None, 24:].double())[:, 0].view(7, 4, 2).transpose(1, 2).reshape(7, 8)

@@ -43,8 +43,8 @@ class DenseProjection(Projection):
         assert isinstance(x, torch.Tensor)
         return exact_wide.shares(x, self.matrix, products.launch, kind, span)
 
-    def below(self, lower: Projection) -> DenseProjection:
-        return _dense(torch.cat((self.matrix, lower.weight.stored)))
+    def below(self, lower: Projection) -> Self:
+        return type(self)(StoredWeight(torch.cat((self.matrix, lower.weight.stored))))
 
     def in_order(self, rows: torch.Tensor) -> Self:
         return type(self)(StoredWeight(self.matrix[rows.to(self.matrix.device)]))

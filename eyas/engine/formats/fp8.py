@@ -46,7 +46,7 @@ class Fp8Projection(Projection):
     def exact_shares(self, x: Rows, products: Products, kind: str, span: int) -> torch.Tensor:
         return products.dense(x, self.weight)
 
-    def below(self, lower: Projection) -> Fp8Projection:
+    def below(self, lower: Projection) -> Self:
         scales = torch.cat((self._scales, _scales_of(lower)))
         return self._with(torch.cat((self.weight.stored, lower.weight.stored)), scales)
 

@@ -24,6 +24,11 @@ class AnyProjection(ABC):
 
     @property
     @abstractmethod
+    def shape(self) -> torch.Size:
+        """[n, k]."""
+
+    @property
+    @abstractmethod
     def rounding(self) -> Rounding | None:
         """How products round the rows that they read; None: not at all."""
 
@@ -35,6 +40,10 @@ class AnyProjection(ABC):
     @abstractmethod
     def folded(self, gain: torch.Tensor) -> torch.Tensor | None:
         """Multiplies the columns by a norm's gain [k] if the format can; what of it is left to the norm."""
+
+    @abstractmethod
+    def below(self, lower: Self) -> Self:
+        """With another of the same format and width below it; in blocks this one has whole blocks."""
 
     @abstractmethod
     def in_order(self, rows: torch.Tensor) -> Self:
@@ -52,7 +61,6 @@ class Projection(AnyProjection):
 
     @property
     def shape(self) -> torch.Size:
-        """[n, k], or [experts, n, k]."""
         return self.weight.shape
 
     @property
@@ -72,10 +80,6 @@ class Projection(AnyProjection):
         """The product with the bits of fused ones, as `exact_wide.shares` gives it; `kind` and `span` as of
         `skinny_tiles.Shape`.
         """
-
-    @abstractmethod
-    def below(self, lower: Projection) -> Projection:
-        """With another of the same format and width below it; in blocks this one has whole blocks."""
 
     @abstractmethod
     def room(self, count: int) -> Self:

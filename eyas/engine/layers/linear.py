@@ -36,6 +36,11 @@ def in_blocks(compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) 
     return torch.cat([compute(block) for block in pad_rows(x).split(ROWS)])[: x.shape[0]]
 
 
+def per_head(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """x [R, heads, K] times each head's factor [heads, K, N] -> [R, heads, N], in products of one shape."""
+    return in_blocks(lambda block: torch.bmm(block.transpose(0, 1), factors).transpose(0, 1), x)
+
+
 class Linear(AnyProjection):
     """x times weight [N, K] transposed; x is rounded first, if there is a rule for it.
 
@@ -48,6 +53,7 @@ class Linear(AnyProjection):
     matrix = None
 
     def __init__(self, weight: torch.Tensor, rounding: Rounding | None = None) -> None:
+        self._shape = weight.shape
         self._packed = torch.backends.mkldnn.is_available() and not weight.is_cuda
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if self._packed else weight.t()
         self._rounding = rounding
@@ -58,20 +64,30 @@ class Linear(AnyProjection):
         return cls(weights.take(name, shape), weights.rounding([name]))
 
     @property
+    def shape(self) -> torch.Size:
+        return self._shape
+
+    @property
     def rounding(self) -> Rounding | None:
         return self._rounding
 
     def folded(self, gain: torch.Tensor) -> torch.Tensor:
         return gain
 
+    def below(self, lower: Self) -> Self:
+        return type(self)(torch.cat((self._dense(), lower._dense())), self._rounding)
+
     def in_order(self, rows: torch.Tensor) -> Self:
-        weight = self._weight.to_dense() if self._packed else self._weight.t()
-        return type(self)(weight[rows], self._rounding)
+        return type(self)(self._dense()[rows], self._rounding)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [R, K] -> [R, N], plus bias [N], in GEMMs of ROWS rows each."""
         read = x if self._rounding is None else self._rounding.rounded(x)
         return in_blocks(lambda block: self._product(block, bias), read)
+
+    def _dense(self) -> torch.Tensor:
+        """The weight [N, K] as it was."""
+        return self._weight.to_dense() if self._packed else self._weight.t()
 
     def _product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self._packed:

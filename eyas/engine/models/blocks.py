@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol
 
 import torch
 
-from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, ModelConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import AnyProjection, ProjectionLoader, ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
@@ -51,10 +51,6 @@ class Blocks(ABC, Generic[ProjectionT]):
     @abstractmethod
     def loader(self, names: list[str]) -> ProjectionLoader[ProjectionT]:
         """What makes projections of the tensors of products that read the same rows."""
-
-    @abstractmethod
-    def latents(self, spec: LatentSpec, prefix: str, gain: torch.Tensor | None) -> Mixer:
-        """Attention over latents, up to what heads have mixed; `gain` as of `DecoderLayer`."""
 
     @abstractmethod
     def experts(self, spec: ExpertsSpec, prefix: str, gains: Gains) -> FeedForward:

@@ -1,4 +1,8 @@
-"""Latent attention of a layer on a GPU, absorbed: the equations of `eyas.engine.layers.latent`, its test.
+"""Latent attention of a layer, absorbed: every head reads the same cached rows (arXiv 2405.04434, 2.1).
+
+A head's score is its query times (K latent), which is (its query times K) times the latent; its result is V
+times the mixed latents. So keys and values of heads are never made, and a prompt's rows have the arithmetic
+of generated ones: chunks, cached prefixes and drafts change no bit.
 
 One product gives the queries' inner row and the row that is stored, both are normed, and the key is rotated;
 one product makes queries of the inner row (without one, the first product has made them). From there on heads
@@ -8,70 +12,66 @@ what is stored, every rank has.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic
 
 import torch
 
-from eyas.engine.checkpoint.config import LatentSpec, ModelConfig
+from eyas.engine.checkpoint.config import LatentSpec
 from eyas.engine.checkpoint.weights import Weights
-from eyas.engine.formats.projection import Projection, ProjectionLoader
-from eyas.engine.formats.table import loader_of
+from eyas.engine.formats.projection import ProjectionLoader, ProjectionT
 from eyas.engine.kernels.latent.latent_rows import InnerNorms
 from eyas.engine.kernels.products.blocks import Rows
-from eyas.engine.layers.latent import EPS, halves_last
-from eyas.engine.models.blocks import norm_before
-from eyas.engine.models.ops.device import DeviceOps
+from eyas.engine.models.blocks import Blocks, norm_before
+from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.parts import LatentPart
 
+EPS = 1e-6
+"""Of both inner norms, whatever the model's own is."""
 
-class LatentMixer:
-    """A layer's attention, up to what every head has mixed of the latents.
+
+class LatentMixer(Generic[ProjectionT]):
+    """A `Mixer`: a layer's attention, up to what every head has mixed of the latents.
 
     `gain`: of the norm of its input (None: there is none, and the input is as wide as the residual).
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        spec: LatentSpec,
-        weights: Weights,
-        prefix: str,
-        gain: torch.Tensor | None,
+        self, blocks: Blocks[ProjectionT], spec: LatentSpec, prefix: str, gain: torch.Tensor | None
     ) -> None:
-        self._spec = spec
+        self._spec, config, weights = spec, blocks.config, blocks.weights
         width = config.hidden_size if gain is None else gain.shape[0]
-        self._first, query_gain = self._first_weight(weights, prefix, width)
+        self._first, query_gain = self._first_weight(blocks, prefix, width)
         self.norm = None if gain is None else norm_before(config, gain, self._first)
         self._bias = self._first_bias(weights, prefix) if spec.qkv_bias else None
         self._second = None
         if spec.query_rank:
             second = f"{prefix}.q_b_proj.weight"
-            self._second = self._queries(loader_of(weights, [second]), second, spec.query_rank)
+            self._second = self._queries(blocks.loader([second]), second, spec.query_rank)
         latent_gain = weights.take(f"{prefix}.kv_a_layernorm.weight", (spec.kv_rank,))
         reads = None if self._second is None else self._second.rounding
         norms = InnerNorms(latent_gain, query_gain, EPS, reads)
         factors = _factors(spec, weights, f"{prefix}.kv_b_proj.weight")
-        self._part = LatentPart(norms, spec.rope, *factors, spec.scale)
+        self._part = LatentPart(norms, spec, *factors)
 
     @property
-    def projections(self) -> tuple[Projection, ...]:
+    def projections(self) -> tuple[ProjectionT, ...]:
         """Its weights, those of one number of heads at a time left out."""
         second = () if self._second is None else (self._second,)
         return self._first, *second
 
     def _first_weight(
-        self, weights: Weights, prefix: str, width: int
-    ) -> tuple[Projection, torch.Tensor | None]:
+        self, blocks: Blocks[ProjectionT], prefix: str, width: int
+    ) -> tuple[ProjectionT, torch.Tensor | None]:
         """What the input is multiplied by first, and the gain of the queries' inner norm."""
         spec, gain, row = self._spec, None, f"{prefix}.kv_a_proj_with_mqa.weight"
         if spec.query_rank:
             query = f"{prefix}.q_a_proj.weight"
-            loader = loader_of(weights, [query, row])
+            loader = blocks.loader([query, row])
             queries = loader.whole(query, (spec.query_rank, width))
-            gain = weights.take(f"{prefix}.q_a_layernorm.weight", (spec.query_rank,))
+            gain = blocks.weights.take(f"{prefix}.q_a_layernorm.weight", (spec.query_rank,))
         else:
             query = f"{prefix}.q_proj.weight"
-            loader = loader_of(weights, [query, row])
+            loader = blocks.loader([query, row])
             queries = self._queries(loader, query, width)
         kept = loader.whole(row, (spec.head_dim, width))
         return queries.below(kept.in_order(self._halves_last(1, kept.shape[0]))), gain
@@ -86,7 +86,7 @@ class LatentMixer:
             queries = weights.take(f"{prefix}.q_a_proj.bias", (rows,))
         return torch.cat((queries, kept))
 
-    def _queries(self, loader: ProjectionLoader[Projection], name: str, columns: int) -> Projection:
+    def _queries(self, loader: ProjectionLoader[ProjectionT], name: str, columns: int) -> ProjectionT:
         """This rank's heads [heads * (plain + rotated), columns], whose rotated rows are halves."""
         spec, each = self._spec, self._spec.plain_dim + self._spec.rotated_dim
         stored = loader.rows([name], [spec.num_heads * each], columns)
@@ -97,7 +97,7 @@ class LatentMixer:
         rows = torch.arange(count)
         return halves_last(rows.view(heads, -1, 1), self._spec).reshape(-1)
 
-    def attend(self, read: Any, layer: int, ops: DeviceOps[Any, Any]) -> torch.Tensor:
+    def attend(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> torch.Tensor:
         """Keeps the rows -> every head's values, [m, heads * value]."""
         queries = self.keep(read, layer, ops)
         if self._second is not None:
@@ -105,7 +105,7 @@ class LatentMixer:
         assert isinstance(queries, torch.Tensor)
         return ops.attend_latents(queries, self._part, layer)
 
-    def keep(self, read: Any, layer: int, ops: DeviceOps[Any, Any]) -> Rows:
+    def keep(self, read: Any, layer: int, ops: Ops[Any, Any, Any]) -> Rows:
         """Keeps the rows -> the queries, or what they are made of."""
         return ops.store_latents(ops.product(read, self._first, self._bias), self._part, layer)
 
@@ -116,3 +116,15 @@ def _factors(spec: LatentSpec, weights: Weights, name: str) -> tuple[torch.Tenso
     stored = weights.take_rows(name, (spec.num_heads * sum(parts), spec.kv_rank))
     keys, values = stored.view(-1, sum(parts), spec.kv_rank).split(parts, 1)
     return keys.contiguous(), values.contiguous()
+
+
+def halves_last(stored: torch.Tensor, spec: LatentSpec) -> torch.Tensor:
+    """Rows [.., n, columns] whose last `rotated_dim` are paired as `Rotary` pairs them.
+
+    Queries and cached rows are reordered alike, so that scores stay what they are.
+    """
+    if not spec.adjacent:
+        return stored
+    first = stored.shape[-2] - spec.rotated_dim
+    plain, rotated = stored[..., :first, :], stored[..., first:, :]
+    return torch.cat((plain, rotated[..., 0::2, :], rotated[..., 1::2, :]), -2)

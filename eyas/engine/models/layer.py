@@ -21,6 +21,7 @@ from eyas.engine.layers.norm import load_gain
 from eyas.engine.models.blocks import Blocks, FeedForward, Mixer
 from eyas.engine.models.feed_forward import GatedFeedForward
 from eyas.engine.models.heads_attention import HeadsAttention
+from eyas.engine.models.latent_attention import LatentMixer
 from eyas.engine.models.ops.base import Ops
 from eyas.engine.models.ops.parts import OutPart
 
@@ -125,7 +126,7 @@ def _attention(
     attention, weights, name = spec.attention, blocks.weights, f"{prefix}.o_proj"
     mixer: Mixer
     if isinstance(attention, LatentSpec):
-        mixer, each = blocks.latents(attention, prefix, gain), attention.value_dim
+        mixer, each = LatentMixer(blocks, attention, prefix, gain), attention.value_dim
     else:
         mixer, each = HeadsAttention(blocks, attention, prefix, gain), attention.head_dim
     shape, bias = (blocks.config.hidden_size, attention.num_heads * each), None

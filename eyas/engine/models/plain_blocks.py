@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.engine.checkpoint.config import ExpertsSpec, LatentSpec, ModelConfig
+from eyas.engine.checkpoint.config import ExpertsSpec, ModelConfig
 from eyas.engine.checkpoint.weights import Weights
 from eyas.engine.formats.projection import AnyProjection
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.layers.experts import Experts
-from eyas.engine.layers.latent import LatentAttention
 from eyas.engine.layers.linear import Linear, LinearLoader
 from eyas.engine.models.blocks import Blocks, Gains
 from eyas.engine.models.ops.torch_ops import TorchOps
@@ -30,34 +29,12 @@ class PlainBlocks(Blocks[Linear]):
     def loader(self, names: Sequence[str]) -> LinearLoader:
         return LinearLoader.of(self.weights, list(names))
 
-    def latents(self, spec: LatentSpec, prefix: str, gain: torch.Tensor | None) -> PlainLatents:
-        width = self.config.hidden_size if gain is None else gain.shape[0]
-        return PlainLatents(self._norm(gain), LatentAttention(spec, self.weights, prefix, width))
-
     def experts(self, spec: ExpertsSpec, prefix: str, gains: Gains) -> PlainExperts:
         block = Experts(spec, self.weights, prefix, self.config.hidden_size, self._ranks)
         self.every_experts.append(block)
-        return PlainExperts(block, self._norm(gains[0]), gains[1])
-
-    def _norm(self, gain: torch.Tensor | None) -> row_kernels.Norm | None:
-        return None if gain is None else row_kernels.Norm(self.config.norm_eps, gain)
-
-
-@dataclass
-class PlainLatents:
-    """A `Mixer`: attention over latents."""
-
-    norm: row_kernels.Norm | None
-    block: LatentAttention
-    projections: tuple[AnyProjection, ...] = ()
-
-    def attend(self, read: torch.Tensor, layer: int, ops: TorchOps) -> torch.Tensor:
-        """Keeps the rows, and mixes -> [m, heads * value]."""
-        return self.block(read, layer, ops.step)
-
-    def keep(self, read: torch.Tensor, layer: int, ops: TorchOps) -> None:
-        """Keeps the rows alone."""
-        self.block(read, layer, ops.step)
+        before, after = gains
+        norm = None if before is None else row_kernels.Norm(self.config.norm_eps, before)
+        return PlainExperts(block, norm, after)
 
 
 @dataclass

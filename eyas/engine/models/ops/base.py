@@ -17,7 +17,7 @@ from eyas.engine.formats.projection import ProjectionT
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
 from eyas.engine.layers.norm import rms_norm
-from eyas.engine.models.ops.parts import GatedPart, OutPart, QkvPart
+from eyas.engine.models.ops.parts import GatedPart, LatentPart, OutPart, QkvPart
 
 ResidualT = TypeVar("ResidualT")
 ReadT = TypeVar("ReadT")
@@ -77,6 +77,16 @@ class Ops(ABC, Generic[ResidualT, ReadT, ProjectionT]):
     @abstractmethod
     def attend(self, q: torch.Tensor, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
         """q [m, heads, dim] -> what every query attends to, [m, heads * dim]."""
+
+    @abstractmethod
+    def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> Rows:
+        """Writes the latents and rotated keys of rows [m, queries + latent + rotated] to the pool's layer ->
+        the queries, or the normed rows that they are made of, as the next product reads them.
+        """
+
+    @abstractmethod
+    def attend_latents(self, queries: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
+        """queries [m, heads * (plain + rotated)], not rotated yet -> what heads mix, [m, heads * value]."""
 
     def qkv(self, read: ReadT, part: QkvPart[ProjectionT], layer: int) -> torch.Tensor:
         """Writes keys and values to the pool's layer -> queries [m, heads, dim]."""

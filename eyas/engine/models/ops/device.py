@@ -62,19 +62,15 @@ class DeviceOps(Ops[ResidualT, ReadT, Projection]):
         return self.step.context.attention(q, self.pool.layer(layer), self.step.rows, part.scores)
 
     def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> Rows:
-        """Writes the latents and rotated keys of rows [m, queries + latent + rotated] to the pool's layer ->
-        the queries, or the normed rows that they are made of, as the next product reads them.
-        """
         kv, rotation = (
             skinny.KvRows(self.pool.layer(layer), self.step.rows.kv_rows),
-            self.step.rotation(part.rope),
+            self.step.rotation(part.spec.rope),
         )
         return write_latents(made, part.norms, rotation, kv, self.step.context.launch.pdl)
 
     def attend_latents(self, queries: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
-        """queries [m, heads * (plain + rotated)], not rotated yet -> what heads mix, [m, heads * value]."""
-        rotation = self.step.rotation(part.rope)
-        heads = LatentHeads(part.scale, keys=part.keys, values=part.values, rotation=rotation)
+        rotation = self.step.rotation(part.spec.rope)
+        heads = LatentHeads(part.spec.scale, keys=part.keys, values=part.values, rotation=rotation)
         return self.step.context.attention(queries, self.pool.layer(layer), self.step.rows, heads)
 
     def gated(self, read: ReadT, part: GatedPart[Projection]) -> Rows:

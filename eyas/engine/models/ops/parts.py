@@ -7,8 +7,7 @@ from typing import Generic
 
 import torch
 
-from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec
-from eyas.engine.checkpoint.rope import Rope
+from eyas.engine.checkpoint.config import AttentionSpec, ExpertsSpec, LatentSpec
 from eyas.engine.formats.projection import Projection, ProjectionT
 from eyas.engine.kernels.attention.scores import Scores
 from eyas.engine.kernels.experts.grouped_task import Gate
@@ -46,10 +45,9 @@ class LatentPart:
     """
 
     norms: InnerNorms
-    rope: Rope
+    spec: LatentSpec
     keys: torch.Tensor
     values: torch.Tensor
-    scale: float
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 
 from eyas.engine.kernels.products import rows as row_kernels
 from eyas.engine.kernels.products.blocks import Rows
-from eyas.engine.layers.linear import Linear
+from eyas.engine.layers.linear import Linear, per_head
 from eyas.engine.layers.norm import rms_norm
 from eyas.engine.layers.rotary import Rotary
 from eyas.engine.layers.step import Step
 from eyas.engine.models.ops.base import Ops
-from eyas.engine.models.ops.parts import QkvPart
+from eyas.engine.models.ops.parts import LatentPart, QkvPart
 
 
 class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
@@ -74,3 +74,20 @@ class TorchOps(Ops[torch.Tensor, torch.Tensor, Linear]):
     def attend(self, q: torch.Tensor, part: QkvPart[Linear], layer: int) -> torch.Tensor:
         step = self.step
         return step.backend.run(q, step.pool.layer(layer), step.plan, part.spec).view(q.shape[0], -1)
+
+    def store_latents(self, made: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
+        step, norms, (latent, rotated) = self.step, part.norms, (part.spec.kv_rank, part.spec.rotated_dim)
+        queries, latents, key = made.split((made.shape[1] - latent - rotated, latent, rotated), 1)
+        key = Rotary.rotate(key[:, None], step.angles[part.spec.rope])[:, 0]
+        row = torch.cat((rms_norm(latents, norms.latent, norms.eps), key), 1)
+        step.pool.write(layer, step.slots, row)
+        return queries if norms.query is None else rms_norm(queries, norms.query, norms.eps)
+
+    def attend_latents(self, queries: torch.Tensor, part: LatentPart, layer: int) -> torch.Tensor:
+        step, spec = self.step, part.spec
+        heads = queries.view(queries.shape[0], spec.num_heads, -1)
+        plain, rotated = heads.split((spec.plain_dim, spec.rotated_dim), 2)
+        rotated = Rotary.rotate(rotated, step.angles[spec.rope])
+        q = torch.cat((per_head(plain, part.keys), rotated), -1)
+        mixed = step.backend.run(q, step.pool.layer(layer), step.plan, spec)
+        return per_head(mixed, part.values.transpose(1, 2)).reshape(queries.shape[0], -1)
