@@ -67,7 +67,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
         Its end cancels them. Raises InvalidRequest for a message of an unknown kind, Overloaded if the
         gateway reads too slowly, and what the engine stopped with.
         """
-        session = _Session(self._engine, self._describe)
+        session = _DecodeStream(self._engine, self._describe)
         tasks = [
             asyncio.create_task(session.read(request_iterator)),
             asyncio.create_task(session.beat()),
@@ -81,7 +81,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
             session.close()
 
 
-class _Session:
+class _DecodeStream:
     """The requests of one stream. `buffer` holds what goes down; None in it is the end."""
 
     def __init__(self, engine: EngineClient, describe: Callable[[], WorkerInfo]) -> None:

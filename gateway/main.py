@@ -20,7 +20,7 @@ from eyas.common.cluster.address import is_loopback, join
 from eyas.common.cluster.discovery import registry
 from eyas.common.config import GatewayConfig
 from eyas.common.machine.descriptors import raise_limit
-from eyas.common.machine.leave import Leave
+from eyas.common.machine.leave import StopSignals
 from eyas.common.security.tls import door_context, service_tls
 from eyas.common.tokenizers.source import tokenizer_digest
 from eyas.common.wire import rpc
@@ -34,16 +34,16 @@ from gateway.http.front import create_app
 from gateway.http.protocol import HttpLimits
 from gateway.http.root_path import rooted
 from gateway.http.server import HttpServer
-from gateway.http.siblings import Siblings
+from gateway.http.siblings import GatewaySiblings
 from gateway.http.web_guard import guarded
 from gateway.limits.fair import FairBackend
-from gateway.limits.quotas import Quotas, read_limits
+from gateway.limits.quotas import CallerQuotas, read_limits
 from gateway.observe import tracing
-from gateway.observe.canary import Canary
+from gateway.observe.canary import CanaryBackend
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing.auto import AutoLayout
 from gateway.routing.cluster import Cluster
-from gateway.routing.placement import Targets
+from gateway.routing.placement import LatencyTargets
 from gateway.text.sampling_defaults import chosen_defaults, with_file_names
 from gateway.text.tokenizer import Tokenizer
 from gateway.waiting import tell_waiting
@@ -91,23 +91,23 @@ async def _run(config: GatewayConfig) -> None:
         _log.info("unless a request says otherwise: %s (generation_config.json, or flags)", said)
     dial = rpc.dialer(service_tls(config.tls_dir))
     workers = registry(config.registry, dial, config.registry_ca, config.cluster)
-    quotas = Quotas(read_limits(config.key_limits))
+    quotas = CallerQuotas(read_limits(config.key_limits))
     cluster = Cluster(workers, dial, quotas.pace, tokenizer_digest(folder))
     grammars = GrammarChecks(folder)
-    leave = Leave()
+    leave = StopSignals()
     tracer = tracing.tracer(config.otlp_endpoint)
     config = fitting(config, raise_limit())
     try:
         grammars.start()
         await cluster.start()
-        siblings = None if config.member is None else Siblings(Path(config.member))
+        siblings = None if config.member is None else GatewaySiblings(Path(config.member))
         metrics = GatewayMetrics(_registry(), siblings)
         metrics.tracer = tracer
         auto = None
         if config.layout == "auto":
-            targets = Targets(config.ttft_target, config.tpot_target)
+            targets = LatencyTargets(config.ttft_target, config.tpot_target)
             auto = AutoLayout(cluster.candidates, targets, metrics.placement)
-        canary = Canary(ClusterBackend(cluster, auto), metrics)
+        canary = CanaryBackend(ClusterBackend(cluster, auto), metrics)
         fair = FairBackend(canary, lambda caller: quotas.limits.of(caller).weight)
         exit = DrainableBackend(GrammarBackend(fair, grammars))
         async with metrics, fronts(config, exit, tokenizer, metrics, quotas), asyncio.TaskGroup() as tasks:
@@ -143,10 +143,10 @@ async def fronts(
     backend: GenerationBackend,
     tokenizer: Tokenizer,
     metrics: GatewayMetrics,
-    quotas: Quotas | None = None,
+    quotas: CallerQuotas | None = None,
 ) -> AsyncIterator[None]:
     """Starts both fronts of `backend` and prints their addresses. At the end, answers get time to leave."""
-    quotas = quotas or Quotas()  # both fronts count together
+    quotas = quotas or CallerQuotas()  # both fronts count together
     metrics.turns.ask(lambda: quotas.pace.waiting)
     grpc = GrpcFront(config, backend, tokenizer, metrics, quotas)
     config = dataclasses.replace(config, grpc_port=grpc.port)  # callers are told the real one

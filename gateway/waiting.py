@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from eyas.common.cluster.discovery import Registry
+from eyas.common.cluster.discovery import WorkerRegistry
 from gateway.backends.base import BackendHealth
 
 LOOK_S = 0.5
@@ -19,7 +19,7 @@ RAREST_S = 300.0
 _log = logging.getLogger("eyas.gateway")
 
 
-async def tell_waiting(health: Callable[[], BackendHealth], registry: Registry) -> None:
+async def tell_waiting(health: Callable[[], BackendHealth], registry: WorkerRegistry) -> None:
     """Logs until it is cancelled."""
     clock = asyncio.get_running_loop().time
     pause_s, due = FIRST_S, clock() + FIRST_S

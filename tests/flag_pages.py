@@ -13,7 +13,7 @@ from pathlib import Path
 from eyas import cli
 from eyas.common.config import NANO
 from eyas.peers import table
-from eyas.peers.meanings import BOTH, Alias, FlagRow, Same
+from eyas.peers.meanings import BOTH, AliasFlag, FlagRow, SameFlag
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN, END = "<!-- generated: python -m tests.flag_pages -->\n", "<!-- end -->\n"
@@ -119,8 +119,8 @@ def _servers(row: FlagRow) -> str:
 
 def _here(row: FlagRow, own: set[str]) -> str:
     """A flag that Eyas has by now is the same, whatever the table says of those that it has not."""
-    if not isinstance(row.meaning, Alias) and own.issuperset(row.names):
-        return (row.meaning if isinstance(row.meaning, Same) else Same()).sentence()
+    if not isinstance(row.meaning, AliasFlag) and own.issuperset(row.names):
+        return (row.meaning if isinstance(row.meaning, SameFlag) else SameFlag()).sentence()
     return row.meaning.sentence()
 
 

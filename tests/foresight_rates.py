@@ -23,7 +23,7 @@ from eyas.engine.sampling.sampler import Row, sample
 from eyas.engine.speculation.draft_worker.draft_runner import Asked, DraftRequest, Extension
 from eyas.engine.speculation.drafters.ahead import Verified, fan_out
 from eyas.engine.speculation.verify import walk
-from eyas.train.conversations import Speech, read_lines
+from eyas.train.conversations import ChatTokenizer, read_lines
 from gateway.text.tokenizer import Tokenizer
 from tests.unit import plain_ahead
 from tests.unit.model_rig import HeadRig, Rig
@@ -154,7 +154,7 @@ def embedded_prompts() -> list[tuple[int, ...]]:
 
 def prompts_in(file: Path, target: Path) -> list[list[int]]:
     """The questions of a file, in the target's ids."""
-    speech = Speech(target)
+    speech = ChatTokenizer(target)
     return [ids for line in read_lines(file, "prompts")[:PROMPTS] if (ids := speech.question(line))]
 
 

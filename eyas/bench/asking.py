@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from eyas.bench.backends import ParsedEvent, Question, RequestTemplate, ServerBackend
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.common.errors import EyasError
@@ -23,10 +23,10 @@ DONE = b"[DONE]"
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetServer:
     """A server, how it is asked, and what every request says."""
 
-    server: Server
+    server: MeasuredServer
     backend: ServerBackend
     template: RequestTemplate
 

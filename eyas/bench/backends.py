@@ -64,30 +64,30 @@ class ServerBackend:
 # --- OpenAI ------------------------------------------------------------------------------------------------
 
 
-class _Details(msgspec.Struct):
+class _UsageDetails(msgspec.Struct):
     accepted_prediction_tokens: int | None = None
     rejected_prediction_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _TokenUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    completion_tokens_details: _Details | None = None
+    completion_tokens_details: _UsageDetails | None = None
 
 
-class _Delta(msgspec.Struct):
+class _ChoiceDelta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
 
 
-class _Choice(msgspec.Struct):
+class _StreamChoice(msgspec.Struct):
     text: str | None = None
-    delta: _Delta | None = None
+    delta: _ChoiceDelta | None = None
 
 
 class _OpenAiEvent(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    choices: list[_StreamChoice] | None = None
+    usage: _TokenUsage | None = None
     timings: dict[str, Any] | None = None
     error: Any = None
 
@@ -145,7 +145,7 @@ def _chat(template: RequestTemplate, job: LoadJob, question: Question, max_token
 # --- SGLang ------------------------------------------------------------------------------------------------
 
 
-class _Meta(msgspec.Struct):
+class _MetaInfo(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     spec_accept_token_num: int | None = None
@@ -156,7 +156,7 @@ class _Meta(msgspec.Struct):
 
 class _GenerateEvent(msgspec.Struct):
     text: str = ""
-    meta_info: _Meta = msgspec.field(default_factory=_Meta)
+    meta_info: _MetaInfo = msgspec.field(default_factory=_MetaInfo)
     error: Any = None
 
 

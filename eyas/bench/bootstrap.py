@@ -25,7 +25,7 @@ Statistic = Callable[[Floats], Any]  # the last axis is the sample
 
 
 @dataclass(frozen=True)
-class Ratio:
+class RatioInterval:
     """`second` / `first` of one figure, and between which bounds it lies; None where requests are too few."""
 
     name: str
@@ -59,19 +59,21 @@ def enough(requests: int, share: float) -> bool:
     return round(requests * (1 - share), 6) >= FEWEST  # 100 * (1 - 0.9) is a little below 10
 
 
-def ratio(name: str, sides: tuple[Floats, Floats], statistic: Statistic, level: float | None) -> Ratio:
+def ratio(
+    name: str, sides: tuple[Floats, Floats], statistic: Statistic, level: float | None
+) -> RatioInterval:
     """The ratio of a statistic of two arrays [runs, requests] without NaN; a column is one request in both.
 
     `level`: of the interval; None: there is to be none. There is none either if the first may be 0.
     """
     first, second = (float(statistic(side.ravel())) for side in sides)
     if level is None or not first:
-        return Ratio(name, first, second, None)
+        return RatioInterval(name, first, second, None)
     ratios = np.concatenate(_resampled(sides, statistic, np.random.default_rng(SEED)))
     if not np.isfinite(ratios).all():
-        return Ratio(name, first, second, None)
+        return RatioInterval(name, first, second, None)
     low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
-    return Ratio(name, first, second, (float(low), float(high)))
+    return RatioInterval(name, first, second, (float(low), float(high)))
 
 
 def _resampled(sides: tuple[Floats, Floats], statistic: Statistic, rng: np.random.Generator) -> list[Floats]:

@@ -22,7 +22,7 @@ from eyas.engine.ipc.messages import Command, Event, Shutdown
 
 
 @dataclass
-class Steps:
+class BatchSteps:
     """The steps of one batch size: seconds, tokens and verified rounds of each."""
 
     size: int
@@ -87,7 +87,7 @@ def busy(
     start = Start.of(config)
     torch.set_num_threads(config.threads)
     params = SamplingParams(temperature=0.0)
-    runs = [Steps(size) for size in (sizes[0], *sizes)]
+    runs = [BatchSteps(size) for size in (sizes[0], *sizes)]
     links = [AnswerLink(prompts, params, run.size, lambda answer: None, run.add) for run in runs]
     build_engine(config, BatchesLink(links), start).run()
     for run in runs[1:]:

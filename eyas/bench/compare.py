@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from eyas.bench import bootstrap
-from eyas.bench.bootstrap import Ratio
+from eyas.bench.bootstrap import RatioInterval
 from eyas.bench.files import check_writable
 from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.style import check_plot
@@ -55,7 +55,7 @@ class RunComparison:
     settings: dict[str, Any]
     runs: tuple[list[SavedRun], list[SavedRun]]
     requests: int  # that succeeded in every run
-    ratios: list[Ratio]
+    ratios: list[RatioInterval]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -159,13 +159,13 @@ def table(comparison: RunComparison, names: tuple[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _line(ratio: Ratio) -> str:
+def _line(ratio: RatioInterval) -> str:
     interval = "-" if ratio.bounds is None else "{:.3f} to {:.3f}".format(*ratio.bounds)
     numbers = f"{1e3 * ratio.first:10.2f}{1e3 * ratio.second:10.2f}{ratio.value:8.3f}"
     return f"  {ratio.name:12}{numbers}   {interval:16} {verdict(ratio)}"
 
 
-def verdict(ratio: Ratio) -> str:
+def verdict(ratio: RatioInterval) -> str:
     """What a ratio of times says about B."""
     if ratio.bounds is None:
         return "too few requests to tell"

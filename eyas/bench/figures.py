@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from eyas.bench.records import RequestRecord, RunRecord
-from eyas.bench.slo import Slo
+from eyas.bench.slo import LatencySlo
 
 LATENCIES = ("e2e_latency", "ttft", "tpot", "itl")
 
 
-def figures(run: RunRecord, slo: Slo | None = None, details: bool = False) -> dict[str, Any]:
+def figures(run: RunRecord, slo: LatencySlo | None = None, details: bool = False) -> dict[str, Any]:
     """Everything that a line of a result file says. `details`: also a list per request for each quantity."""
     good = [record for record in run.records if not record.error]
     out = {**run.settings, "server_info": run.server_info, **_counts(run, good)}
@@ -88,7 +88,7 @@ def _peaks(good: list[RequestRecord]) -> dict[str, Any]:
     return {"max_output_tokens_per_s": float(tokens.max()), "max_concurrent_requests": int(requests.max())}
 
 
-def _own(run: RunRecord, good: list[RequestRecord], slo: Slo | None) -> dict[str, Any]:
+def _own(run: RunRecord, good: list[RequestRecord], slo: LatencySlo | None) -> dict[str, Any]:
     """What SGLang's object does not have."""
     out: dict[str, Any] = {
         "complete": run.complete,

@@ -30,7 +30,7 @@ OnEvent = Callable[[bytes, float], None]
 
 
 @dataclass(frozen=True)
-class Server(ServerAddress):
+class MeasuredServer(ServerAddress):
     """The server that is measured. `url` is like http://127.0.0.1:8000; a path in it is put before others."""
 
     async def get(self, path: str) -> bytes:
@@ -38,7 +38,7 @@ class Server(ServerAddress):
 
         DeadlineExceeded if there is no whole answer within GET_S.
         """
-        answer = _Answer(self._request("GET", path, b""), None)
+        answer = _HttpAnswer(self._request("GET", path, b""), None)
         await self._exchange(answer, GET_S)
         return bytes(answer.body)
 
@@ -59,9 +59,9 @@ class Server(ServerAddress):
 
         Raises EyasError if the status is not 200, Unavailable if the connection breaks, DeadlineExceeded.
         """
-        await self._exchange(_Answer(self._request("POST", path, body), on_event), STREAM_S)
+        await self._exchange(_HttpAnswer(self._request("POST", path, body), on_event), STREAM_S)
 
-    async def _exchange(self, answer: _Answer, timeout_s: float) -> None:
+    async def _exchange(self, answer: _HttpAnswer, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 transport = await self._connect(answer)
@@ -77,7 +77,7 @@ class Server(ServerAddress):
             text = answer.body[:SHOWN].decode(errors="replace")
             raise EyasError(f"HTTP {answer.status}: {text}")
 
-    async def _connect(self, answer: _Answer) -> asyncio.WriteTransport:
+    async def _connect(self, answer: _HttpAnswer) -> asyncio.WriteTransport:
         address = urlsplit(self.url)
         host, port = address.hostname or "", address.port or (443 if self.secure else 80)
         loop = asyncio.get_running_loop()
@@ -100,7 +100,7 @@ class Server(ServerAddress):
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-class _Answer(asyncio.Protocol):
+class _HttpAnswer(asyncio.Protocol):
     """One request and its answer. Without `on_event`, or if it is a refusal, the body is kept whole."""
 
     def __init__(self, request: bytes, on_event: OnEvent | None) -> None:

@@ -15,7 +15,7 @@ from eyas.bench.files import append_line, check_writable
 WIDTH = 10  # of a column, unless its title or its first value is wider
 
 
-class Lines:
+class TablePrinter:
     """Prints a table with `columns` (title -> field), as `show(field, value)` writes values.
 
     `first`: the least width of the first column.

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.bench.asking import Target
+from eyas.bench.asking import TargetServer
 from eyas.bench.backends import BACKENDS, RequestTemplate
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import JobTurn, LoadJob, fit, unlike
 from eyas.bench.plan import LoadPlan
 from eyas.bench.records import RequestRecord, RunRecord
@@ -25,7 +25,7 @@ WARMUP_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class Facts:
+class ServerFacts:
     """What a server says of itself; None: it does not."""
 
     model: str | None
@@ -33,23 +33,23 @@ class Facts:
     tells_timings: bool
 
 
-async def look(server: Server) -> Facts:
+async def look(server: MeasuredServer) -> ServerFacts:
     """Asks a server about itself. Raises Unavailable if nothing answers, Unauthorized for a wrong key."""
     models = await server.get_json("/v1/models")
     info = await server.get_json("/get_model_info")
     listed = models.get("data") if isinstance(models, dict) else None
     size = info.get("vocab_size") if isinstance(info, dict) else None
-    return Facts(
+    return ServerFacts(
         model=str(listed[0]["id"]) if listed else None,
         vocab_size=size if isinstance(size, int) else None,
         tells_timings=await server.get_json("/cluster") is not None,  # a route of Eyas's own
     )
 
 
-class Measurement:
+class LoadMeasurement:
     """A plan on a server that has answered its warm-up: `run` may be called again and again."""
 
-    def __init__(self, plan: LoadPlan, server: Server, facts: Facts) -> None:
+    def __init__(self, plan: LoadPlan, server: MeasuredServer, facts: ServerFacts) -> None:
         self._plan = plan
         self._server = server
         self.vocab_size = plan.vocab_size or facts.vocab_size or SAFE_VOCABULARY
@@ -59,10 +59,10 @@ class Measurement:
         template = RequestTemplate(
             model, plan.temperature, plan.ignore_eos, timings=facts.tells_timings, extra=plan.extra
         )
-        self._target = Target(server, BACKENDS[plan.backend], template)
+        self._target = TargetServer(server, BACKENDS[plan.backend], template)
 
     @classmethod
-    async def begin(cls, plan: LoadPlan, server: Server) -> Measurement:
+    async def begin(cls, plan: LoadPlan, server: MeasuredServer) -> LoadMeasurement:
         """Looks at the server and warms it up. Raises EyasError if nothing answers."""
         made = cls(plan, server, await look(server))
         await made._warm_up()
@@ -116,7 +116,7 @@ def acceptance_length(records: Sequence[RequestRecord], server_info: Any) -> flo
     return float(length) if isinstance(length, int | float) else None
 
 
-def _said_by(plan: LoadPlan, facts: Facts) -> str:
+def _said_by(plan: LoadPlan, facts: ServerFacts) -> str:
     if plan.vocab_size:
         return "--vocab-size"
     return "its vocabulary" if facts.vocab_size else "a guess: the server does not say; see --vocab-size"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.bench.files import check_writable
-from eyas.bench.lines import Lines
+from eyas.bench.lines import TablePrinter
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.model_name import model_name
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     config = config_for(args, largest)
     check(config)
     check_writable("profile", plan.profile)
-    lines = Lines(COLUMNS, args.output_file, show=_shown)
+    lines = TablePrinter(COLUMNS, args.output_file, show=_shown)
     modes = list(modes_of(config))
     parts = []
     for mode, chosen in modes:

@@ -43,7 +43,7 @@ class ChildPart:
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _RequestFailure:
     message: str
 
 
@@ -77,7 +77,7 @@ def _run(part: ChildPart, tell: Tell, silence_s: float) -> str | None:
             except EOFError:
                 process.join(LEAVE_S)
                 return f"its process ended with exit code {process.exitcode} before it was done"
-            if said is None or isinstance(said, _Failure):
+            if said is None or isinstance(said, _RequestFailure):
                 grace_s = LEAVE_S
                 return said.message if said else None
             tell(said)
@@ -106,12 +106,12 @@ def _main(part: ChildPart, pipe: Connection) -> None:
     logging.getLogger("eyas").setLevel(logging.WARNING)
     try:
         part.work(pipe.send)
-        last: _Failure | None = None
+        last: _RequestFailure | None = None
     except EyasError as error:
-        last = _Failure(error.message)
+        last = _RequestFailure(error.message)
     except Exception as error:
         traceback.print_exc()
-        last = _Failure(brief(error))
+        last = _RequestFailure(brief(error))
     with contextlib.suppress(BrokenPipeError):
         pipe.send(last)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from eyas.bench import backends
-from eyas.bench.datasets.draw import Draw
+from eyas.bench.datasets.draw import DatasetOptions
 from eyas.bench.datasets.table import DATASETS
 from eyas.bench.jobs import FIRST_PLAIN_ID, LoadJob
-from eyas.bench.slo import Slo
+from eyas.bench.slo import LatencySlo
 from eyas.common.errors import ConfigError
 from eyas.flags import positive, whole
 
@@ -24,7 +24,7 @@ class LoadPlan:
     """A load and how it is asked for. None: as the server says (`model`, `vocab_size`), or no limit."""
 
     dataset: str
-    draw: Draw
+    draw: DatasetOptions
     jobs: list[LoadJob]
     """With token ids of no vocabulary yet."""
     backend: str
@@ -36,7 +36,7 @@ class LoadPlan:
     temperature: float
     ignore_eos: bool
     extra: dict[str, Any]
-    slo: Slo | None
+    slo: LatencySlo | None
 
     def settings(self) -> dict[str, Any]:
         """What was asked, by the names of SGLang's result lines."""
@@ -58,7 +58,7 @@ class LoadPlan:
 
 def make_plan(args: argparse.Namespace) -> LoadPlan:
     """The plan from the flags of `add_plan`; the dataset is drawn. Raises ConfigError."""
-    draw = Draw(
+    draw = DatasetOptions(
         count=args.num_prompts,
         seed=args.seed,
         path=args.dataset_path,
@@ -93,7 +93,7 @@ def make_plan(args: argparse.Namespace) -> LoadPlan:
         temperature=args.temperature,
         ignore_eos=not args.disable_ignore_eos,
         extra=args.extra_request_body,
-        slo=None if args.slo is None else Slo.parse(args.slo),
+        slo=None if args.slo is None else LatencySlo.parse(args.slo),
     )
 
 
@@ -116,7 +116,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:
-    draw = Draw()
+    draw = DatasetOptions()
     add = parser.add_argument_group("dataset").add_argument
     names = "; ".join(f"{name}: {dataset.text}" for name, dataset in DATASETS.items())
     add("--dataset-name", default="random", metavar="NAME", help=f"(random) {names}")

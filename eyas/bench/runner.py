@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from eyas.bench.asking import Target
+from eyas.bench.asking import TargetServer
 from eyas.bench.backends import Message, Question
 from eyas.bench.jobs import JobTurn, LoadJob, arrivals
 from eyas.bench.records import RequestRecord, RunRecord
@@ -41,7 +41,7 @@ OnRecord = Callable[[RequestRecord], None]
 
 
 async def run_load(
-    target: Target, load: Workload, settings: dict[str, Any], on_record: OnRecord
+    target: TargetServer, load: Workload, settings: dict[str, Any], on_record: OnRecord
 ) -> RunRecord:
     """Sends every job of `load`; calls `on_record` for each request that has ended.
 
@@ -49,7 +49,7 @@ async def run_load(
     requests that had ended, and is marked as not complete.
     """
     raise_limit()  # a connection per request that is under way
-    sending = _Sending(target, load, on_record)
+    sending = _LoadRun(target, load, on_record)
     complete = True
     async with ClientMeter() as meter:
         try:
@@ -68,10 +68,10 @@ async def run_load(
     )
 
 
-class _Sending:
+class _LoadRun:
     """The jobs of one load, under way."""
 
-    def __init__(self, target: Target, load: Workload, on_record: OnRecord) -> None:
+    def __init__(self, target: TargetServer, load: Workload, on_record: OnRecord) -> None:
         self._target = target
         self._load = load
         self._on_record = on_record

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.bench.surroundings import Surroundings
+from eyas.bench.surroundings import RunEnvironment
 
 Row = dict[str, Any]  # the figures of a run, with "case" and "drafts"
 COLUMNS = {
@@ -31,7 +31,7 @@ BUSY = "**Other work had the cores too: these figures are too slow, and the next
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """One server's rows, the command that makes them, and sentences below them."""
 
     title: str
@@ -41,7 +41,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Plot:
+class ResultPlot:
     """A figure, by its path from the page, and what it shows."""
 
     path: str
@@ -49,23 +49,23 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Section:
+class MachineSection:
     """All that one machine has to say; `command` makes the whole section."""
 
-    where: Surroundings
+    where: RunEnvironment
     command: str
-    tables: Sequence[Table]
-    plots: Sequence[Plot]
+    tables: Sequence[ResultTable]
+    plots: Sequence[ResultPlot]
     notes: Sequence[str] = ()
 
 
-def write_section(page: Path, section: Section) -> None:
+def write_section(page: Path, section: MachineSection) -> None:
     """Replaces this hardware's section of a page, or adds it at the end; a missing page becomes one."""
     text = page.read_text() if page.exists() else "# Benchmarks\n"
     page.write_text(replaced(text, section))
 
 
-def replaced(page: str, section: Section) -> str:
+def replaced(page: str, section: MachineSection) -> str:
     """The page with this section in the place of the earlier one of the same hardware, or at the end."""
     name = section.where.hardware
     begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
@@ -76,7 +76,7 @@ def replaced(page: str, section: Section) -> str:
     return f"{page.rstrip()}\n\n{text}\n"
 
 
-def markdown(section: Section) -> str:
+def markdown(section: MachineSection) -> str:
     """The section's text, without the comments around it."""
     where = section.where
     parts = [

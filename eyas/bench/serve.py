@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from eyas.bench import interrupts
 from eyas.bench.figures import figures, without_details
 from eyas.bench.files import append_line, check_writable
-from eyas.bench.http import Server
-from eyas.bench.measure import Measurement
+from eyas.bench.http import MeasuredServer
+from eyas.bench.measure import LoadMeasurement
 from eyas.bench.plan import LoadPlan, add_plan, make_plan
 from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.style import check_plot
@@ -73,20 +73,20 @@ def run(args: argparse.Namespace) -> int:
     output.check()
     plan = make_plan(args)
     if args.url:
-        return int(interrupts.run(measure(Server(args.url, client_key(args), args.ca), plan, output)))
+        return int(interrupts.run(measure(MeasuredServer(args.url, client_key(args), args.ca), plan, output)))
 
     async def work(cluster: LocalCluster) -> int:
-        return await measure(Server(cluster.url), plan, output)
+        return await measure(MeasuredServer(cluster.url), plan, output)
 
     return run_on_screen(own_config(args), work, quiet=True)
 
 
-async def measure(server: Server, plan: LoadPlan, output: ResultFile) -> int:
+async def measure(server: MeasuredServer, plan: LoadPlan, output: ResultFile) -> int:
     """Measures a running server; prints and writes the result. Gives the exit code.
 
     Raises EyasError if nothing answers or no request succeeds.
     """
-    measurement = await Measurement.begin(plan, server)
+    measurement = await LoadMeasurement.begin(plan, server)
     if any(isinstance(turn.prompt, tuple) for job in plan.jobs for turn in job.turns):
         print(f"token ids are below {measurement.vocab_size} ({measurement.vocab_from})")
     with progress(sum(len(job.turns) for job in plan.jobs)) as on_record:

@@ -27,7 +27,7 @@ CHAIN_FLAGS = "--spec-steps 3 --rejection-sample-method synthetic --synthetic-ac
 
 
 @dataclass(frozen=True)
-class Setup:
+class ClusterSetup:
     """A cluster to measure. `drafts`: with them, without them, or both, one after the other.
 
     `command`: measures it alone, with the same cases.
@@ -73,7 +73,7 @@ def gpus(args: argparse.Namespace) -> int:
     return workers * ranks
 
 
-def setups(args: argparse.Namespace, folder: Path) -> Iterator[Setup]:
+def setups(args: argparse.Namespace, folder: Path) -> Iterator[ClusterSetup]:
     """The clusters, to be measured one after the other.
 
     With --model, the one that the flags describe. Without it, on a CPU the embedded model's; on a GPU those
@@ -86,10 +86,12 @@ def setups(args: argparse.Namespace, folder: Path) -> Iterator[Setup]:
     given = _with(args, model=args.model or str(NANO))
     title = "The embedded model" if args.model is None else model_name(args.model)
     config = own_config(given)
-    yield Setup(f"{title}, {config.layout} layout", config, (True, False) if both else (True,), asked(args))
+    yield ClusterSetup(
+        f"{title}, {config.layout} layout", config, (True, False) if both else (True,), asked(args)
+    )
 
 
-def _shapes(args: argparse.Namespace, folder: Path) -> Iterator[Setup]:
+def _shapes(args: argparse.Namespace, folder: Path) -> Iterator[ClusterSetup]:
     model, head = folder / "M8", folder / "H8"
     write_model(SHAPES[SHAPE], model)
     write_head(SHAPES[SHAPE], head)
@@ -97,10 +99,10 @@ def _shapes(args: argparse.Namespace, folder: Path) -> Iterator[Setup]:
     command = f"{asked(_with(args, cases=cases_of(args)))} --model M8 --load-format dummy"
     unasked = {name: args.parser.get_default(name) for name in OF_DRAFTS}
     plain = own_config(_with(args, **made, **unasked, draft="none"))
-    yield Setup(f"{SHAPE}'s shape, plain", plain, (True,), f"{command} --draft none")
+    yield ClusterSetup(f"{SHAPE}'s shape, plain", plain, (True,), f"{command} --draft none")
     chain = own_config(_with(args, **made, draft=str(head), **CHAIN))
     title = f"{SHAPE}'s shape, EAGLE-3 chains of 3, 3.0 tokens per round by chance"
-    yield Setup(title, chain, (True,), f"{command} --draft H8 {CHAIN_FLAGS}")
+    yield ClusterSetup(title, chain, (True,), f"{command} --draft H8 {CHAIN_FLAGS}")
 
 
 def _with(args: argparse.Namespace, **changes: Any) -> argparse.Namespace:

@@ -15,13 +15,13 @@ KINDS = ("ttft", "tpot", "e2e")
 
 
 @dataclass(frozen=True)
-class Slo:
+class LatencySlo:
     """Upper bounds in seconds, by kind (ttft, tpot, e2e). Without any, every success is good."""
 
     bounds_s: Mapping[str, float]
 
     @classmethod
-    def parse(cls, text: str) -> Slo:
+    def parse(cls, text: str) -> LatencySlo:
         """From text like ttft=200ms,tpot=20ms,e2e=5s. Raises ConfigError."""
         bounds: dict[str, float] = {}
         for part in text.split(","):

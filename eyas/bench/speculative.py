@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.bench.files import check_writable
-from eyas.bench.lines import Lines
+from eyas.bench.lines import TablePrinter
 from eyas.bench.one_batch import config_for, modes_of
 from eyas.bench.plots.speculative import plot_speculative
 from eyas.bench.plots.style import check_plot
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     check(configs[-1][1])
     prompts = prompts_of(args)
     lines: list[Line] = []
-    table = Lines(COLUMNS, args.output_file, show=_shown, first=max(len(s.name) for s, _ in configs))
+    table = TablePrinter(COLUMNS, args.output_file, show=_shown, first=max(len(s.name) for s, _ in configs))
 
     def tell(line: Line) -> None:
         if "error" not in line:
@@ -191,7 +191,7 @@ def prompts_of(args: argparse.Namespace) -> list[EnginePrompt]:
     from eyas.bench.answering import EnginePrompt
     from eyas.cluster.hub import model_folder
     from eyas.configuration import is_nano
-    from eyas.train.conversations import Speech, as_chats, read_lines
+    from eyas.train.conversations import ChatTokenizer, as_chats, read_lines
 
     if args.prompts is not None:
         lines = read_lines(args.prompts, "prompts")
@@ -201,7 +201,7 @@ def prompts_of(args: argparse.Namespace) -> list[EnginePrompt]:
         lines = as_chats(held_out_prompts()[: args.num_prompts])
     else:
         raise ConfigError("--prompts: a model needs questions of its kind", param="prompts")
-    speech = Speech(Path(model_folder(args.model, weights=False)))
+    speech = ChatTokenizer(Path(model_folder(args.model, weights=False)))
     questions = [ids for line in lines if (ids := speech.question(line))]
     if not questions:
         raise ConfigError(f"--prompts: {args.prompts} asks nothing", param="prompts")

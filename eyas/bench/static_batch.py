@@ -58,7 +58,7 @@ class StaticBatch:
 
 
 @dataclass
-class Trace:
+class BatchTrace:
     """When the engine said what about `size` requests, in seconds of the same clock as `began`.
 
     `steps`: the entries of each message. `failures`: of requests that did not end in tokens.
@@ -104,7 +104,7 @@ class Trace:
         return found
 
 
-Script: TypeAlias = Generator[list[GenerationRequest], Trace, None]
+Script: TypeAlias = Generator[list[GenerationRequest], BatchTrace, None]
 
 
 class ScriptLink:
@@ -113,7 +113,7 @@ class ScriptLink:
     def __init__(self, script: Callable[[Ready], Script]) -> None:
         self._begin = script
         self._script: Script | None = None
-        self._trace: Trace | None = None
+        self._trace: BatchTrace | None = None
         self._rest_until = 0.0
 
     def recv(self, timeout_s: float, bells: Sequence[int] = ()) -> list[Command]:
@@ -134,7 +134,7 @@ class ScriptLink:
             requests = next(self._script) if self._trace is None else self._script.send(self._trace)
         except StopIteration:
             return [Shutdown()]
-        self._trace = Trace(len(requests), time.perf_counter())
+        self._trace = BatchTrace(len(requests), time.perf_counter())
         return [Submit(request, attempt=1, attach=False) for request in requests]
 
     def send(self, events: Sequence[Event]) -> None:
@@ -155,12 +155,14 @@ class ScriptLink:
             self._rest_until = now + PAUSE_S
 
 
-def repeat(batch: StaticBatch, vocab_size: int) -> Generator[list[GenerationRequest], Trace, list[Trace]]:
+def repeat(
+    batch: StaticBatch, vocab_size: int
+) -> Generator[list[GenerationRequest], BatchTrace, list[BatchTrace]]:
     """Runs a batch a few times, for as long as that is quick; the first run warms up if there are others.
 
     Raises EyasError for a batch that failed, or that never ran together.
     """
-    traces: list[Trace] = []
+    traces: list[BatchTrace] = []
     began = time.perf_counter()
     while len(traces) < RUNS and (not traces or time.perf_counter() - began < RUNS_S):
         trace = yield batch.requests(vocab_size, f"run {len(traces)}")
@@ -174,7 +176,7 @@ def repeat(batch: StaticBatch, vocab_size: int) -> Generator[list[GenerationRequ
     return traces
 
 
-def figures(batch: StaticBatch, traces: Sequence[Trace]) -> dict[str, float | int]:
+def figures(batch: StaticBatch, traces: Sequence[BatchTrace]) -> dict[str, float | int]:
     """Latencies in seconds, throughputs in tokens per second; of several runs the medians.
 
     Decode latencies are those of the steps in which all requests decode; there are none for answers of one

@@ -17,19 +17,19 @@ from pathlib import Path
 from eyas.bench import interrupts
 from eyas.bench.backends import backend_for
 from eyas.bench.cases import CASES, LoadCase, make_case
-from eyas.bench.datasets.draw import Draw
+from eyas.bench.datasets.draw import DatasetOptions
 from eyas.bench.figures import figures
 from eyas.bench.files import append_line, check_writable
-from eyas.bench.http import Server
-from eyas.bench.measure import Facts, Measurement, look
+from eyas.bench.http import MeasuredServer
+from eyas.bench.measure import LoadMeasurement, ServerFacts, look
 from eyas.bench.plan import LoadPlan
 from eyas.bench.plots.runs import plot_runs
 from eyas.bench.plots.style import check_plot
 from eyas.bench.saved import SavedRun, from_figures
-from eyas.bench.section import Plot, Row, Section, Table, write_section
-from eyas.bench.setups import MAKE_SHAPE, ON_CPU, ON_GPU, Setup, asked, cases_of, gpus, setups
+from eyas.bench.section import MachineSection, ResultPlot, ResultTable, Row, write_section
+from eyas.bench.setups import MAKE_SHAPE, ON_CPU, ON_GPU, ClusterSetup, asked, cases_of, gpus, setups
 from eyas.bench.summary import warn
-from eyas.bench.surroundings import Surroundings, look_around
+from eyas.bench.surroundings import RunEnvironment, look_around
 from eyas.cluster.screen import run_on_screen
 from eyas.cluster.serve import LocalCluster
 from eyas.common.errors import EyasError
@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
     notes: list[str] = []
     if args.url:
         drafts = (True, False) if args.both else (True,)
-        measurement = Suite(names, drafts, args.served_model, args.output_file)
-        rows = interrupts.run(measurement.measure(Server(args.url, client_key(args), args.ca)))
-        tables = [Table(args.url, asked(args), rows)]
+        measurement = BenchSuite(names, drafts, args.served_model, args.output_file)
+        rows = interrupts.run(measurement.measure(MeasuredServer(args.url, client_key(args), args.ca)))
+        tables = [ResultTable(args.url, asked(args), rows)]
     else:
         tables = _clusters(args, names)
         notes = _shape_note(args)
@@ -90,26 +90,26 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         command = f"{asked(args)} --report {args.report}"
         plots = draw(tables, args.report.parent, where)
-        write_section(args.report, Section(where, command, tables, plots, notes))
+        write_section(args.report, MachineSection(where, command, tables, plots, notes))
     return int(any(row["failed"] for table in tables for row in table.rows))
 
 
-def _clusters(args: argparse.Namespace, names: tuple[str, ...]) -> list[Table]:
+def _clusters(args: argparse.Namespace, names: tuple[str, ...]) -> list[ResultTable]:
     """Starts and measures one cluster after the other."""
     with tempfile.TemporaryDirectory(prefix="eyas-bench-") as folder:
         return [_cluster(setup, names, args.output_file) for setup in setups(args, Path(folder))]
 
 
-def _cluster(setup: Setup, names: tuple[str, ...], out: Path | None) -> Table:
-    tables: list[Table] = []
+def _cluster(setup: ClusterSetup, names: tuple[str, ...], out: Path | None) -> ResultTable:
+    tables: list[ResultTable] = []
 
     async def work(cluster: LocalCluster) -> int:
         notes = [f"Start to healthy: {cluster.start_s:.1f} s."]
         if setup.config.engine.speculation.synthetic_rates:
             notes.append(BY_CHANCE)
         print("\n".join([setup.title, *notes]), flush=True)
-        rows = await Suite(names, setup.drafts, cluster.model, out).measure(Server(cluster.url))
-        tables.append(Table(setup.title, setup.command, rows, notes))
+        rows = await BenchSuite(names, setup.drafts, cluster.model, out).measure(MeasuredServer(cluster.url))
+        tables.append(ResultTable(setup.title, setup.command, rows, notes))
         return 0
 
     run_on_screen(setup.config, work, quiet=True)
@@ -126,7 +126,7 @@ def _shape_note(args: argparse.Namespace) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Suite:
+class BenchSuite:
     """Cases to measure on a server. `drafts`: with speculation, without it, or both, one after the other.
 
     `model` None: the first that the server lists. `out`: where lines of JSON are appended, if anywhere.
@@ -137,7 +137,7 @@ class Suite:
     model: str | None
     out: Path | None
 
-    async def measure(self, server: Server) -> list[Row]:
+    async def measure(self, server: MeasuredServer) -> list[Row]:
         """A row of figures per case, with details; each is printed and written as it ends.
 
         Raises EyasError if no request of a case succeeds.
@@ -155,11 +155,11 @@ class Suite:
                 rows.append(row)
         return rows
 
-    async def _case(self, server: Server, facts: Facts, name: str, speculative: bool) -> Row:
+    async def _case(self, server: MeasuredServer, facts: ServerFacts, name: str, speculative: bool) -> Row:
         # Without drafts the prompts differ: the same ones would be in the prefix cache by then.
         seed = 1 if speculative else 2
         plan = self._plan(make_case(name, seed), seed, speculative)
-        result = await Measurement(plan, server, facts).run(lambda _: None)
+        result = await LoadMeasurement(plan, server, facts).run(lambda _: None)
         if not result.complete:
             raise asyncio.CancelledError
         if all(record.error for record in result.records):
@@ -174,7 +174,7 @@ class Suite:
     def _plan(self, case: LoadCase, seed: int, speculative: bool) -> LoadPlan:
         return LoadPlan(
             dataset=case.name,
-            draw=Draw(count=len(case.jobs), seed=seed),
+            draw=DatasetOptions(count=len(case.jobs), seed=seed),
             jobs=list(case.jobs),
             backend=backend_for(case.jobs),
             rate=case.rate or float("inf"),
@@ -204,7 +204,7 @@ def told(row: Row) -> str:
 # --- figures -------------------------------------------------------------------------------------------
 
 
-def draw(tables: Sequence[Table], page: Path, where: Surroundings) -> list[Plot]:
+def draw(tables: Sequence[ResultTable], page: Path, where: RunEnvironment) -> list[ResultPlot]:
     """Writes a figure per case, in `page`/plots: its runs on all tables, with drafts and without."""
     runs: dict[str, list[SavedRun]] = {}
     for table in tables:
@@ -217,7 +217,7 @@ def draw(tables: Sequence[Table], page: Path, where: Surroundings) -> list[Plot]
         path = f"plots/{_slug(where.hardware)}-{_slug(case)}{PLOTS}"
         caption = f"{case} on {where.hardware}"
         plot_runs(found, page / path, caption)
-        plots.append(Plot(path, caption))
+        plots.append(ResultPlot(path, caption))
     return plots
 
 

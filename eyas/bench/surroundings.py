@@ -21,7 +21,7 @@ VERSIONS = ("torch", "triton", "grpcio")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunEnvironment:
     """`hardware` names the machine in a few words: sections of a page are told apart by it."""
 
     hardware: str
@@ -37,7 +37,7 @@ class Surroundings:
         return self.load > self.cores / 2
 
 
-def look_around(device: str, gpus: int, commit: str | None) -> Surroundings:
+def look_around(device: str, gpus: int, commit: str | None) -> RunEnvironment:
     """Looks around, before the measurement. `commit` None: what git says about this checkout."""
     cores = len(os.sched_getaffinity(0))
     cpu = f"{_cpu()}, {cores} cores"
@@ -47,7 +47,7 @@ def look_around(device: str, gpus: int, commit: str | None) -> Surroundings:
     machine = [f"{memory().total / GIB:.0f} GiB of memory"]
     details = ", ".join([*([cpu] if gpu else []), *machine, f"Python {platform.python_version()}", *versions])
     date = datetime.now(UTC).date().isoformat()
-    return Surroundings(hardware, details, commit or _commit(), date, os.getloadavg()[0], cores)
+    return RunEnvironment(hardware, details, commit or _commit(), date, os.getloadavg()[0], cores)
 
 
 def _cpu() -> str:

@@ -16,13 +16,13 @@ from typing import Any
 from eyas.bench import interrupts
 from eyas.bench.figures import figures
 from eyas.bench.files import append_line, check_writable
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.bench.knee import knee, next_rate
-from eyas.bench.measure import Measurement
+from eyas.bench.measure import LoadMeasurement
 from eyas.bench.plan import TRACE, add_plan, make_plan
 from eyas.bench.plots.style import check_plot, check_series
 from eyas.bench.plots.sweep import plot_sweep
-from eyas.bench.slo import Slo
+from eyas.bench.slo import LatencySlo
 from eyas.bench.summary import warn
 from eyas.cluster.screen import run_on_screen
 from eyas.cluster.serve import LocalCluster
@@ -53,7 +53,7 @@ Measure = Callable[[str, float], Awaitable[Line]]  # of a server, by name, at a 
 
 
 @dataclass
-class Sweep:
+class RateSweep:
     """Rates to try, none: until the knee is known; and every line so far, by server."""
 
     measure: Measure
@@ -110,11 +110,11 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     _check(args)
     if args.url:
-        servers = {name: Server(url, client_key(args), args.ca) for name, url in args.url}
+        servers = {name: MeasuredServer(url, client_key(args), args.ca) for name, url in args.url}
         return int(interrupts.run(sweep(args, servers)))
 
     async def work(cluster: LocalCluster) -> int:
-        return await sweep(args, {cluster.model: Server(cluster.url)})
+        return await sweep(args, {cluster.model: MeasuredServer(cluster.url)})
 
     return run_on_screen(own_config(args), work, quiet=True)
 
@@ -136,12 +136,12 @@ def _check(args: argparse.Namespace) -> None:
     make_plan(_at(args, 1.0))  # so that a wrong flag is told before anything is measured
 
 
-async def sweep(args: argparse.Namespace, servers: Mapping[str, Server]) -> int:
+async def sweep(args: argparse.Namespace, servers: Mapping[str, MeasuredServer]) -> int:
     """Loads one server after the other; prints, writes and draws. Gives the exit code."""
-    slo = Slo({}) if args.slo is None else Slo.parse(args.slo)
+    slo = LatencySlo({}) if args.slo is None else LatencySlo.parse(args.slo)
 
     async def measure(name: str, rate: float) -> Line:
-        measurement = await Measurement.begin(make_plan(_at(args, rate)), servers[name])
+        measurement = await LoadMeasurement.begin(make_plan(_at(args, rate)), servers[name])
         result = await measurement.run(lambda record: None)
         warn(result)
         return {"server": name, **figures(result, slo, details=args.output_details)}
@@ -151,7 +151,7 @@ async def sweep(args: argparse.Namespace, servers: Mapping[str, Server]) -> int:
         append_line(args.output_file, line)
 
     print("".join(f"{title:>13}" for title in COLUMNS))
-    swept = Sweep(measure, args.rates, tell)
+    swept = RateSweep(measure, args.rates, tell)
     for name in servers:
         await swept.server(name)
     if args.plot:
@@ -170,7 +170,7 @@ def _at(args: argparse.Namespace, rate: float) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(args), "request_rate": rate, "num_prompts": count, "seed": seed})
 
 
-def _end(swept: Sweep, slo: Slo) -> int:
+def _end(swept: RateSweep, slo: LatencySlo) -> int:
     """Tells every server's knee. 1 if some server bore no rate, 130 if the sweep was interrupted."""
     missed = False
     for name, lines in swept.lines.items():

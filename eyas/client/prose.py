@@ -31,7 +31,7 @@ def _shown(found: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-class Prose(Protocol):
+class AnswerWriter(Protocol):
     """Where an answer is written: `write` as it comes, `close` at its end. `text` is all of it so far."""
 
     text: str

@@ -31,7 +31,7 @@ from eyas.common.errors import Cancelled, InvalidRequest
 T = TypeVar("T")
 
 
-class Portal:
+class LoopThread:
     """An event loop in a daemon thread, and the door to it. Once it is closed, waiting raises `Cancelled`."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Stream:
     Iteration raises EyasError if the call fails.
     """
 
-    def __init__(self, portal: Portal, stream: AsyncStream) -> None:
+    def __init__(self, portal: LoopThread, stream: AsyncStream) -> None:
         self._portal = portal
         self._stream = stream
 
@@ -170,7 +170,7 @@ class Client:
         retries: int = DEFAULT_RETRIES,
         ca: str | None = None,
     ) -> None:
-        self._portal = Portal()
+        self._portal = LoopThread()
         try:
             self._client = self._portal.run(
                 lambda: AsyncClient(

@@ -16,7 +16,7 @@ from typing import Unpack
 from rich.console import Console
 
 from eyas.client.aio import AsyncClient
-from eyas.client.prose import MarkdownProse, PlainProse, Prose, visible
+from eyas.client.prose import AnswerWriter, MarkdownProse, PlainProse, visible
 from eyas.client.reach import ServerAddress, grpc_target
 from eyas.client.types import Message, Options, Usage
 from eyas.common.errors import EyasError
@@ -63,7 +63,7 @@ class ShownAnswer:
 
 
 async def tell(
-    client: AsyncClient, messages: Sequence[Message], prose: Prose, **options: Unpack[Options]
+    client: AsyncClient, messages: Sequence[Message], prose: AnswerWriter, **options: Unpack[Options]
 ) -> ShownAnswer:
     """Writes the answer to `prose` as it comes, and closes that. Raises EyasError if the call fails."""
     began = time.monotonic()
@@ -89,7 +89,7 @@ def chat(server: ServerAddress, temperature: float) -> int:
     with asyncio.Runner() as runner:
         client = runner.run(_connect(target, server))
         try:
-            talk = Conversation(runner, client, temperature)
+            talk = TerminalChat(runner, client, temperature)
             return _with_person(talk) if sys.stdin.isatty() and sys.stdout.isatty() else _with_pipe(talk)
         finally:
             runner.run(client.aclose())
@@ -99,7 +99,7 @@ async def _connect(target: str, server: ServerAddress) -> AsyncClient:
     return AsyncClient(target, api_key=server.api_key, ca=server.ca)
 
 
-class Conversation:
+class TerminalChat:
     """What was said so far, and the next answer. Figures and errors go to standard error."""
 
     def __init__(self, runner: asyncio.Runner, client: AsyncClient, temperature: float) -> None:
@@ -112,7 +112,7 @@ class Conversation:
         """Forgets all messages: the next question begins a new conversation."""
         self._messages.clear()
 
-    def answer(self, question: str, prose: Prose) -> bool:
+    def answer(self, question: str, prose: AnswerWriter) -> bool:
         """False for an answer that failed: it is said and forgotten.
 
         Ctrl-C ends the answer and raises KeyboardInterrupt; what was shown of it is remembered.
@@ -132,7 +132,7 @@ class Conversation:
         return True
 
 
-def _with_pipe(talk: Conversation) -> int:
+def _with_pipe(talk: TerminalChat) -> int:
     answered = True
     for line in sys.stdin:
         if question := line.strip():
@@ -140,7 +140,7 @@ def _with_pipe(talk: Conversation) -> int:
     return 0 if answered else 1
 
 
-def _with_person(talk: Conversation) -> int:
+def _with_person(talk: TerminalChat) -> int:
     import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]  (editing and history for input())
 
     console = Console(highlight=False)

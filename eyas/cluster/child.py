@@ -21,7 +21,7 @@ LOG_TAIL = 40  # lines kept for a failure report
 LogLine = Callable[[str, str], None]  # (name of the process, line)
 
 
-class Child:
+class ChildProcess:
     """A child process in its own session, so that Ctrl-C reaches the supervisor only.
 
     The pipe on its standard input is its lifeline: the child ends when our end closes for any reason.

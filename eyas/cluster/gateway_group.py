@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-from eyas.cluster.child import Child, LogLine
+from eyas.cluster.child import ChildProcess, LogLine
 from eyas.cluster.keeper import keep
 from eyas.cluster.plan import gateway_argv
 from eyas.common import logging as eyas_logging
@@ -27,7 +27,7 @@ from eyas.common.cluster.listening import claim
 from eyas.common.config import SHARED_MEMORY, GatewayConfig
 from eyas.common.errors import ConfigError
 from eyas.common.machine.children import python_module
-from eyas.common.machine.leave import Leave
+from eyas.common.machine.leave import StopSignals
 from eyas.common.machine.shared_folder import SharedFolder
 from eyas.common.security import api_keys
 from eyas.common.security.tls import door_context, service_tls
@@ -61,7 +61,7 @@ def run_group(config: GatewayConfig) -> None:
 
 
 async def _run(config: GatewayConfig) -> None:
-    leave = Leave()
+    leave = StopSignals()
     log = partial(_line, config.log_format == "json")
     with _members(config, log) as children:
         keepers = []
@@ -78,7 +78,7 @@ async def _run(config: GatewayConfig) -> None:
 
 
 @contextlib.contextmanager
-def _members(config: GatewayConfig, log: LogLine) -> Iterator[list[Child]]:
+def _members(config: GatewayConfig, log: LogLine) -> Iterator[list[ChildProcess]]:
     """The processes, not started. Their ports and the folder of their sockets are kept until the end."""
     with contextlib.ExitStack() as held:
         http = held.enter_context(claim(config.host, config.port, "port"))
@@ -92,7 +92,7 @@ def _members(config: GatewayConfig, log: LogLine) -> Iterator[list[Child]]:
             name = f"gateway-{number}"
             member = dataclasses.replace(config, processes=1, member=str(folder.path / f"{name}{SUFFIX}"))
             command = python_module("eyas.cli", *gateway_argv(member))
-            children.append(Child(name, command, log, environment))
+            children.append(ChildProcess(name, command, log, environment))
         yield children
 
 
@@ -104,7 +104,7 @@ def _socket_folder() -> SharedFolder:
         raise ConfigError(f"no socket can be made in {SHARED_MEMORY}: {error.strerror}") from None
 
 
-async def _stop(children: list[Child], leave: Leave, drain_s: float) -> None:
+async def _stop(children: list[ChildProcess], leave: StopSignals, drain_s: float) -> None:
     """Asks all of them to leave, and kills what is left after their drain time."""
 
     async def hurry() -> None:

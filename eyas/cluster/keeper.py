@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 
-from eyas.cluster.child import Child, LogLine
+from eyas.cluster.child import ChildProcess, LogLine
 
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before the first, second, ... restart, and all later ones
 STEADY_S = 60.0  # after a run of this length, earlier deaths no longer count
 
 
-async def keep(child: Child, log: LogLine) -> None:
+async def keep(child: ChildProcess, log: LogLine) -> None:
     """Watches a started process until cancelled."""
     deaths = 0
     while True:
@@ -24,7 +24,7 @@ async def keep(child: Child, log: LogLine) -> None:
         await _start(child, log)
 
 
-async def _start(child: Child, log: LogLine) -> None:
+async def _start(child: ChildProcess, log: LogLine) -> None:
     """Tries until it succeeds: memory may be short for a moment, or the program is just being replaced."""
     while True:
         try:

@@ -24,7 +24,7 @@ from kv_transfer.layout import pages_for
 
 
 @dataclass(frozen=True)
-class Needs:
+class MemoryNeeds:
     """The least that each process of an engine takes: bytes of weights, and of a page of KV.
 
     `shared`: of the weights, what several processes of one machine may have once.
@@ -37,7 +37,7 @@ class Needs:
     longest: int  # pages of a request that fills the context
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Needs:
+    def of(cls, config: EngineConfig) -> MemoryNeeds:
         """As the model's folder says."""
         model = _model(config)
         ranks, on_cpu = config.tensor_parallel_size, config.device == "cpu"
@@ -62,7 +62,7 @@ def check_room(
     """
     targets = [engine for engine in engines.values() if not engine.only_drafts]
     alike = {engine.tensor_parallel_size: engine for engine in targets}  # they differ in nothing else here
-    needs = {ranks: Needs.of(engine) for ranks, engine in alike.items()}
+    needs = {ranks: MemoryNeeds.of(engine) for ranks, engine in alike.items()}
     for engine in targets:
         own = needs[engine.tensor_parallel_size]
         _check_context(engine, own)
@@ -77,7 +77,7 @@ def _model(config: EngineConfig) -> ModelConfig:
     return model.limited_to(config.context_length)
 
 
-def _check_context(engine: EngineConfig, needs: Needs) -> None:
+def _check_context(engine: EngineConfig, needs: MemoryNeeds) -> None:
     """A context that was asked for, and that the pages could never hold."""
     asked, pages = engine.context_length, engine.num_pages
     if asked is None or pages is None or needs.longest <= pages:
@@ -91,7 +91,7 @@ def _check_context(engine: EngineConfig, needs: Needs) -> None:
 # --- GPUs ------------------------------------------------------------------------------------------------
 
 
-def _check_gpus(engine: EngineConfig, needs: Needs, gpus: Sequence[int | None]) -> None:
+def _check_gpus(engine: EngineConfig, needs: MemoryNeeds, gpus: Sequence[int | None]) -> None:
     first = number_of(engine.device)
     own = [size for size in gpus[first : first + engine.device_ranks] if size is not None]
     if not own:
@@ -120,7 +120,7 @@ def _check_gpus(engine: EngineConfig, needs: Needs, gpus: Sequence[int | None]) 
 # --- a CPU -----------------------------------------------------------------------------------------------
 
 
-def _check_machine(engines: Sequence[EngineConfig], needs: Needs, memory: MemoryBudget | None) -> None:
+def _check_machine(engines: Sequence[EngineConfig], needs: MemoryNeeds, memory: MemoryBudget | None) -> None:
     """Workers of one command are alike in what they load, and take the memory of one machine."""
     engine, count = engines[0], len(engines)
     pages = (engine.num_pages or 0) * engine.dp_attention

@@ -22,7 +22,7 @@ def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False, notes
     `notes`: lines of the log before any other.
     """
     json = config.engine.log_format == "json"
-    screen = Screen(quiet=quiet, json=json)
+    screen = ClusterScreen(quiet=quiet, json=json)
     cluster = LocalCluster(config, screen.log, screen.progress)
     for note in notes:
         screen.log("eyas", note)
@@ -37,7 +37,7 @@ def run_on_screen(config: ServeConfig, work: Work, *, quiet: bool = False, notes
         screen.close()
 
 
-class Screen:
+class ClusterScreen:
     """Prints what happens to a `LocalCluster`, whose callbacks are `log` and `progress`.
 
     `quiet`: no logs. `json`: each line of standard error is a record, as `eyas.common.logging` writes them.

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import httpx
 
-from eyas.cluster.child import Child, LogLine
+from eyas.cluster.child import ChildProcess, LogLine
 from eyas.cluster.folder import check_engine, check_gateway
 from eyas.cluster.keeper import keep
 from eyas.cluster.plan import HostResources, gateway_argv, plan, worker_argv
@@ -73,7 +73,7 @@ class LocalCluster:
         engines = {name: worker.engine for name, worker in self._plan.workers.items()}
         check_room(engines, machine.gpus, machine.memory)
         self._dial = rpc.dialer(service_tls(config.gateway.tls_dir))
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, ChildProcess] = {}
         self._loading: list[str] = []  # the names of the processes that are not ready yet
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -155,7 +155,7 @@ class LocalCluster:
         for name in (*self._plan.workers, GATEWAY):
             command = python_module("eyas.cli", *self._argv(name))
             keys = self._plan.gateway.api_keys if name == GATEWAY else ()
-            child = Child(name, command, self._log, api_keys.environment(keys))
+            child = ChildProcess(name, command, self._log, api_keys.environment(keys))
             self._children[name] = child
             child.start()
         self._loading = list(self._children)

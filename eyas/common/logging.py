@@ -118,7 +118,7 @@ def _record_in(line: str) -> dict[str, Any] | None:
     return record if "message" in record else None
 
 
-class Rarely:
+class RateLimitedLogger:
     """A logger for what callers can cause often: it writes one line per `RARELY_S` and drops the others."""
 
     def __init__(self, log: logging.Logger) -> None:

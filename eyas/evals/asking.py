@@ -18,7 +18,7 @@ import httpx
 from eyas.client.reach import ServerAddress, http_options, locked, unreachable
 from eyas.common.errors import EyasError, Unauthorized
 from eyas.evals.questions import EvalTask
-from eyas.evals.sides import Side
+from eyas.evals.sides import EvalSide
 
 TIMEOUT_S = 600.0  # a whole request
 CONNECT_S = 10.0
@@ -33,7 +33,7 @@ class TaskOptions:
     seed: int = 1
     max_tokens: int | None = None
 
-    def body(self, task: EvalTask, side: Side, index: int) -> dict[str, Any]:
+    def body(self, task: EvalTask, side: EvalSide, index: int) -> dict[str, Any]:
         """The request for question `index` of the task."""
         prompt = task.questions[index].prompt
         body: dict[str, Any] = {
@@ -73,15 +73,17 @@ class TaskAnswer:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SideOutcome:
     """One side's answers, in the order of the questions, and the seconds that they took together."""
 
-    side: Side
+    side: EvalSide
     seconds: float
     answers: tuple[TaskAnswer, ...]
 
 
-async def ask_all(side: Side, task: EvalTask, asking: TaskOptions, told: Callable[[], None]) -> Outcome:
+async def ask_all(
+    side: EvalSide, task: EvalTask, asking: TaskOptions, told: Callable[[], None]
+) -> SideOutcome:
     """Asks everything; calls `told` after each answer. A failed request becomes an Answer with its error.
 
     Raises EyasError if no server is there, or it lacks what the side asks of it.
@@ -108,10 +110,10 @@ async def ask_all(side: Side, task: EvalTask, asking: TaskOptions, told: Callabl
         start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(ask(index)) for index in range(len(task.questions))]
-        return Outcome(known, time.perf_counter() - start, tuple(each.result() for each in asked))
+        return SideOutcome(known, time.perf_counter() - start, tuple(each.result() for each in asked))
 
 
-async def _meet(client: httpx.AsyncClient, side: Side) -> tuple[Side, bool]:
+async def _meet(client: httpx.AsyncClient, side: EvalSide) -> tuple[EvalSide, bool]:
     """The side with its model's name, and whether it is Eyas, which can drop drafts and counts its steps."""
     try:
         reply = await client.get("/v1/models", timeout=CONNECT_S)

@@ -9,11 +9,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eyas.evals.scores import Judged
+from eyas.evals.scores import JudgedOutcome
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """The counts of the questions that both sides answered."""
 
     compared: int
@@ -32,11 +32,11 @@ class Comparison:
         return {**asdict(self), "p_value": self.p_value}
 
 
-def compare(first: Judged, second: Judged) -> Comparison:
+def compare(first: JudgedOutcome, second: JudgedOutcome) -> PairedComparison:
     """Compares two sides, question by question."""
     mine, other = first.outcome.answers, second.outcome.answers
     both = [index for index in range(len(mine)) if not mine[index].error and not other[index].error]
-    return Comparison(
+    return PairedComparison(
         compared=len(both),
         identical=sum(mine[index].text == other[index].text for index in both),
         only_first_right=sum(first.right[index] is True and not second.right[index] for index in both),

@@ -62,7 +62,7 @@ class ProbeRequest:
 
 
 @dataclass
-class Answers:
+class FirstAnswers:
     """What was first said to each request, and in which company."""
 
     said: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ async def _examine(server: ServerAddress, args: argparse.Namespace) -> int:
         print(f"{model['served_model_name']} at {server.url}: arithmetic {arithmetic or 'unknown'}")
         if model.get("synthetic"):
             raise EyasError("it accepts drafts by chance, for benchmarks: its answers mean nothing")
-        campaign = _Campaign(http, made(model, args.requests, args.max_tokens), args.others)
+        campaign = _DeterminismRun(http, made(model, args.requests, args.max_tokens), args.others)
         differing = await campaign.all()
     if not differing:
         print("every answer is the same in any company")
@@ -115,7 +115,7 @@ def made(model: dict[str, Any], count: int, max_tokens: int) -> list[ProbeReques
     return found
 
 
-class _Campaign:
+class _DeterminismRun:
     """The requests in every company, one after another; a line of the table for each."""
 
     def __init__(self, http: httpx.AsyncClient, asked: Sequence[ProbeRequest], others: int) -> None:
@@ -126,7 +126,7 @@ class _Campaign:
             dataclasses.replace(one, name=f"other {i}", prompt=one.prompt[1 + i % 7 :] or (i,))
             for i, one in pairs
         ]
-        self._answers = Answers()
+        self._answers = FirstAnswers()
 
     async def all(self) -> int:
         """How many answers differ."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eyas.common.errors import ConfigError
 from eyas.evals.flags import add_asking
-from eyas.evals.questions import EvalTask, Question, read_json_lines
+from eyas.evals.questions import EvalQuestion, EvalTask, read_json_lines
 from eyas.evals.run import evaluate
 from eyas.flags import whole
 
@@ -51,7 +51,7 @@ def load(args: argparse.Namespace) -> EvalTask:
         raise ConfigError(message, param="shots")
     shots = "".join(f"{_ask(question)} {answer}\n\n" for question, answer in examples)
     questions = [
-        Question(shots + _ask(question), answer.split(MARK)[-1].strip(), flexible_extract)
+        EvalQuestion(shots + _ask(question), answer.split(MARK)[-1].strip(), flexible_extract)
         for question, answer in asked[: args.limit]
     ]
     return EvalTask(

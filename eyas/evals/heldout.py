@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.evals.questions import Judge, Question
+from eyas.evals.questions import EvalQuestion, Judge
 
 FILE = Path(__file__).with_suffix(".json")
 
@@ -24,7 +24,7 @@ class QuestionSet:
     """A named set and the share of it that must be right."""
 
     name: str
-    questions: tuple[Question, ...]
+    questions: tuple[EvalQuestion, ...]
     bar: float
 
 
@@ -68,7 +68,7 @@ SETS: Mapping[str, tuple[Judge, float]] = {
 def question_set(name: str, pairs: Sequence[Sequence[str]]) -> QuestionSet:
     """A set of these questions and what is expected of their answers."""
     judge, bar = SETS[name]
-    return QuestionSet(name, tuple(Question(asked, expected, judge) for asked, expected in pairs), bar)
+    return QuestionSet(name, tuple(EvalQuestion(asked, expected, judge) for asked, expected in pairs), bar)
 
 
 def question_sets(size: int, seed: int) -> list[QuestionSet]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from eyas.common.errors import ConfigError
 from eyas.evals import sandbox
 from eyas.evals.flags import add_asking
-from eyas.evals.questions import EvalTask, Question, read_json_lines
+from eyas.evals.questions import EvalQuestion, EvalTask, read_json_lines
 from eyas.evals.run import evaluate
 
 LONGEST_ANSWER = 1024
@@ -58,11 +58,11 @@ def load(args: argparse.Namespace) -> EvalTask:
     )
 
 
-def _question(problem: Problem, chat: bool) -> Question:
+def _question(problem: Problem, chat: bool) -> EvalQuestion:
     judge = functools.partial(passes, problem)
     if chat:
-        return Question(REQUEST.replace("{}", problem["prompt"]), problem["entry_point"], judge)
-    return Question(problem["prompt"], problem["entry_point"], judge)
+        return EvalQuestion(REQUEST.replace("{}", problem["prompt"]), problem["entry_point"], judge)
+    return EvalQuestion(problem["prompt"], problem["entry_point"], judge)
 
 
 def passes(problem: Problem, answer: str, entry_point: str) -> bool:

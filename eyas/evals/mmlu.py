@@ -16,7 +16,7 @@ from pathlib import Path
 
 from eyas.common.errors import ConfigError
 from eyas.evals.flags import add_asking
-from eyas.evals.questions import EvalTask, Question, read_text
+from eyas.evals.questions import EvalQuestion, EvalTask, read_text
 from eyas.evals.run import evaluate
 from eyas.flags import names, whole
 
@@ -58,7 +58,7 @@ def load(args: argparse.Namespace) -> EvalTask:
     )
 
 
-def _subject(args: argparse.Namespace, subject: str) -> list[Question]:
+def _subject(args: argparse.Namespace, subject: str) -> list[EvalQuestion]:
     asked = _rows(args.data / "test" / f"{subject}_test.csv")[: args.limit]
     examples = _rows(args.data / "dev" / f"{subject}_dev.csv")[: args.shots] if args.shots else []
     if len(examples) < args.shots:
@@ -66,7 +66,7 @@ def _subject(args: argparse.Namespace, subject: str) -> list[Question]:
     topic = subject.replace("_", " ")
     intro = f"The following are multiple choice questions (with answers) about {topic}.\n\n"
     shots = "".join(f"{_ask(row)} {row[-1]}\n\n" for row in examples)
-    return [Question(intro + shots + _ask(row), row[-1], chooses, subject) for row in asked]
+    return [EvalQuestion(intro + shots + _ask(row), row[-1], chooses, subject) for row in asked]
 
 
 def _rows(path: Path) -> list[Row]:

@@ -19,7 +19,7 @@ Judge = Callable[[str, str], bool]
 
 
 @dataclass(frozen=True)
-class Question:
+class EvalQuestion:
     """One prompt and what its answer must contain or conclude. `group` is what it is counted under."""
 
     prompt: str
@@ -33,7 +33,7 @@ class EvalTask:
     """Questions, and how they are asked: as the one message of a chat, or as text to be continued."""
 
     name: str
-    questions: tuple[Question, ...]
+    questions: tuple[EvalQuestion, ...]
     max_tokens: int
     chat: bool = False
     stop: tuple[str, ...] = ()

@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from eyas.common.errors import ConfigError, EyasError
 from eyas.evals.asking import TaskOptions, ask_all
-from eyas.evals.compare import Comparison, compare
+from eyas.evals.compare import PairedComparison, compare
 from eyas.evals.questions import EvalTask
-from eyas.evals.scores import Judged, figures, judge
-from eyas.evals.sides import Side, sides_of
+from eyas.evals.scores import JudgedOutcome, figures, judge
+from eyas.evals.sides import EvalSide, sides_of
 from eyas.evals.table import score_table
 
 SETTINGS = ("shots", "chat", "limit", "max_tokens", "parallel", "temperature", "seed")  # flags that are told
@@ -62,7 +62,7 @@ def _check(args: argparse.Namespace, sides: int) -> None:
             raise ConfigError(f"--output-file: {args.output_file}: {error.strerror}") from error
 
 
-def _judged(side: Side, task: EvalTask, asking: TaskOptions) -> Judged:
+def _judged(side: EvalSide, task: EvalTask, asking: TaskOptions) -> JudgedOutcome:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         asked = progress.add_task(f"{task.name}: answers", total=len(task.questions))
@@ -71,7 +71,7 @@ def _judged(side: Side, task: EvalTask, asking: TaskOptions) -> Judged:
         return judge(task, outcome, lambda: progress.advance(told))
 
 
-def _is_well(found: list[Judged], comparison: Comparison | None, identical: bool) -> bool:
+def _is_well(found: list[JudgedOutcome], comparison: PairedComparison | None, identical: bool) -> bool:
     whole = not any(judged.errors for judged in found)
     passed = all(score.passed for judged in found for score in judged.scores())
     same = comparison is None or comparison.identical == comparison.compared
@@ -81,7 +81,9 @@ def _is_well(found: list[Judged], comparison: Comparison | None, identical: bool
 # --- what is told ------------------------------------------------------------------------------------------
 
 
-def _append(args: argparse.Namespace, found: list[Judged], comparison: Comparison | None) -> None:
+def _append(
+    args: argparse.Namespace, found: list[JudgedOutcome], comparison: PairedComparison | None
+) -> None:
     """A line for each side; the second's tells the comparison with the first."""
     settings = {name: value for name, value in vars(args).items() if name in SETTINGS}
     path: Path = args.output_file
@@ -93,7 +95,7 @@ def _append(args: argparse.Namespace, found: list[Judged], comparison: Compariso
             file.write(json.dumps(line) + "\n")
 
 
-def _show(console: Console, judged: Judged) -> None:
+def _show(console: Console, judged: JudgedOutcome) -> None:
     console.print(score_table(judged.scores() + judged.other_scores(), str(judged.outcome.side)))
     told = figures(judged, details=False)
     if judged.answered:
@@ -112,7 +114,7 @@ def _show(console: Console, judged: Judged) -> None:
         console.print(f"{failed}: {judged.errors[0]}", markup=False, soft_wrap=True)
 
 
-def _show_comparison(console: Console, found: Comparison) -> None:
+def _show_comparison(console: Console, found: PairedComparison) -> None:
     parts = [
         f"of {found.compared} questions that both answered, {found.identical} answers are identical",
         f"right by the first alone {found.only_first_right}, by the second alone {found.only_second_right}",

@@ -11,19 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eyas.evals.asking import Outcome, TaskAnswer
+from eyas.evals.asking import SideOutcome, TaskAnswer
 from eyas.evals.questions import EvalTask
-from eyas.evals.table import Score, unbroken
+from eyas.evals.table import GroupScore, unbroken
 
 JUDGES = 2  # at a time: some run programs
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedOutcome:
     """One side's outcome, and for each question whether the answer is right; None where none came."""
 
     task: EvalTask
-    outcome: Outcome
+    outcome: SideOutcome
     right: tuple[bool | None, ...]
 
     @property
@@ -36,25 +36,25 @@ class Judged:
         """Why the others did not."""
         return [answer.error for answer in self.outcome.answers if answer.error]
 
-    def scores(self) -> list[Score]:
+    def scores(self) -> list[GroupScore]:
         """A score per group if the questions have groups, then one for all of them."""
-        groups: dict[str, Score] = {}
-        total = Score(self.task.metric)
+        groups: dict[str, GroupScore] = {}
+        total = GroupScore(self.task.metric)
         for question, answer, right in zip(
             self.task.questions, self.outcome.answers, self.right, strict=True
         ):
             name = question.group
-            group = groups.setdefault(name, Score(name, self.task.bars.get(name)))
+            group = groups.setdefault(name, GroupScore(name, self.task.bars.get(name)))
             if right is not None:
                 for score in (group, total):
                     score.add(right, answer.ended, unbroken(answer.text))
         return [*(groups.values() if any(groups) else ()), total]
 
-    def other_scores(self) -> list[Score]:
+    def other_scores(self) -> list[GroupScore]:
         """The scores by the task's other judges."""
         found = []
         for name, judge in self.task.also.items():
-            score = Score(name)
+            score = GroupScore(name)
             for question, answer in zip(self.task.questions, self.outcome.answers, strict=True):
                 if not answer.error:
                     right = judge(answer.text, question.expected)
@@ -77,7 +77,7 @@ class Judged:
         return 1 + sum(answer.accepted for answer in told) / steps if steps else None
 
 
-def judge(task: EvalTask, outcome: Outcome, told: Callable[[], None]) -> Judged:
+def judge(task: EvalTask, outcome: SideOutcome, told: Callable[[], None]) -> JudgedOutcome:
     """Judges every answer; calls `told` after each."""
 
     def is_right(index: int) -> bool | None:
@@ -87,10 +87,10 @@ def judge(task: EvalTask, outcome: Outcome, told: Callable[[], None]) -> Judged:
         return right
 
     with ThreadPoolExecutor(JUDGES) as pool:
-        return Judged(task, outcome, tuple(pool.map(is_right, range(len(task.questions)))))
+        return JudgedOutcome(task, outcome, tuple(pool.map(is_right, range(len(task.questions)))))
 
 
-def figures(judged: Judged, details: bool) -> dict[str, Any]:
+def figures(judged: JudgedOutcome, details: bool) -> dict[str, Any]:
     """One flat object, with the names of `eyas bench` where it has one. `details`: also every answer."""
     *groups, total = judged.scores()
     side, seconds, answered = judged.outcome.side, judged.outcome.seconds, judged.answered
@@ -130,7 +130,7 @@ def latencies(answers: list[TaskAnswer]) -> dict[str, float | None]:
     return {"median_e2e_latency_ms": statistics.median(times), "p90_e2e_latency_ms": p90}
 
 
-def _details(judged: Judged) -> list[dict[str, Any]]:
+def _details(judged: JudgedOutcome) -> list[dict[str, Any]]:
     return [
         {"prompt": question.prompt, "expected": question.expected, "right": right, **asdict(answer)}
         for question, answer, right in zip(

@@ -15,7 +15,7 @@ from eyas.flags import http_url
 
 
 @dataclass(frozen=True)
-class Side:
+class EvalSide:
     """Who is asked. `model` None: the first that the server lists. `speculative` False: without drafts."""
 
     url: str
@@ -29,9 +29,9 @@ class Side:
         return f"{self.url}, {self.model}{drafts}"
 
 
-def sides_of(args: argparse.Namespace) -> list[Side]:
+def sides_of(args: argparse.Namespace) -> list[EvalSide]:
     """The first side, and the second if there is one. Raises ConfigError for a side that cannot be read."""
-    first = Side(args.url, client_key(args), args.model, not args.no_speculative, args.ca)
+    first = EvalSide(args.url, client_key(args), args.model, not args.no_speculative, args.ca)
     if args.against is None:
         return [first]
     second = read_side(args.against, first)
@@ -40,7 +40,7 @@ def sides_of(args: argparse.Namespace) -> list[Side]:
     return [first, second]
 
 
-def read_side(text: str, first: Side) -> Side:
+def read_side(text: str, first: EvalSide) -> EvalSide:
     """A side from settings between commas; what they do not say is as on the first side."""
     side = first
     for setting in text.split(","):

@@ -19,7 +19,7 @@ def unbroken(answer: str) -> bool:
 
 
 @dataclass
-class Score:
+class GroupScore:
     """The counts of one group of questions. `bar`: the share that must be right, if one is demanded."""
 
     name: str
@@ -55,7 +55,7 @@ class Score:
         return self.share >= self.bar and ends and self.unbroken == self.asked
 
 
-def score_table(scores: list[Score], title: str) -> Table:
+def score_table(scores: list[GroupScore], title: str) -> Table:
     """A table with one line per score."""
     table = Table("", "answered", "right", "± error", "bar", "ended", "whole", "", title=title)
     for score in scores:

@@ -12,14 +12,14 @@ from eyas.peers.meanings import (
     NONE,
     SGLANG,
     VLLM,
-    Alias,
+    AcceptedFlag,
+    AcceptedValues,
+    AcceptedWith,
+    AliasFlag,
     FlagRow,
-    Only,
-    Refused,
-    Same,
-    Translated,
-    Usual,
-    With,
+    RefusedFlag,
+    SameFlag,
+    TranslatedFlag,
 )
 
 _TOOLS = values.spelled(
@@ -47,177 +47,204 @@ _AT_METRICS = "the figures are at /metrics"
 _IN_LOGS = "texts of requests are never in the log: `--otlp-endpoint` traces calls"
 
 GATEWAY = (
-    FlagRow(BOTH, ("--host",), Same(), example="127.0.0.1"),
-    FlagRow(BOTH, ("--port",), Same(), example="8000"),
-    FlagRow(SGLANG, ("--grpc-port",), Same(), example="8001"),
-    FlagRow(BOTH, ("--api-key",), Same(note="several: `--api-key-file`"), example="k"),
+    FlagRow(BOTH, ("--host",), SameFlag(), example="127.0.0.1"),
+    FlagRow(BOTH, ("--port",), SameFlag(), example="8000"),
+    FlagRow(SGLANG, ("--grpc-port",), SameFlag(), example="8001"),
+    FlagRow(BOTH, ("--api-key",), SameFlag(note="several: `--api-key-file`"), example="k"),
     FlagRow(
         SGLANG,
         ("--admin-api-key",),
-        Refused("take `--api-key-file`, and `--key-limits` for what each key may use"),
+        RefusedFlag("take `--api-key-file`, and `--key-limits` for what each key may use"),
         example="k",
     ),
-    FlagRow(BOTH, ("--ssl-certfile",), Same(), example="c"),
-    FlagRow(BOTH, ("--ssl-keyfile",), Same(), example="c"),
+    FlagRow(BOTH, ("--ssl-certfile",), SameFlag(), example="c"),
+    FlagRow(BOTH, ("--ssl-keyfile",), SameFlag(), example="c"),
     FlagRow(
         BOTH,
         ("--ssl-ca-certs",),
-        Refused("callers show keys (`--api-key-file`), no certificates"),
+        RefusedFlag("callers show keys (`--api-key-file`), no certificates"),
         example="c",
     ),
     FlagRow(
         VLLM,
         ("--ssl-cert-reqs",),
-        Only(("0",), "so it is", "callers show keys (`--api-key-file`), no certificates"),
+        AcceptedValues(("0",), "so it is", "callers show keys (`--api-key-file`), no certificates"),
         example="0",
     ),
     FlagRow(
         BOTH,
         ("--enable-ssl-refresh",),
-        Refused("restart the gateways one after the other (docs/security.md)"),
+        RefusedFlag("restart the gateways one after the other (docs/security.md)"),
         NONE,
     ),
-    FlagRow(VLLM, ("--root-path",), Same(), example="/eyas"),
-    FlagRow(SGLANG, ("--fastapi-root-path",), Alias("--root-path"), example="/eyas"),
+    FlagRow(VLLM, ("--root-path",), SameFlag(), example="/eyas"),
+    FlagRow(SGLANG, ("--fastapi-root-path",), AliasFlag("--root-path"), example="/eyas"),
     FlagRow(
         VLLM,
         ("--allowed-origins",),
-        Alias("--cors-origin", values.listed, "a JSON list, as there"),
+        AliasFlag("--cors-origin", values.listed, "a JSON list, as there"),
         example='["*"]',
     ),
     FlagRow(
         VLLM,
         ("--allowed-methods", "--allowed-headers"),
-        Only(('["*"]',), "so it is", "leave it out: `--cors-origin` allows what callers need"),
+        AcceptedValues(('["*"]',), "so it is", "leave it out: `--cors-origin` allows what callers need"),
         example='["*"]',
     ),
     FlagRow(
-        VLLM, ("--allow-credentials",), Refused("leave it out: callers send a bearer token, no cookie"), NONE
+        VLLM,
+        ("--allow-credentials",),
+        RefusedFlag("leave it out: callers send a bearer token, no cookie"),
+        NONE,
     ),
-    FlagRow(VLLM, ("--api-server-count", "-asc"), Alias("--gateway-workers"), example="2"),
-    FlagRow(SGLANG, ("--tokenizer-worker-num",), Alias("--gateway-workers"), example="2"),
-    FlagRow(VLLM, ("--middleware",), Refused("stand a proxy before it"), example="m"),
+    FlagRow(VLLM, ("--api-server-count", "-asc"), AliasFlag("--gateway-workers"), example="2"),
+    FlagRow(SGLANG, ("--tokenizer-worker-num",), AliasFlag("--gateway-workers"), example="2"),
+    FlagRow(VLLM, ("--middleware",), RefusedFlag("stand a proxy before it"), example="m"),
     FlagRow(
         BOTH,
         ("--tool-call-parser",),
-        Same(_TOOLS, "the chat template says it, if nothing does"),
+        SameFlag(_TOOLS, "the chat template says it, if nothing does"),
         example="qwen25",
     ),
     FlagRow(
         BOTH,
         ("--reasoning-parser",),
-        Same(_REASONING, "the chat template says it, if nothing does"),
+        SameFlag(_REASONING, "the chat template says it, if nothing does"),
         example="deepseek-r1",
     ),
     FlagRow(
-        VLLM, ("--enable-auto-tool-choice",), Usual("tools are called wherever a request has some"), NONE
+        VLLM,
+        ("--enable-auto-tool-choice",),
+        AcceptedFlag("tools are called wherever a request has some"),
+        NONE,
     ),
     FlagRow(
-        VLLM, ("--enable-reasoning",), Usual("reasoning is told apart where the chat template has it"), NONE
+        VLLM,
+        ("--enable-reasoning",),
+        AcceptedFlag("reasoning is told apart where the chat template has it"),
+        NONE,
     ),
     FlagRow(
         VLLM,
         ("--tool-parser-plugin", "--reasoning-parser-plugin"),
-        Refused("the formats that Eyas reads are in docs/tools.md"),
+        RefusedFlag("the formats that Eyas reads are in docs/tools.md"),
         example="p",
     ),
-    FlagRow(SGLANG, ("--tool-server",), Refused("the caller runs the tools: leave it out"), example="t"),
+    FlagRow(SGLANG, ("--tool-server",), RefusedFlag("the caller runs the tools: leave it out"), example="t"),
     FlagRow(
-        VLLM, ("--exclude-tools-when-tool-choice-none",), Refused("leave `tools` out of the request"), NONE
+        VLLM,
+        ("--exclude-tools-when-tool-choice-none",),
+        RefusedFlag("leave `tools` out of the request"),
+        NONE,
     ),
     FlagRow(
-        SGLANG, ("--grammar-backend",), Only(("xgrammar",), "so it is", "leave it out"), example="xgrammar"
+        SGLANG,
+        ("--grammar-backend",),
+        AcceptedValues(("xgrammar",), "so it is", "leave it out"),
+        example="xgrammar",
     ),
     FlagRow(
         VLLM,
         ("--guided-decoding-backend",),
-        Only(("auto", "xgrammar"), "so it is", "leave it out"),
+        AcceptedValues(("auto", "xgrammar"), "so it is", "leave it out"),
         example="auto",
     ),
     FlagRow(
         VLLM,
         ("--structured-outputs-config",),
-        Refused("leave it out: every model follows grammars (docs/structured-output.md)"),
+        RefusedFlag("leave it out: every model follows grammars (docs/structured-output.md)"),
         example="{}",
     ),
     FlagRow(
         SGLANG,
         ("--constrained-json-whitespace-pattern",),
-        Refused("leave it out (docs/structured-output.md says which white space comes)"),
+        RefusedFlag("leave it out (docs/structured-output.md says which white space comes)"),
         example="x",
     ),
     FlagRow(
         SGLANG,
         ("--constrained-json-disable-any-whitespace",),
-        Refused("leave it out (docs/structured-output.md says which white space comes)"),
+        RefusedFlag("leave it out (docs/structured-output.md says which white space comes)"),
         NONE,
     ),
-    FlagRow(VLLM, ("--enable-prompt-tokens-details",), Usual("`usage` counts cached tokens"), NONE),
-    FlagRow(SGLANG, ("--enable-cache-report",), Usual("`usage` counts cached tokens"), NONE),
-    FlagRow(VLLM, ("--enable-force-include-usage",), Refused("a request says it: `stream_options`"), NONE),
-    FlagRow(VLLM, ("--return-tokens-as-token-ids",), Refused("a request says it: `return_token_ids`"), NONE),
-    FlagRow(VLLM, ("--enable-request-id-headers",), Usual("every answer has an X-Request-Id"), NONE),
+    FlagRow(VLLM, ("--enable-prompt-tokens-details",), AcceptedFlag("`usage` counts cached tokens"), NONE),
+    FlagRow(SGLANG, ("--enable-cache-report",), AcceptedFlag("`usage` counts cached tokens"), NONE),
+    FlagRow(
+        VLLM, ("--enable-force-include-usage",), RefusedFlag("a request says it: `stream_options`"), NONE
+    ),
+    FlagRow(
+        VLLM, ("--return-tokens-as-token-ids",), RefusedFlag("a request says it: `return_token_ids`"), NONE
+    ),
+    FlagRow(VLLM, ("--enable-request-id-headers",), AcceptedFlag("every answer has an X-Request-Id"), NONE),
     FlagRow(
         VLLM,
         ("--disable-frontend-multiprocessing",),
-        Refused("leave it out: the gateway is a process of its own"),
+        RefusedFlag("leave it out: the gateway is a process of its own"),
         NONE,
     ),
     FlagRow(
-        VLLM, ("--disable-fastapi-docs",), Refused("leave it out: /docs shows what docs/api.md does"), NONE
+        VLLM,
+        ("--disable-fastapi-docs",),
+        RefusedFlag("leave it out: /docs shows what docs/api.md does"),
+        NONE,
     ),
-    FlagRow(SGLANG, ("--file-storage-path",), Refused("leave it out: no files are stored"), example="d"),
+    FlagRow(SGLANG, ("--file-storage-path",), RefusedFlag("leave it out: no files are stored"), example="d"),
     FlagRow(
         SGLANG,
         ("--weight-version",),
-        Refused("leave it out: a model is named by `--served-model-name`"),
+        RefusedFlag("leave it out: a model is named by `--served-model-name`"),
         example="v",
     ),
 )
 
 LOGS = (
-    FlagRow(BOTH, ("--config",), Same(note="YAML, with flags as keys"), example="/dev/null"),
-    FlagRow(SGLANG, ("--log-level",), Same(), example="info"),
-    FlagRow(VLLM, ("--uvicorn-log-level",), Usual(_NO_CALL_LINES), example="warning"),
-    FlagRow(SGLANG, ("--log-level-http",), Usual(_NO_CALL_LINES), example="warning"),
-    FlagRow(VLLM, ("--disable-uvicorn-access-log",), Usual(_NO_CALL_LINES), NONE),
-    FlagRow(SGLANG, ("--uvicorn-access-log-exclude-prefixes",), Usual(_NO_CALL_LINES), MANY),
-    FlagRow(VLLM, ("--disable-access-log-for-endpoints",), Usual(_NO_CALL_LINES), example="/health"),
+    FlagRow(BOTH, ("--config",), SameFlag(note="YAML, with flags as keys"), example="/dev/null"),
+    FlagRow(SGLANG, ("--log-level",), SameFlag(), example="info"),
+    FlagRow(VLLM, ("--uvicorn-log-level",), AcceptedFlag(_NO_CALL_LINES), example="warning"),
+    FlagRow(SGLANG, ("--log-level-http",), AcceptedFlag(_NO_CALL_LINES), example="warning"),
+    FlagRow(VLLM, ("--disable-uvicorn-access-log",), AcceptedFlag(_NO_CALL_LINES), NONE),
+    FlagRow(SGLANG, ("--uvicorn-access-log-exclude-prefixes",), AcceptedFlag(_NO_CALL_LINES), MANY),
+    FlagRow(VLLM, ("--disable-access-log-for-endpoints",), AcceptedFlag(_NO_CALL_LINES), example="/health"),
     FlagRow(
         VLLM,
         ("--disable-log-requests", "--no-enable-log-requests"),
-        Usual("texts of requests are never in the log"),
+        AcceptedFlag("texts of requests are never in the log"),
         NONE,
     ),
-    FlagRow(VLLM, ("--enable-log-requests", "--enable-log-outputs"), Refused(_IN_LOGS), NONE),
-    FlagRow(VLLM, ("--max-log-len",), Usual("texts of requests are never in the log"), example="10"),
-    FlagRow(SGLANG, ("--log-requests",), Refused(_IN_LOGS), NONE),
-    FlagRow(SGLANG, ("--log-requests-level",), Refused(_IN_LOGS)),
-    FlagRow(VLLM, ("--disable-log-stats",), Usual(_AT_METRICS), NONE),
-    FlagRow(SGLANG, ("--enable-metrics",), Usual(_AT_METRICS), NONE),
+    FlagRow(VLLM, ("--enable-log-requests", "--enable-log-outputs"), RefusedFlag(_IN_LOGS), NONE),
+    FlagRow(VLLM, ("--max-log-len",), AcceptedFlag("texts of requests are never in the log"), example="10"),
+    FlagRow(SGLANG, ("--log-requests",), RefusedFlag(_IN_LOGS), NONE),
+    FlagRow(SGLANG, ("--log-requests-level",), RefusedFlag(_IN_LOGS)),
+    FlagRow(VLLM, ("--disable-log-stats",), AcceptedFlag(_AT_METRICS), NONE),
+    FlagRow(SGLANG, ("--enable-metrics",), AcceptedFlag(_AT_METRICS), NONE),
     FlagRow(
-        SGLANG, ("--enable-metrics-for-all-schedulers",), Usual("every worker has its own /metrics"), NONE
+        SGLANG,
+        ("--enable-metrics-for-all-schedulers",),
+        AcceptedFlag("every worker has its own /metrics"),
+        NONE,
     ),
-    FlagRow(SGLANG, ("--decode-log-interval",), Refused(f"leave it out: {_AT_METRICS}"), example="40"),
-    FlagRow(SGLANG, ("--show-time-cost",), Refused(f"leave it out: {_AT_METRICS}"), NONE),
+    FlagRow(SGLANG, ("--decode-log-interval",), RefusedFlag(f"leave it out: {_AT_METRICS}"), example="40"),
+    FlagRow(SGLANG, ("--show-time-cost",), RefusedFlag(f"leave it out: {_AT_METRICS}"), NONE),
     FlagRow(
         SGLANG,
         ("--bucket-time-to-first-token", "--bucket-inter-token-latency", "--bucket-e2e-request-latency"),
-        Refused("leave it out: buckets are fixed"),
+        RefusedFlag("leave it out: buckets are fixed"),
         MANY,
     ),
     FlagRow(
         VLLM,
         ("--show-hidden-metrics-for-version",),
-        Refused("leave it out: docs/metrics.md lists all"),
+        RefusedFlag("leave it out: docs/metrics.md lists all"),
         example="0.9",
     ),
-    FlagRow(VLLM, ("--kv-cache-metrics", "--enable-server-load-tracking"), Usual(_AT_METRICS), NONE),
-    FlagRow(BOTH, ("--otlp-traces-endpoint",), Alias("--otlp-endpoint", values.address), example="h:4317"),
+    FlagRow(VLLM, ("--kv-cache-metrics", "--enable-server-load-tracking"), AcceptedFlag(_AT_METRICS), NONE),
+    FlagRow(
+        BOTH, ("--otlp-traces-endpoint",), AliasFlag("--otlp-endpoint", values.address), example="h:4317"
+    ),
     FlagRow(
         SGLANG,
         ("--enable-trace",),
-        With(
+        AcceptedWith(
             ("--otlp-endpoint",), "calls are traced where an endpoint takes them", "set `--otlp-endpoint URL`"
         ),
         NONE,
@@ -225,19 +252,19 @@ LOGS = (
     FlagRow(
         VLLM,
         ("--collect-detailed-traces",),
-        Refused("leave it out: a trace has all parts of a call (docs/tracing.md)"),
+        RefusedFlag("leave it out: a trace has all parts of a call (docs/tracing.md)"),
         example="all",
     ),
     FlagRow(
         SGLANG,
         ("--crash-dump-folder",),
-        Refused("leave it out: nothing of a request is written to a disk"),
+        RefusedFlag("leave it out: nothing of a request is written to a disk"),
         example="d",
     ),
     FlagRow(
         BOTH,
         ("--kv-events-config",),
-        Refused("leave it out: the gateway knows its workers' caches"),
+        RefusedFlag("leave it out: the gateway knows its workers' caches"),
         example="{}",
     ),
 )
@@ -246,7 +273,7 @@ SPLIT = (
     FlagRow(
         SGLANG,
         ("--disaggregation-mode",),
-        Translated(
+        TranslatedFlag(
             values.role,
             "`eyas worker`: `--roles prefill` or `--roles decode`; `eyas serve`: `--layout split` has both",
         ),
@@ -255,24 +282,24 @@ SPLIT = (
     FlagRow(
         SGLANG,
         ("--disaggregation-transfer-backend",),
-        Alias("--transfer", note="nixl; others of ours too"),
+        AliasFlag("--transfer", note="nixl; others of ours too"),
         example="auto",
     ),
     FlagRow(
         SGLANG,
         ("--disaggregation-bootstrap-port",),
-        Refused("leave it out: workers find each other by `--registry`"),
+        RefusedFlag("leave it out: workers find each other by `--registry`"),
     ),
     FlagRow(
         SGLANG,
         ("--disaggregation-ib-device",),
-        Refused("leave it out: UCX takes its devices from the environment (UCX_NET_DEVICES)"),
+        RefusedFlag("leave it out: UCX takes its devices from the environment (UCX_NET_DEVICES)"),
         example="m",
     ),
     FlagRow(
         VLLM,
         ("--kv-transfer-config",),
-        Refused(
+        RefusedFlag(
             "take `--layout split`, or `eyas worker --roles prefill` and `--roles decode`, with `--transfer`"
         ),
         example="{}",

@@ -31,7 +31,7 @@ class FlagSetting:
 
 
 @dataclass(frozen=True)
-class Same:
+class SameFlag:
     """A flag of Eyas has the same name and meaning."""
 
     convert: Convert | None = None
@@ -43,7 +43,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Alias:
+class AliasFlag:
     """A flag of Eyas has the same meaning under another name."""
 
     flag: str
@@ -56,7 +56,7 @@ class Alias:
 
 
 @dataclass(frozen=True)
-class Usual:
+class AcceptedFlag:
     """It asks for what Eyas does anyway, for the reason `why`: accepted, and changes nothing."""
 
     why: str
@@ -67,8 +67,8 @@ class Usual:
 
 
 @dataclass(frozen=True)
-class Only:
-    """As `Usual` with one of `values`; another value is refused, and `instead` says what to do."""
+class AcceptedValues:
+    """As `AcceptedFlag` with one of `values`; another value is refused, and `instead` says what to do."""
 
     values: tuple[str, ...]
     why: str
@@ -81,8 +81,8 @@ class Only:
 
 
 @dataclass(frozen=True)
-class With:
-    """As `Usual` where one of the flags of Eyas `flags` is given; else refused."""
+class AcceptedWith:
+    """As `AcceptedFlag` where one of the flags of Eyas `flags` is given; else refused."""
 
     flags: tuple[str, ...]
     why: str
@@ -95,7 +95,7 @@ class With:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedFlag:
     """It has no counterpart; `instead` says what to do."""
 
     instead: str
@@ -106,7 +106,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Translated:
+class TranslatedFlag:
     """Its value becomes flags of Eyas. `settings` raises ValueError, with a sentence, for one that cannot."""
 
     settings: Callable[[str, Knows], list[FlagSetting]]
@@ -117,7 +117,7 @@ class Translated:
         return self.says
 
 
-Meaning = Same | Alias | Usual | Only | With | Refused | Translated
+Meaning = SameFlag | AliasFlag | AcceptedFlag | AcceptedValues | AcceptedWith | RefusedFlag | TranslatedFlag
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ from eyas.peers.meanings import (
     MANY,
     NONE,
     SWITCH,
-    Alias,
+    AcceptedFlag,
+    AcceptedValues,
+    AcceptedWith,
+    AliasFlag,
     FlagRow,
     FlagSetting,
-    Only,
-    Refused,
-    Same,
-    Translated,
-    Usual,
-    With,
+    RefusedFlag,
+    SameFlag,
+    TranslatedFlag,
 )
 from eyas.peers.table import BY_NAME
 
@@ -46,7 +46,7 @@ _SWITCHES = {
 
 
 @dataclass(frozen=True)
-class _Given:
+class _GivenSetting:
     """A setting, and the name under which it was typed."""
 
     typed: str
@@ -55,14 +55,14 @@ class _Given:
 
 def read(parser: argparse.ArgumentParser, words: Sequence[str]) -> ReadLine:
     """The command line `words` of `parser`'s command. Ends the command where it cannot be read."""
-    line = _Line(parser)
+    line = _SettingsReader(parser)
     line.read(words)
     files = [given.setting.values[0] for given in line.given if given.setting.flag == "--config"]
     if not files:
         return line.reading()
     from eyas.peers.flag_file import FlagFile  # and PyYAML, which few command lines need
 
-    below = _Line(parser)
+    below = _SettingsReader(parser)
     try:
         for name, values in FlagFile(files[-1]).flags():
             below.read_flag(name, values)
@@ -71,16 +71,16 @@ def read(parser: argparse.ArgumentParser, words: Sequence[str]) -> ReadLine:
     return line.reading(below)
 
 
-class _Line:
+class _SettingsReader:
     """One command line, or one file, as it is read."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
         self._actions = parser._option_string_actions
-        self.given: list[_Given] = []
+        self.given: list[_GivenSetting] = []
         self._rest: list[str] = []  # words that are no flags, and what follows "--"
         self._notes: dict[str, str] = {}
-        self._conditions: list[tuple[str, With]] = []
+        self._conditions: list[tuple[str, AcceptedWith]] = []
 
     def read(self, words: Sequence[str]) -> None:
         """Reads words in order."""
@@ -151,7 +151,7 @@ class _Line:
         row = BY_NAME.get(typed)
         own = typed
         if typed not in self._actions and row is not None:
-            if not isinstance(row.meaning, Alias):
+            if not isinstance(row.meaning, AliasFlag):
                 return row.takes
             own = row.meaning.flag
         action = self._actions.get(own)
@@ -164,7 +164,7 @@ class _Line:
     def _mean(self, typed: str, values: tuple[str, ...]) -> None:
         row = BY_NAME.get(typed)
         if typed in self._actions:
-            convert = row.meaning.convert if row is not None and isinstance(row.meaning, Same) else None
+            convert = row.meaning.convert if row is not None and isinstance(row.meaning, SameFlag) else None
             flag = self._actions[typed].option_strings[0]
             self._give(typed, FlagSetting(flag, self._converted(typed, convert, values)))
             return
@@ -175,24 +175,24 @@ class _Line:
 
     def _mean_row(self, typed: str, row: FlagRow, values: tuple[str, ...]) -> None:
         meaning = row.meaning
-        if isinstance(meaning, Same):
+        if isinstance(meaning, SameFlag):
             self._fail(typed, f"is no flag of `{self._parser.prog}`: it is one of `eyas serve`")
-        elif isinstance(meaning, Alias):
+        elif isinstance(meaning, AliasFlag):
             self._alias(typed, meaning, values)
-        elif isinstance(meaning, Usual):
+        elif isinstance(meaning, AcceptedFlag):
             self._notes[typed] = meaning.why
-        elif isinstance(meaning, Only):
+        elif isinstance(meaning, AcceptedValues):
             if values[0] not in meaning.values:
                 self._fail(typed, f"{values[0]!r} is not served: {meaning.instead}")
             self._notes[typed] = meaning.why
-        elif isinstance(meaning, With):
+        elif isinstance(meaning, AcceptedWith):
             self._conditions.append((typed, meaning))
-        elif isinstance(meaning, Refused):
+        elif isinstance(meaning, RefusedFlag):
             self._fail(typed, meaning.instead)
         else:
             self._translate(typed, meaning, values[0])
 
-    def _alias(self, typed: str, meaning: Alias, values: tuple[str, ...]) -> None:
+    def _alias(self, typed: str, meaning: AliasFlag, values: tuple[str, ...]) -> None:
         if meaning.flag not in self._actions:
             self._fail(typed, f"is {meaning.flag} of `eyas serve`, which `{self._parser.prog}` does not have")
         action = self._actions[meaning.flag]
@@ -201,7 +201,7 @@ class _Line:
             self._check(typed, action, value)
         self._give(typed, FlagSetting(action.option_strings[0], values))
 
-    def _translate(self, typed: str, meaning: Translated, value: str) -> None:
+    def _translate(self, typed: str, meaning: TranslatedFlag, value: str) -> None:
         try:
             settings = meaning.settings(value, self._actions.__contains__)
         except ValueError as error:
@@ -247,14 +247,14 @@ class _Line:
                     f"{given.typed} and {typed} are two names of one flag, {setting.flag}, and their values "
                     f"differ: {_said(given.setting)} and {_said(setting)}"
                 )
-        self.given.append(_Given(typed, setting))
+        self.given.append(_GivenSetting(typed, setting))
 
     def _fail(self, typed: str, why: str) -> NoReturn:
         self._parser.error(f"{typed}: {why}")
 
     # --- the end -------------------------------------------------------------------------------------------
 
-    def reading(self, below: _Line | None = None) -> ReadLine:
+    def reading(self, below: _SettingsReader | None = None) -> ReadLine:
         """The command line in Eyas' own flags; what it sets stands above what `below` does."""
         above = {given.setting.flag for given in self.given if not given.setting.weak}
         lower = [] if below is None else [given for given in below.given if given.setting.flag not in above]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from eyas.bench.plots.style import check_plot
-from eyas.planning.inquiry import Inquiry, read_inquiry
+from eyas.planning.inquiry import PlanRequest, read_inquiry
 from eyas.planning.plot import plot_plan
-from eyas.planning.search import Option, layouts, needed
+from eyas.planning.search import LayoutOption, layouts, needed
 from eyas.simulator.cluster import ClusterLayout
 
 NOISE = 0.02
@@ -22,7 +22,7 @@ def plan(args: argparse.Namespace) -> int:
         check_plot(args.plot)
     inquiry = read_inquiry(args)
     print(f"{inquiry.hardware.name}. Simulated, from rates of: {inquiry.hardware.source}")
-    found: dict[int, list[Option]] = {}
+    found: dict[int, list[LayoutOption]] = {}
     for workers in args.gpus:
         options = found[workers] = layouts(inquiry, workers)
         print(
@@ -42,7 +42,7 @@ def plan(args: argparse.Namespace) -> int:
     return 0 if all(any(option.knee.rate for option in options) for options in found.values()) else 1
 
 
-def line(option: Option) -> str:
+def line(option: LayoutOption) -> str:
     """One row of the table."""
     found, knee = option.knee.outcome, option.knee
     workers = f"{option.prefill}+{option.workers - option.prefill}" if option.prefill else f"{option.workers}"
@@ -54,7 +54,7 @@ def line(option: Option) -> str:
     return f"{start}{ttft:>19}{tpot:>19}"
 
 
-def verdict(options: list[Option]) -> str:
+def verdict(options: list[LayoutOption]) -> str:
     """Whether splitting pays, as a sentence."""
     rates = {option.layout: option.knee.rate for option in options}
     unified, split = rates[ClusterLayout.UNIFIED], rates.get(ClusterLayout.SPLIT)
@@ -74,7 +74,7 @@ def verdict(options: list[Option]) -> str:
     return f"Splitting wins: it bears {change:.0%} more."
 
 
-def demand(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> str:
+def demand(inquiry: PlanRequest, layout: ClusterLayout, rate: float) -> str:
     """How many workers a rate needs, in words."""
     found = needed(inquiry, layout, rate)
     if found is None:

@@ -9,27 +9,27 @@ import argparse
 from dataclasses import dataclass
 from functools import partial
 
-from eyas.bench.slo import Slo
+from eyas.bench.slo import LatencySlo
 from eyas.common.errors import ConfigError
 from eyas.common.step_times import prompt_s
-from eyas.simulator.goodput import Draw, Effort
-from eyas.simulator.hardware import Hardware, example, read_hardware
-from eyas.simulator.workload import BLOCK_TOKENS, Traffic, means, poisson
-from gateway.routing.capacity import Mix
-from gateway.routing.placement import Rates, Targets
+from eyas.simulator.goodput import Draw, SearchEffort
+from eyas.simulator.hardware import WorkerHardware, example, read_hardware
+from eyas.simulator.workload import BLOCK_TOKENS, RandomTraffic, means, poisson
+from gateway.routing.capacity import RequestMix
+from gateway.routing.placement import LatencyTargets, MeasuredRates
 
 DRAWN = 400
 """Requests from which the means of a load are taken."""
 
 
 @dataclass(frozen=True)
-class Inquiry:
+class PlanRequest:
     """A kind of worker, a load and its targets; `effort`: how long loads are that are simulated."""
 
-    hardware: Hardware
-    traffic: Traffic
-    targets: Targets
-    effort: Effort
+    hardware: WorkerHardware
+    traffic: RandomTraffic
+    targets: LatencyTargets
+    effort: SearchEffort
 
     @property
     def draw(self) -> Draw:
@@ -37,40 +37,40 @@ class Inquiry:
         return partial(poisson, self.traffic)
 
     @property
-    def mix(self) -> Mix:
+    def mix(self) -> RequestMix:
         """The load as the closed-form estimate sees it: shared prefixes count as cached."""
         prompt, output, spread = means(poisson(self.traffic, 1.0, DRAWN, self.effort.seed))
         cached = int(prompt * self.traffic.shared) // BLOCK_TOKENS * BLOCK_TOKENS
-        return Mix(prompt, prompt - cached, output, spread)
+        return RequestMix(prompt, prompt - cached, output, spread)
 
     @property
-    def rates(self) -> Rates:
+    def rates(self) -> MeasuredRates:
         """What the gateway's policy would know of these workers."""
-        return Rates(self.hardware.times, self.hardware.budget, self.targets)
+        return MeasuredRates(self.hardware.times, self.hardware.budget, self.targets)
 
 
-def read_inquiry(args: argparse.Namespace) -> Inquiry:
+def read_inquiry(args: argparse.Namespace) -> PlanRequest:
     """The inquiry of a command line. Raises ConfigError, naming the flag, for what has no answer."""
     hardware = example() if args.rates is None else read_hardware(args.rates)
-    traffic = Traffic(args.input_len, args.output_len, args.range_ratio, args.prefix_share)
-    effort = Effort(seconds=args.seconds, seed=args.seed)
-    inquiry = Inquiry(hardware, traffic, parse_targets(args.slo), effort)
+    traffic = RandomTraffic(args.input_len, args.output_len, args.range_ratio, args.prefix_share)
+    effort = SearchEffort(seconds=args.seconds, seed=args.seed)
+    inquiry = PlanRequest(hardware, traffic, parse_targets(args.slo), effort)
     check(inquiry)
     return inquiry
 
 
-def parse_targets(text: str) -> Targets:
+def parse_targets(text: str) -> LatencyTargets:
     """Bounds on TTFT and TPOT from text like ttft=1s,tpot=15ms; both are needed. Raises ConfigError."""
-    bounds = Slo.parse(text).bounds_s
+    bounds = LatencySlo.parse(text).bounds_s
     for name in ("ttft", "tpot"):
         if not bounds.get(name):
             raise ConfigError(f"--slo: {name} is missing, or 0", param="slo")
     if "e2e" in bounds:
         raise ConfigError("--slo: a plan knows ttft and tpot, not e2e", param="slo")
-    return Targets(bounds["ttft"], bounds["tpot"])
+    return LatencyTargets(bounds["ttft"], bounds["tpot"])
 
 
-def check(inquiry: Inquiry) -> None:
+def check(inquiry: PlanRequest) -> None:
     """Raises ConfigError for a request that fits no worker, or that is too slow on a worker of its own."""
     hardware, traffic, targets = inquiry.hardware, inquiry.traffic, inquiry.targets
     if traffic.input_len + traffic.output_len > hardware.pool_tokens:

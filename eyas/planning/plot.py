@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from eyas.bench.plots import style
-from eyas.planning.inquiry import Inquiry
-from eyas.planning.search import Option, layouts
+from eyas.planning.inquiry import PlanRequest
+from eyas.planning.search import LayoutOption, layouts
 from eyas.simulator.cluster import ClusterLayout
-from gateway.routing.placement import Targets
+from gateway.routing.placement import LatencyTargets
 
 FACTORS = (0.5, 0.7, 1.4)
 """Bounds that are tried beside the one that was asked for, as factors of it."""
 
 
-def plot_plan(inquiry: Inquiry, known: Mapping[int, Sequence[Option]], path: Path) -> None:
+def plot_plan(inquiry: PlanRequest, known: Mapping[int, Sequence[LayoutOption]], path: Path) -> None:
     """Writes the figure. `known`: what was found at the bound that was asked for, by number of GPUs.
 
     Raises ConfigError as `style.check_plot`.
@@ -44,13 +44,13 @@ def plot_plan(inquiry: Inquiry, known: Mapping[int, Sequence[Option]], path: Pat
 
 
 def sweep(
-    inquiry: Inquiry, workers: int, known: Sequence[Option]
+    inquiry: PlanRequest, workers: int, known: Sequence[LayoutOption]
 ) -> dict[ClusterLayout, list[tuple[float, float]]]:
     """Points (bound in ms, goodput per GPU) of every layout, by rising bound."""
     targets = inquiry.targets
     found = {targets.tpot_s: known}
     for bound in (factor * targets.tpot_s for factor in FACTORS):
-        found[bound] = layouts(replace(inquiry, targets=Targets(targets.ttft_s, bound)), workers)
+        found[bound] = layouts(replace(inquiry, targets=LatencyTargets(targets.ttft_s, bound)), workers)
     curves: dict[ClusterLayout, list[tuple[float, float]]] = {layout: [] for layout in ClusterLayout}
     for bound, options in sorted(found.items()):
         for option in options:

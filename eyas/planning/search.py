@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from eyas.planning.inquiry import Inquiry
+from eyas.planning.inquiry import PlanRequest
 from eyas.simulator.cluster import ClusterLayout, ClusterShape
-from eyas.simulator.goodput import ATTAINMENT, Knee, best_knee, measure
+from eyas.simulator.goodput import ATTAINMENT, GoodputKnee, best_knee, measure
 from gateway.routing.capacity import capacity
 
 STEP = 1 / 32
@@ -26,13 +26,13 @@ MOST_WORKERS = 4096
 
 
 @dataclass(frozen=True)
-class Option:
+class LayoutOption:
     """A layout of `workers`, `prefill` of them for prompts (if it is split), and the rate it bears."""
 
     layout: ClusterLayout
     workers: int
     prefill: int
-    knee: Knee
+    knee: GoodputKnee
 
     @property
     def per_worker(self) -> float:
@@ -40,7 +40,7 @@ class Option:
         return self.knee.rate / self.workers
 
 
-def layouts(inquiry: Inquiry, workers: int) -> list[Option]:
+def layouts(inquiry: PlanRequest, workers: int) -> list[LayoutOption]:
     """What each layout bears: unified, the best split if there are workers for two roles, and auto."""
     guess = max(capacity(inquiry.mix, workers, 0, inquiry.rates), 1.0)
     options = [_best(inquiry, ClusterLayout.UNIFIED, workers, [0], guess)]
@@ -51,13 +51,13 @@ def layouts(inquiry: Inquiry, workers: int) -> list[Option]:
     return options
 
 
-def likely_splits(inquiry: Inquiry, workers: int) -> list[int]:
+def likely_splits(inquiry: PlanRequest, workers: int) -> list[int]:
     """Numbers of prefill workers worth a simulation: the best one by the estimate, then those beside it."""
     best, step = _estimated(inquiry, workers), max(1, round(STEP * workers))
     return [n for n in (best, best - step, best + step) if 0 < n < workers]
 
 
-def needed(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> tuple[int, int] | None:
+def needed(inquiry: PlanRequest, layout: ClusterLayout, rate: float) -> tuple[int, int] | None:
     """The fewest workers that bear `rate`, and how many of them compute prompts; None: not even MOST_WORKERS.
 
     A split needs a worker for each role; fewer than the answer were tried, too.
@@ -78,26 +78,26 @@ def needed(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> tuple[int, i
 
 
 def _best(
-    inquiry: Inquiry, layout: ClusterLayout, workers: int, prefilling: list[int], guess: float
-) -> Option:
+    inquiry: PlanRequest, layout: ClusterLayout, workers: int, prefilling: list[int], guess: float
+) -> LayoutOption:
     """The best of a layout's numbers of prefill workers."""
     shapes = [ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, n) for n in prefilling]
     effort = inquiry.effort if workers < LARGE else replace(inquiry.effort, precision=ROUGH)
     shape, knee = best_knee(shapes, inquiry.draw, effort, guess)
-    return Option(layout, workers, shape.prefill, knee)
+    return LayoutOption(layout, workers, shape.prefill, knee)
 
 
-def _estimated(inquiry: Inquiry, workers: int) -> int:
+def _estimated(inquiry: PlanRequest, workers: int) -> int:
     mix, rates = inquiry.mix, inquiry.rates
     return max(range(1, workers), key=lambda n: capacity(mix, workers, n, rates))
 
 
-def _prefilling(inquiry: Inquiry, layout: ClusterLayout, workers: int) -> Iterator[int]:
+def _prefilling(inquiry: PlanRequest, layout: ClusterLayout, workers: int) -> Iterator[int]:
     """The numbers of prefill workers that are worth a simulation."""
     yield from (likely_splits(inquiry, workers) if layout is ClusterLayout.SPLIT else [0])
 
 
-def _first_guess(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> int | None:
+def _first_guess(inquiry: PlanRequest, layout: ClusterLayout, rate: float) -> int | None:
     """By the estimate, doubling from one worker and then scaling down."""
     workers = 2
     while workers <= MOST_WORKERS:
@@ -109,7 +109,7 @@ def _first_guess(inquiry: Inquiry, layout: ClusterLayout, rate: float) -> int | 
     return None
 
 
-def _bearing(inquiry: Inquiry, layout: ClusterLayout, workers: int, rate: float) -> int | None:
+def _bearing(inquiry: PlanRequest, layout: ClusterLayout, workers: int, rate: float) -> int | None:
     """With how many prefill workers this layout bears the rate; None: with none."""
     for prefill in _prefilling(inquiry, layout, workers):
         shape = ClusterShape(inquiry.hardware, workers, layout, inquiry.targets, prefill)

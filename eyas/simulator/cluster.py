@@ -14,13 +14,20 @@ from enum import Enum
 
 from eyas.common.step_pace import mean_pace
 from eyas.common.step_times import StepPace, StepTimes
-from eyas.simulator.hardware import Hardware
+from eyas.simulator.hardware import WorkerHardware
 from eyas.simulator.worker import SimulatedJob, SimulatedStep, SimulatedWorker
 from eyas.simulator.workload import SimulatedRequest
-from gateway.routing.capacity import Mix
+from gateway.routing.capacity import RequestMix
 from gateway.routing.demand import DemandMeter
 from gateway.routing.paces import PaceMemory
-from gateway.routing.placement import Preference, Rates, RequestPlacement, Targets, WorkerPlace, place
+from gateway.routing.placement import (
+    AdmissionPreference,
+    LatencyTargets,
+    MeasuredRates,
+    RequestPlacement,
+    WorkerPlace,
+    place,
+)
 from gateway.routing.preference import preferring, rethink
 
 ASK_EVERY_S = 1.0
@@ -42,16 +49,16 @@ class ClusterShape:
     `believed`: what the workers say of their steps at their start, if that is not what steps really take.
     """
 
-    hardware: Hardware
+    hardware: WorkerHardware
     workers: int
     layout: ClusterLayout
-    targets: Targets
+    targets: LatencyTargets
     prefill: int = 0
     believed: StepTimes | None = None
 
 
 @dataclass
-class Played:
+class SimulationResult:
     """What became of a load: its jobs in order of arrival, and each worker as it was left.
 
     `refused`: those of the jobs that found every worker full. `flips`: how often preferences changed.
@@ -68,33 +75,35 @@ Policy = Callable[[SimulatedRequest, Sequence[WorkerPlace]], RequestPlacement | 
 """Places a request: the workers are the indices of their places, as text. None: every worker is full."""
 
 
-def play(shape: ClusterShape, arrivals: Iterable[SimulatedRequest], policy: Policy | None = None) -> Played:
+def play(
+    shape: ClusterShape, arrivals: Iterable[SimulatedRequest], policy: Policy | None = None
+) -> SimulationResult:
     """Runs a load to its end. Arrivals come in order of time. Deterministic, if `policy` is.
 
     `policy`: None: the gateway's for `--layout auto`, within what the layout allows.
     """
-    return _Cluster(shape, policy).run(iter(arrivals))
+    return _SimulatedCluster(shape, policy).run(iter(arrivals))
 
 
-class _Cluster:
+class _SimulatedCluster:
     def __init__(self, shape: ClusterShape, policy: Policy | None) -> None:
         self._shape = shape
         self._policy = policy or self._predicted
         self._auto = shape.layout is ClusterLayout.AUTO
         hardware = shape.hardware
         self._workers = [SimulatedWorker(hardware, shape.believed) for _ in range(shape.workers)]
-        self._rates = Rates(shape.believed or hardware.times, hardware.budget, shape.targets)
-        self._preferences = [Preference.ANY] * shape.workers
+        self._rates = MeasuredRates(shape.believed or hardware.times, hardware.budget, shape.targets)
+        self._preferences = [AdmissionPreference.ANY] * shape.workers
         self._links = [0.0] * shape.workers  # when each worker's outgoing link is free
         self._events: list[tuple[float, int, int, int, SimulatedJob | None]] = []
         self._order = itertools.count()
         self._demand = DemandMeter()
         self._ask_s = ASK_EVERY_S
         self._paces = PaceMemory()
-        self._thought: tuple[Mix, StepPace] | None = None  # that the preferences are for
-        self._played = Played([], [], self._workers, 0.0, 0)
+        self._thought: tuple[RequestMix, StepPace] | None = None  # that the preferences are for
+        self._played = SimulationResult([], [], self._workers, 0.0, 0)
 
-    def run(self, arrivals: Iterable[SimulatedRequest]) -> Played:
+    def run(self, arrivals: Iterable[SimulatedRequest]) -> SimulationResult:
         """Takes the arrivals and all that follows from them in order of time."""
         for number, arrival in enumerate(arrivals):
             self._advance(arrival.at_s)

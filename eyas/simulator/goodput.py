@@ -26,7 +26,7 @@ Draw = Callable[[float, int, int], Sequence[SimulatedRequest]]
 
 
 @dataclass(frozen=True)
-class Effort:
+class SearchEffort:
     """How a knee is searched: to the factor `precision`, by loads that last `seconds` after the warm-up, or
     as long as `fewest` requests take.
     """
@@ -38,27 +38,27 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Knee:
+class GoodputKnee:
     """The highest rate per second that was borne, 0.0 if none was, and what happened at it."""
 
     rate: float
     outcome: LoadOutcome | None
 
 
-def measure(shape: ClusterShape, draw: Draw, rate: float, effort: Effort) -> LoadOutcome:
+def measure(shape: ClusterShape, draw: Draw, rate: float, effort: SearchEffort) -> LoadOutcome:
     """What happens at one rate once the cluster is warm."""
     count = max(effort.fewest, round(rate * effort.seconds)) + round(rate * WARM_UP_S)
     return outcome(play(shape, draw(rate, count, effort.seed)), shape.targets, WARM_UP_S)
 
 
-def find_knee(shape: ClusterShape, draw: Draw, effort: Effort, guess: float) -> Knee:
+def find_knee(shape: ClusterShape, draw: Draw, effort: SearchEffort, guess: float) -> GoodputKnee:
     """The knee of a cluster, looked for from `guess` requests per second."""
-    best, missed = Knee(0.0, None), float("inf")
+    best, missed = GoodputKnee(0.0, None), float("inf")
     rate, factor = min(max(guess, LOWEST), HIGHEST), 1.25
     while missed > best.rate * effort.precision and LOWEST <= rate <= HIGHEST:
         found = measure(shape, draw, rate, effort)
         if found.attainment >= ATTAINMENT:
-            best = Knee(rate, found)
+            best = GoodputKnee(rate, found)
         else:
             missed = rate
         if best.rate and missed < float("inf"):
@@ -70,8 +70,8 @@ def find_knee(shape: ClusterShape, draw: Draw, effort: Effort, guess: float) -> 
 
 
 def best_knee(
-    shapes: Sequence[ClusterShape], draw: Draw, effort: Effort, guess: float
-) -> tuple[ClusterShape, Knee]:
+    shapes: Sequence[ClusterShape], draw: Draw, effort: SearchEffort, guess: float
+) -> tuple[ClusterShape, GoodputKnee]:
     """The shape that bears most, and its knee. `shapes`: one or more, the likeliest first.
 
     Only a shape that bears more than the best before it is searched: the others cost one play each.

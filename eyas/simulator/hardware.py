@@ -30,7 +30,7 @@ TEXTS = ("name", "source")
 
 
 @dataclass(frozen=True)
-class Hardware:
+class WorkerHardware:
     """A worker. `front_s`: what a first token takes outside the engine. `pool_tokens`: KV that fits.
 
     `link_bytes_per_s`, `link_s`: pages leave a worker at this rate, after this delay.
@@ -49,12 +49,12 @@ class Hardware:
     front_s: float
 
 
-def example() -> Hardware:
+def example() -> WorkerHardware:
     """Llama-3.1-8B on one H200, as docs/experiments.md measured it."""
     return read_hardware(EXAMPLE)
 
 
-def read_hardware(path: Path) -> Hardware:
+def read_hardware(path: Path) -> WorkerHardware:
     """The worker that a file of rates describes. Raises ConfigError that names the field."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ def read_hardware(path: Path) -> Hardware:
     return parse_hardware(fields)
 
 
-def parse_hardware(fields: Mapping[str, Any]) -> Hardware:
+def parse_hardware(fields: Mapping[str, Any]) -> WorkerHardware:
     """The same from a file's fields. Raises ConfigError that names the field."""
     known = {*CURVES, *TIMES, *SIZES, *TEXTS, "link_gb_per_s"}
     for name in sorted(known - fields.keys()):
@@ -77,7 +77,7 @@ def parse_hardware(fields: Mapping[str, Any]) -> Hardware:
     sizes = {name: _size(name, fields[name]) for name in SIZES}
     if sizes["mixed_tokens"] > sizes["chunk_tokens"]:
         raise ConfigError("--rates: mixed_tokens is more than chunk_tokens", param="rates")
-    return Hardware(
+    return WorkerHardware(
         name=str(fields["name"]),
         source=str(fields["source"]),
         times=StepTimes(

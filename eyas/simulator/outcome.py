@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eyas.simulator.cluster import Played
+from eyas.simulator.cluster import SimulationResult
 from eyas.simulator.worker import GAP_S, SimulatedJob
-from gateway.routing.placement import Targets
+from gateway.routing.placement import LatencyTargets
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def tpot_s(job: SimulatedJob) -> float:
     return (job.end_s - job.first_s) / (job.arrival.output - 1)
 
 
-def outcome(played: Played, targets: Targets, warm_up_s: float = 0.0) -> LoadOutcome:
+def outcome(played: SimulationResult, targets: LatencyTargets, warm_up_s: float = 0.0) -> LoadOutcome:
     """Figures of the requests that came after `warm_up_s`, of which there must be one."""
     jobs = [job for job in played.jobs if job.arrival.at_s >= warm_up_s]
     front_s = played.workers[0].hardware.front_s

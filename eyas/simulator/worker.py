@@ -18,7 +18,7 @@ from eyas.common.step_pace import PaceMeter
 from eyas.common.step_times import StepPace, StepTimes
 from eyas.engine.scheduling.limits import YIELD_TOKENS_PER_S
 from eyas.simulator.cache import BlockCache
-from eyas.simulator.hardware import Hardware
+from eyas.simulator.hardware import WorkerHardware
 from eyas.simulator.workload import SimulatedRequest
 
 LAUNCHED_AHEAD = 1
@@ -69,7 +69,7 @@ class SimulatedStep:
 class SimulatedWorker:
     """State of one worker between events. The cluster calls it, and knows the time."""
 
-    def __init__(self, hardware: Hardware, believed: StepTimes | None) -> None:
+    def __init__(self, hardware: WorkerHardware, believed: StepTimes | None) -> None:
         """`believed`: what its own table says of its steps; None: what they take."""
         self.hardware = hardware
         self.cache = BlockCache()

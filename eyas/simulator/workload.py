@@ -29,7 +29,7 @@ class SimulatedRequest:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RandomTraffic:
     """Lengths of independent requests: uniform from `shortest` times the length to the length.
 
     `shared`: the part of every prompt that is one of `prefixes` common texts, chosen at random. `burst`: so
@@ -45,7 +45,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Chats:
+class ChatTraffic:
     """Conversations: each turn's prompt is everything said before and a new message.
 
     `pause_s`: the mean from one turn to the next. Turns come when they come, answered or not: the load does
@@ -59,7 +59,7 @@ class Chats:
     pause_s: float
 
 
-def poisson(traffic: Traffic, rate: float, count: int, seed: int) -> list[SimulatedRequest]:
+def poisson(traffic: RandomTraffic, rate: float, count: int, seed: int) -> list[SimulatedRequest]:
     """`count` requests, `rate` per second in the mean. The same seed draws the same lengths at any rate."""
     lengths, gaps = random.Random(f"lengths {seed}"), random.Random(f"gaps {seed}")
     at_s, arrivals = 0.0, []
@@ -70,7 +70,7 @@ def poisson(traffic: Traffic, rate: float, count: int, seed: int) -> list[Simula
     return arrivals
 
 
-def chats(load: Chats, rate: float, count: int, seed: int) -> list[SimulatedRequest]:
+def chats(load: ChatTraffic, rate: float, count: int, seed: int) -> list[SimulatedRequest]:
     """`count` requests in all, `rate` turns per second in the mean."""
     rng = random.Random(f"chats {seed}")
     started, arrivals, blocks = 0.0, list[SimulatedRequest](), itertools.count()
@@ -88,14 +88,14 @@ def chats(load: Chats, rate: float, count: int, seed: int) -> list[SimulatedRequ
 
 def means(arrivals: Sequence[SimulatedRequest]) -> tuple[float, float, float]:
     """Mean tokens of a prompt and of an answer, and the spread of prompts (see
-    `gateway.routing.capacity.Mix`)."""
+    `gateway.routing.capacity.RequestMix`)."""
     count = max(len(arrivals), 1)
     prompt = sum(a.prompt for a in arrivals) / count
     square = sum(a.prompt**2 for a in arrivals) / count
     return prompt, sum(a.output for a in arrivals) / count, square / max(prompt, 1.0) ** 2
 
 
-def _draw(traffic: Traffic, at_s: float, number: int, rng: random.Random) -> SimulatedRequest:
+def _draw(traffic: RandomTraffic, at_s: float, number: int, rng: random.Random) -> SimulatedRequest:
     prompt = rng.randint(max(1, int(traffic.input_len * traffic.shortest)), traffic.input_len)
     output = rng.randint(max(1, int(traffic.output_len * traffic.shortest)), traffic.output_len)
     common = rng.randrange(traffic.prefixes)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eyas.train.heads.base import DraftHead
-from eyas.train.unroll import Course, unrolled
+from eyas.train.unroll import UnrollBatch, unrolled
 
 
 @dataclass
@@ -50,7 +50,7 @@ class ByDepth:
 
 
 @torch.no_grad()
-def count_chains(head: DraftHead, course: Course, best: Tensor, depth: int, counts: ByDepth) -> None:
+def count_chains(head: DraftHead, course: UnrollBatch, best: Tensor, depth: int, counts: ByDepth) -> None:
     """Drafts chains of `depth` tokens from every pair whose answer goes on as long.
 
     `best` int64 [B, L]: the target's first choice after each token. The head's mode is the caller's business.

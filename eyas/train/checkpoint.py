@@ -15,7 +15,7 @@ from eyas.engine.checkpoint.saved import load_saved
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class TrainingCheckpoint:
     """One file. `settings`: plain values that a run must share with the one it continues, by flag."""
 
     path: Path

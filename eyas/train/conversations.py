@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from eyas.common.errors import ConfigError, InvalidRequest
-from eyas.train.packing import Example
+from eyas.train.packing import TrainingExample
 from gateway.text.templates import ChatTemplate, TooManySteps
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tokenizer_files import load_chat_template
@@ -59,7 +59,7 @@ def as_chats(chats: Sequence[Sequence[Mapping[str, str]]]) -> list[ConversationL
     return [ConversationLine(f"chat {i}", messages=tuple(map(dict, chat))) for i, chat in enumerate(chats)]
 
 
-class Speech:
+class ChatTokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ class Speech:
             messages = messages[:-1]
         return self._tokenizer.encode(self._chat(line, messages, True), special=False) if messages else ()
 
-    def as_given(self, line: ConversationLine) -> Example:
+    def as_given(self, line: ConversationLine) -> TrainingExample:
         """The line as it is; what the assistant says is the answer, and all of a text.
 
         Raises ConfigError for a line without an answer.
@@ -129,14 +129,14 @@ class Speech:
             raise ConfigError(f"{line.where}: messages: {error}") from error
 
 
-def answered(question: Sequence[int], answer: Sequence[int]) -> Example:
+def answered(question: Sequence[int], answer: Sequence[int]) -> TrainingExample:
     """A question and what the target said to it."""
     return _example([(tuple(question), False), (tuple(answer), True)])
 
 
-def _example(pieces: Sequence[tuple[Ids, bool]]) -> Example:
+def _example(pieces: Sequence[tuple[Ids, bool]]) -> TrainingExample:
     ids = np.concatenate([np.array(piece, np.int32) for piece, _ in pieces])
-    return Example(ids, np.concatenate([np.full(len(piece), answer) for piece, answer in pieces]))
+    return TrainingExample(ids, np.concatenate([np.full(len(piece), answer) for piece, answer in pieces]))
 
 
 def _line(text: str, where: str) -> ConversationLine:

@@ -21,14 +21,14 @@ from eyas.engine.parallel.group import ProcessGroup
 from eyas.engine.parallel.ranks import RankInfo
 from eyas.train.heads.base import SharedTensors
 from eyas.train.packing import PackedBatch, upload
-from eyas.train.teacher import PAGE, Room, Teacher, final_gain, first_pages
+from eyas.train.teacher import PAGE, BatchLimit, TeacherModel, final_gain, first_pages
 from kv_transfer.layout import pages_for
 
 
-class DeviceTeacher(Teacher):
+class DeviceTeacher(TeacherModel):
     """One slot per text, all rows in one forward."""
 
-    def __init__(self, config: ModelConfig, placement: Placement, room: Room) -> None:
+    def __init__(self, config: ModelConfig, placement: Placement, room: BatchLimit) -> None:
         device = placement.device
         self._last = room.pages - 1
         self._pages = torch.zeros(room.texts, pages_for(room.length, PAGE), dtype=torch.int32, device=device)

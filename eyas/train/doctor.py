@@ -22,7 +22,7 @@ from eyas.engine.models.heads import head_family, read_head, target_alike
 from eyas.engine.models.table import read_model
 from eyas.flags import positive
 from eyas.train.acceptance import ByDepth
-from eyas.train.conversations import ConversationLine, Speech, as_chats, read_lines
+from eyas.train.conversations import ChatTokenizer, ConversationLine, as_chats, read_lines
 from eyas.train.served import CHAIN, served_acceptance
 
 SAMPLES = (
@@ -146,7 +146,7 @@ def _other_readings(head: DraftConfig, target: ModelConfig) -> list[tuple[int, .
 
 
 def _prompts(args: argparse.Namespace) -> Sequence[EnginePrompt]:
-    speech = Speech(args.target)
+    speech = ChatTokenizer(args.target)
     if args.prompts is not None:
         lines = read_lines(args.prompts, "prompts")
     elif speech.chats:

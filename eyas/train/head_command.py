@@ -26,16 +26,16 @@ from eyas.common.errors import ConfigError
 from eyas.engine.models.table import read_model
 from eyas.flags import amount, positive, whole
 from eyas.train.answers import AnswerOptions, answers
-from eyas.train.checkpoint import Checkpoint
-from eyas.train.conversations import ConversationLine, Speech, answered, read_lines
+from eyas.train.checkpoint import TrainingCheckpoint
+from eyas.train.conversations import ChatTokenizer, ConversationLine, answered, read_lines
 from eyas.train.export import save_trained
-from eyas.train.head_run import HeadRun, RunIntervals, Settings, Texts
+from eyas.train.head_run import HeadRun, HeadSettings, RunIntervals, TrainingTexts
 from eyas.train.heads.table import head_kind
-from eyas.train.packing import MOST_TEXTS, Example
+from eyas.train.packing import MOST_TEXTS, TrainingExample
 from eyas.train.plot import plot_training
-from eyas.train.recipe import Recipe
+from eyas.train.recipe import TrainingRecipe
 from eyas.train.served import served_acceptance
-from eyas.train.teacher import Room, Teacher
+from eyas.train.teacher import BatchLimit, TeacherModel
 from eyas.train.teachers import load_teacher
 
 DRAFT_VOCAB = 32_000  # of an EAGLE-3 head, unless the target has fewer ids
@@ -45,7 +45,7 @@ VOCABULARY_STEP = 16  # outputs of a head come in multiples: kernels want it
 
 
 @dataclass(frozen=True)
-class Folder:
+class RunFolder:
     """What a run writes."""
 
     out: Path
@@ -100,12 +100,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    folder = Folder(args.out)
+    folder = RunFolder(args.out)
     _check(args, folder)
-    lines, speech = read_lines(args.data), Speech(args.target)
+    lines, speech = read_lines(args.data), ChatTokenizer(args.target)
     held, learnt = _split(lines, args.held_out, args.seed)
     examples = _examples(args, speech, lines, folder)
-    texts = Texts(*([examples[i] for i in some if i in examples] for some in (learnt, held)))
+    texts = TrainingTexts(*([examples[i] for i in some if i in examples] for some in (learnt, held)))
     if not texts.learnt:
         raise ConfigError(f"--data: {args.data} has no text to learn", param="data")
     history = _trained(args, texts, folder)
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace, folder: Folder) -> None:
+def _check(args: argparse.Namespace, folder: RunFolder) -> None:
     """Raises ConfigError for flags that cannot work, before anything is loaded."""
     if args.plot:
         check_plot(args.plot)
@@ -152,8 +152,8 @@ def _split(lines: Sequence[ConversationLine], held: int, seed: int) -> tuple[lis
 
 
 def _examples(
-    args: argparse.Namespace, speech: Speech, lines: Sequence[ConversationLine], folder: Folder
-) -> dict[int, Example]:
+    args: argparse.Namespace, speech: ChatTokenizer, lines: Sequence[ConversationLine], folder: RunFolder
+) -> dict[int, TrainingExample]:
     """The text of each line that has one which fits, by the line's number."""
     given = {
         i: speech.as_given(line) for i, line in enumerate(lines) if args.keep_answers or line.text is not None
@@ -180,9 +180,9 @@ def _examples(
 # --- training --------------------------------------------------------------------------------------------
 
 
-def _trained(args: argparse.Namespace, texts: Texts, folder: Folder) -> list[dict[str, Any]]:
+def _trained(args: argparse.Namespace, texts: TrainingTexts, folder: RunFolder) -> list[dict[str, Any]]:
     """Trains the head and writes its folder; its measurements. Nothing is left on the device."""
-    room = Room(args.batch_size * args.max_length, args.batch_size * MOST_TEXTS, args.max_length)
+    room = BatchLimit(args.batch_size * args.max_length, args.batch_size * MOST_TEXTS, args.max_length)
     teacher = load_teacher(args.target, args.device, room)
     try:
         training = _run_of(args, teacher, texts, folder)
@@ -195,12 +195,14 @@ def _trained(args: argparse.Namespace, texts: Texts, folder: Folder) -> list[dic
         teacher.close()
 
 
-def _run_of(args: argparse.Namespace, teacher: Teacher, texts: Texts, folder: Folder) -> HeadRun:
+def _run_of(
+    args: argparse.Namespace, teacher: TeacherModel, texts: TrainingTexts, folder: RunFolder
+) -> HeadRun:
     """The run, at its start or where its checkpoint is."""
     unroll = args.unroll or head_kind(args.kind).UNROLL
-    recipe = Recipe(args.steps, args.batch_size, args.max_length, rate=args.learning_rate)
+    recipe = TrainingRecipe(args.steps, args.batch_size, args.max_length, rate=args.learning_rate)
     vocab = vars(args).get("draft_vocab") or min(DRAFT_VOCAB, teacher.config.vocab_size)
-    settings = Settings(args.kind, recipe, unroll, args.seed, vocab if args.kind == "eagle3" else None)
+    settings = HeadSettings(args.kind, recipe, unroll, args.seed, vocab if args.kind == "eagle3" else None)
     shared = {
         "kind": args.kind,
         "target": str(args.target.resolve()),
@@ -215,7 +217,7 @@ def _run_of(args: argparse.Namespace, teacher: Teacher, texts: Texts, folder: Fo
         "held-out": args.held_out,
         "seed": args.seed,
     }
-    training = HeadRun(settings, teacher, texts, Checkpoint(folder.checkpoint, shared))
+    training = HeadRun(settings, teacher, texts, TrainingCheckpoint(folder.checkpoint, shared))
     if args.resume and folder.checkpoint.exists():
         training.resume()
     folder.log.write_text("".join(json.dumps(line) + "\n" for line in training.progress.history))

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from eyas.common.errors import ConfigError
 from eyas.train.acceptance import ByDepth, count_chains
-from eyas.train.checkpoint import Checkpoint
+from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.heads.table import head_kind
-from eyas.train.packing import Batches, Example, PackedBatch
-from eyas.train.recipe import Recipe, descend, optimisers, progress
-from eyas.train.teacher import Teacher
-from eyas.train.unroll import Course, unrolled_loss, unrolled_step
+from eyas.train.packing import PackedBatch, PackedBatches, TrainingExample
+from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
+from eyas.train.teacher import TeacherModel
+from eyas.train.unroll import UnrollBatch, unrolled_loss, unrolled_step
 
 logger = logging.getLogger(__name__)
 DEPTH = 5  # of the chains that are measured
@@ -36,14 +36,14 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Settings:
+class HeadSettings:
     """What determines a head, beside its texts. `unroll`: steps of the training-time test.
 
     `draft_vocab`: outputs, where the kind has a vocabulary of its own; None: the target's.
     """
 
     kind: str
-    recipe: Recipe
+    recipe: TrainingRecipe
     unroll: int
     seed: int
     draft_vocab: int | None = None
@@ -58,15 +58,15 @@ class RunIntervals:
 
 
 @dataclass(frozen=True)
-class Texts:
+class TrainingTexts:
     """What is learnt, and what is held out for measurements."""
 
-    learnt: Sequence[Example]
-    held: Sequence[Example]
+    learnt: Sequence[TrainingExample]
+    held: Sequence[TrainingExample]
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run is: steps done, seconds spent, and a line for each measurement."""
 
     step: int = 0
@@ -77,7 +77,13 @@ class Progress:
 class HeadRun:
     """A head on its way. `resume` goes on from the checkpoint; `train` goes to the end."""
 
-    def __init__(self, settings: Settings, teacher: Teacher, texts: Texts, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self,
+        settings: HeadSettings,
+        teacher: TeacherModel,
+        texts: TrainingTexts,
+        checkpoint: TrainingCheckpoint,
+    ) -> None:
         """Raises ConfigError if the target cannot have such a head."""
         self._settings, self._teacher, self._texts = settings, teacher, texts
         self._checkpoint = checkpoint
@@ -91,7 +97,7 @@ class HeadRun:
         self._step_of = unrolled_step
         if self._device.type == "cuda":
             self._step_of = torch.compile(unrolled_step, dynamic=False)
-        self.progress = Progress()
+        self.progress = RunProgress()
 
     def resume(self) -> None:
         """Loads the checkpoint. Raises ConfigError if there is none, or it is of another run."""
@@ -99,12 +105,12 @@ class HeadRun:
         self.head.load_state_dict(state["head"])
         for optimiser, kept in zip(self._optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(kept)
-        self.progress = Progress(state["step"], state["seconds"], state["history"])
+        self.progress = RunProgress(state["step"], state["seconds"], state["history"])
 
     def train(self, pace: RunIntervals, tell: Callable[[Line], None]) -> None:
         """Goes on to the last step. `tell` is called with every measurement."""
         recipe, done = self._settings.recipe, self.progress
-        batches = Batches(self._texts.learnt, recipe.rows, recipe.length, self._settings.seed)
+        batches = PackedBatches(self._texts.learnt, recipe.rows, recipe.length, self._settings.seed)
         began = time.monotonic() - done.seconds
         with progress(self._settings.kind) as bar:
             task = bar.add_task("", total=recipe.steps, note="", completed=done.step)
@@ -139,7 +145,7 @@ class HeadRun:
         """Chains over the texts that are held out."""
         counts, recipe = ByDepth(), self._settings.recipe
         self.head.eval()
-        for batch in Batches(self._texts.held, recipe.rows, recipe.length, seed=0).once():
+        for batch in PackedBatches(self._texts.held, recipe.rows, recipe.length, seed=0).once():
             with self._precision(), torch.no_grad():
                 course, best = self._course(batch.to(self._device))
                 count_chains(self.head, course, best, DEPTH, counts)
@@ -156,7 +162,7 @@ class HeadRun:
         return loss
 
     @torch.no_grad()
-    def _course(self, batch: PackedBatch) -> tuple[Course, Tensor]:
+    def _course(self, batch: PackedBatch) -> tuple[UnrollBatch, Tensor]:
         """What the head learns of a batch, and the target's first choice after each token, int64 [B, L]."""
         teacher, token_map = self._teacher, self.head.token_map
         observed = teacher.observe(batch, self._taps)
@@ -164,7 +170,7 @@ class HeadRun:
         best, possible = wanted.argmax(-1), None
         if token_map is not None:
             wanted, possible = wanted[..., token_map], torch.isin(best, token_map)
-        course = Course(
+        course = UnrollBatch(
             features=observed.tapped if self._taps else observed.hidden,
             hidden=observed.hidden,
             embeds=F.embedding(batch.ids, teacher.ends.embedding),
@@ -199,7 +205,7 @@ def told(line: Line) -> str:
     return f"loss {line['loss']:.4f}" + (f", acceptance length {length:.2f}" if length else "")
 
 
-def frequent(examples: Sequence[Example], count: int | None, vocab: int) -> Tensor | None:
+def frequent(examples: Sequence[TrainingExample], count: int | None, vocab: int) -> Tensor | None:
     """The `count` ids that answers use most, ascending: int64 [count]; None: all ids are wanted.
 
     Ids that no answer uses fill up, the lowest first. Raises ConfigError for more ids than there are.

@@ -64,7 +64,7 @@ class TrainedNorm(nn.Module):
         return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
 
 
-class Cache:
+class KvCache:
     """Keys and values of every layer: [layers, batch, kv_heads, length, head_dim]."""
 
     def __init__(self, config: LlamaShape, batch: int, length: int, like: Tensor) -> None:
@@ -88,7 +88,7 @@ class Cache:
 class CacheView:
     """Where one forward pass writes its rows, and which columns each row sees."""
 
-    cache: Cache
+    cache: KvCache
     start: int
     mask: Tensor
 
@@ -142,7 +142,7 @@ class GroupedAttention(nn.Module):
         return self.join(grouped_attention(q, k, v, view.mask))
 
 
-class Mlp(nn.Module):
+class SwigluMlp(nn.Module):
     """A SwiGLU feed-forward block."""
 
     def __init__(self, hidden: int, intermediate: int) -> None:

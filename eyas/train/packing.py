@@ -19,15 +19,15 @@ MOST_TEXTS = 64  # in a row
 
 
 @dataclass(frozen=True)
-class Example:
+class TrainingExample:
     """A text: int32 ids [n], and whether each is part of an answer, bool [n]."""
 
     ids: np.ndarray
     answer: np.ndarray
 
-    def cut(self, length: int) -> Example:
+    def cut(self, length: int) -> TrainingExample:
         """Its first `length` tokens."""
-        return Example(self.ids[:length], self.answer[:length])
+        return TrainingExample(self.ids[:length], self.answer[:length])
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def upload(part: Tensor, device: torch.device) -> Tensor:
     return part if device.type == "cpu" else part.pin_memory().to(device, non_blocking=True)
 
 
-def rows_of(examples: Sequence[Example], length: int) -> Iterator[list[Example]]:
+def rows_of(examples: Sequence[TrainingExample], length: int) -> Iterator[list[TrainingExample]]:
     """The texts of each row. A longer text is cut."""
-    filling: list[list[Example]] = []
+    filling: list[list[TrainingExample]] = []
     for example in (example.cut(length) for example in examples):
         row = next((row for row in filling if _fits(row, example, length)), None)
         if row is None:
@@ -76,7 +76,7 @@ def rows_of(examples: Sequence[Example], length: int) -> Iterator[list[Example]]
     yield from filling
 
 
-def batch_of(rows: Sequence[list[Example]], length: int) -> PackedBatch:
+def batch_of(rows: Sequence[list[TrainingExample]], length: int) -> PackedBatch:
     """Rows padded to one length."""
     ids, positions, segments = (np.zeros((len(rows), length), np.int64) for _ in range(3))
     answer = np.zeros((len(rows), length), bool)
@@ -98,10 +98,10 @@ def batch_of(rows: Sequence[list[Example]], length: int) -> PackedBatch:
 
 
 @dataclass(frozen=True)
-class Batches:
+class PackedBatches:
     """All batches of a run: `rows` rows of `length` tokens; every text comes once before any comes again."""
 
-    examples: Sequence[Example]
+    examples: Sequence[TrainingExample]
     rows: int
     length: int
     seed: int
@@ -116,11 +116,11 @@ class Batches:
         for rows in self._in_rows(rows_of(self.examples, self.length)):
             yield batch_of(rows, self.length)
 
-    def _in_rows(self, rows: Iterator[list[Example]]) -> Iterator[list[list[Example]]]:
+    def _in_rows(self, rows: Iterator[list[TrainingExample]]) -> Iterator[list[list[TrainingExample]]]:
         while batch := list(itertools.islice(rows, self.rows)):
             yield batch
 
-    def _endless(self) -> Iterator[list[Example]]:
+    def _endless(self) -> Iterator[list[TrainingExample]]:
         epoch = 0
         while True:
             order = np.random.default_rng((self.seed, epoch)).permutation(len(self.examples))
@@ -128,9 +128,9 @@ class Batches:
             epoch += 1
 
 
-def _fits(row: Sequence[Example], example: Example, length: int) -> bool:
+def _fits(row: Sequence[TrainingExample], example: TrainingExample, length: int) -> bool:
     return len(row) < MOST_TEXTS and _size(row) + len(example.ids) <= length
 
 
-def _size(row: Sequence[Example]) -> int:
+def _size(row: Sequence[TrainingExample]) -> int:
     return sum(len(example.ids) for example in row)

@@ -13,14 +13,14 @@ from eyas.engine.kv.pool import KvPool, PoolShape
 from eyas.engine.models.decoder import Decoder
 from eyas.train.heads.base import SharedTensors
 from eyas.train.packing import PackedBatch
-from eyas.train.teacher import PAGE, Room, Teacher, final_gain, first_pages
+from eyas.train.teacher import PAGE, BatchLimit, TeacherModel, final_gain, first_pages
 from kv_transfer.layout import pages_for
 
 
-class PlainTeacher(Teacher):
+class PlainTeacher(TeacherModel):
     """The plain decoder."""
 
-    def __init__(self, config: ModelConfig, placement: Placement, room: Room) -> None:
+    def __init__(self, config: ModelConfig, placement: Placement, room: BatchLimit) -> None:
         shape = PoolShape(config.kv_format, room.pages, PAGE, placement.dtype, placement.device)
         self._pool, self._backend = KvPool(shape), TorchAttention.of(config, shape)
         folder, names = config.folder, config.spelling

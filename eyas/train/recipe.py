@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How long and how fast to train.
 
     `rows`, `length`: the shape of a batch in tokens. `rate`: the peak learning rate. `warmup`, `cooldown`:
@@ -40,7 +40,7 @@ class Recipe:
         return min(1.0, (step + 1) / max(1, int(self.warmup * self.steps)), (1 - done) / self.cooldown)
 
 
-def optimisers(model: nn.Module, recipe: Recipe, head: frozenset[str]) -> list[torch.optim.Optimizer]:
+def optimisers(model: nn.Module, recipe: TrainingRecipe, head: frozenset[str]) -> list[torch.optim.Optimizer]:
     """Muon for hidden matrices; AdamW for norms and for the parameters named in `head`."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name not in head]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or name in head]
@@ -51,7 +51,7 @@ def optimisers(model: nn.Module, recipe: Recipe, head: frozenset[str]) -> list[t
 
 
 def descend(
-    model: nn.Module, loss: Tensor, opts: list[torch.optim.Optimizer], recipe: Recipe, step: int
+    model: nn.Module, loss: Tensor, opts: list[torch.optim.Optimizer], recipe: TrainingRecipe, step: int
 ) -> None:
     """One optimiser step for this loss, at the rate of the schedule."""
     loss.backward()

@@ -26,7 +26,7 @@ PAGE = 16
 
 
 @dataclass(frozen=True)
-class Observed:
+class TargetOutputs:
     """What a target makes of B rows with L tokens: zeros where they are padding.
 
     `tapped` [B, L, taps * hidden]: the residual rows that enter each tapped layer; `hidden` [B, L, hidden]:
@@ -38,7 +38,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Room:
+class BatchLimit:
     """The largest batch: `tokens` in all, in at most `texts` texts, none longer than `length`."""
 
     tokens: int
@@ -51,7 +51,7 @@ class Room:
         return pages_for(self.tokens, PAGE) + self.texts
 
 
-class Teacher(ABC):
+class TeacherModel(ABC):
     """A loaded target. `config`, `ends` and `placement` say what it is, what heads share, and where it is."""
 
     def __init__(self, config: ModelConfig, ends: SharedTensors, placement: Placement) -> None:
@@ -60,10 +60,10 @@ class Teacher(ABC):
         self.placement = placement
 
     @torch.no_grad()
-    def observe(self, batch: PackedBatch, taps: tuple[int, ...]) -> Observed:
+    def observe(self, batch: PackedBatch, taps: tuple[int, ...]) -> TargetOutputs:
         """Runs all texts of a batch, which is on the teacher's device."""
         tapped, hidden = self._run(batch, taps)
-        return Observed(_placed(tapped, batch), _placed(hidden, batch))
+        return TargetOutputs(_placed(tapped, batch), _placed(hidden, batch))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

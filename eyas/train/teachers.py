@@ -12,10 +12,10 @@ from eyas.engine.checkpoint.weights import Placement
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from eyas.train.plain_teacher import PlainTeacher
-from eyas.train.teacher import Room, Teacher
+from eyas.train.teacher import BatchLimit, TeacherModel
 
 
-def load_teacher(folder: Path, device: str, room: Room) -> Teacher:
+def load_teacher(folder: Path, device: str, room: BatchLimit) -> TeacherModel:
     """The target of a folder. Raises ConfigError if it cannot be served there."""
     if device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"--device: {device} is not available: PyTorch sees no GPU here", param="device")

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eyas.train.heads.base import DraftHead, Lesson
+from eyas.train.heads.base import DraftHead, TrainingBatch
 
 DISCOUNT = 0.8
 """Of the loss, per step."""
@@ -26,7 +26,7 @@ Step = Callable[..., tuple[Tensor, Made, Tensor]]
 
 
 @dataclass(frozen=True)
-class Course:
+class UnrollBatch:
     """A batch of B rows with L tokens each, and what the target says of it.
 
     `features` [B, L, width]; `hidden` [B, L, hidden]: after the final norm; `embeds` [B, L, hidden];
@@ -56,7 +56,7 @@ class Course:
             counted = counted & (self.segments[:, token] == self.segments[:, :rows])
         return counted
 
-    def lesson(self, step: int, rows: int) -> Lesson:
+    def lesson(self, step: int, rows: int) -> TrainingBatch:
         """The inputs and answers of one step."""
         ahead = slice(1 + step, 1 + step + rows)
         learnt, mask = self.counted(step, rows), None
@@ -65,7 +65,7 @@ class Course:
         if self.segments is not None:
             own = self.segments[:, :rows]
             mask = (own[:, :, None] == own[:, None]).tril()[:, None]
-        return Lesson(
+        return TrainingBatch(
             embeds=self.embeds[:, ahead],
             positions=self.positions[:, :rows] + step,
             mask=mask,
@@ -76,7 +76,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Unrolled:
+class UnrolledKv:
     """Keys and values of the steps so far: the true rows, and those of the self-fed steps.
 
     `keys`, `values`: [batch, heads, rows, dim]. `own_keys`, `own_values`: [batch, heads, rows, room, dim].
@@ -90,22 +90,22 @@ class Unrolled:
     used: Tensor
 
     @staticmethod
-    def of(steps: list[Made], room: int) -> Unrolled:
+    def of(steps: list[Made], room: int) -> UnrolledKv:
         """Gathers the keys and values of the steps so far; the first step has the true rows."""
         (keys, values), own = steps[0], steps[1:]
         used = torch.arange(room, device=keys.device) < len(own)
         if not room:
             none = keys[:, :, :, None][:, :, :, :0]
-            return Unrolled(keys, values, none, none, used)
+            return UnrolledKv(keys, values, none, none, used)
         blank = [torch.zeros_like(keys)] * (room - len(own))
         stacks = [torch.stack([step[i] for step in own] + blank, 3) for i in (0, 1)]
-        return Unrolled(keys, values, stacks[0], stacks[1], used)
+        return UnrolledKv(keys, values, stacks[0], stacks[1], used)
 
 
-def unrolled_attention(q: Tensor, k: Tensor, v: Tensor, past: Unrolled, mask: Tensor | None) -> Tensor:
+def unrolled_attention(q: Tensor, k: Tensor, v: Tensor, past: UnrolledKv, mask: Tensor | None) -> Tensor:
     """Attention of a self-fed step: row t sees the true rows up to t, then its own rows of earlier steps.
 
-    `mask`: which true rows each query sees, as in `Lesson`.
+    `mask`: which true rows each query sees, as in `TrainingBatch`.
     """
     length = q.shape[2]
     if mask is None:
@@ -120,7 +120,7 @@ def unrolled_attention(q: Tensor, k: Tensor, v: Tensor, past: Unrolled, mask: Te
 
 
 def unrolled_step(
-    head: DraftHead, state: Tensor, lesson: Lesson, past: Unrolled | None
+    head: DraftHead, state: Tensor, lesson: TrainingBatch, past: UnrolledKv | None
 ) -> tuple[Tensor, Made, Tensor]:
     """One step; returns the next state, the step's keys and values, and its mean loss."""
     made: list[Made] = []
@@ -139,20 +139,20 @@ def unrolled_step(
 
 
 def unrolled(
-    head: DraftHead, course: Course, unroll: int, step_of: Step = unrolled_step
+    head: DraftHead, course: UnrollBatch, unroll: int, step_of: Step = unrolled_step
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(states [B, rows, hidden], mean loss) of each step, the first of which is fed by the target."""
     rows = course.rows(unroll)
     state = head.enter(course.features[:, :rows])
     steps: list[Made] = []
     for step in range(unroll):
-        past = Unrolled.of(steps, unroll - 2) if steps else None
+        past = UnrolledKv.of(steps, unroll - 2) if steps else None
         state, made, loss = step_of(head, state, course.lesson(step, rows), past)
         steps.append(made)
         yield state, loss
 
 
-def unrolled_loss(head: DraftHead, course: Course, unroll: int, step_of: Step = unrolled_step) -> Tensor:
+def unrolled_loss(head: DraftHead, course: UnrollBatch, unroll: int, step_of: Step = unrolled_step) -> Tensor:
     """The losses of the steps, each counting less than the one before it, summed."""
     total = torch.zeros((), device=course.features.device)
     for step, (_, loss) in enumerate(unrolled(head, course, unroll, step_of)):

@@ -23,7 +23,7 @@ from kv_transfer.backends.stream import PageWriter
 STALL_S = 5.0  # an owner that sends nothing for so long is given up
 
 
-class Fetches:
+class FetchTasks:
     """Owner of the running fetches, which write to the engine's pools."""
 
     def __init__(self, engine: EngineClient) -> None:

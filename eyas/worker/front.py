@@ -31,8 +31,8 @@ from eyas.engine.ipc.messages import Alive, Cached, Command, Drain, Load, Ready,
 from eyas.worker.flush import flush
 from eyas.worker.kv_puller import KvPuller
 from eyas.worker.link import FrontLink
-from eyas.worker.liveness import Liveness
-from eyas.worker.membership import Membership
+from eyas.worker.liveness import EngineLiveness
+from eyas.worker.membership import ClusterMembership
 from prefill_svc import servicer as prefill
 from prefill_svc import transfer
 
@@ -42,7 +42,7 @@ STOP_GRACE_S = 1.0
 _log = logging.getLogger("eyas.front")
 
 
-class Front:
+class WorkerFront:
     """`start` listens (NOT_SERVING); `run` relays until the engine leaves; `drain` lets the engine leave when
     all accepted requests have ended; `stop` ends all streams.
 
@@ -55,13 +55,13 @@ class Front:
         self._engine = EngineClient(self._send)
         self._tls = service_tls(config.tls_dir)
         dial = rpc.dialer(self._tls)
-        self._membership = Membership(config, self.describe, dial)
+        self._membership = ClusterMembership(config, self.describe, dial)
         self._pulls = KvPuller(self._engine, self._membership.find, dial)
         self._drafts = drafts.DraftStreams(self._engine, dial)
         figures, self._registry = CollectorRegistry(), CollectorRegistry()
         self._metrics = WorkerMetrics(figures)
         self._registry.register(ModelName(figures, lambda: self.describe().model))
-        self._liveness = Liveness()
+        self._liveness = EngineLiveness()
         self._cached: CachedPages | None = None  # once the cache has held a page
         self._load = Load(progress=0, pending=False, running=0, waiting=0, pages_used=0)
         self._open = False  # whether streams are served

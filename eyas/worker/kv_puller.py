@@ -37,16 +37,16 @@ from eyas.engine.ipc.messages import (
     StopCopy,
     WireFailure,
 )
-from eyas.worker.fetches import Fetches
-from eyas.worker.probes import Probes
-from eyas.worker.stagings import Stagings
+from eyas.worker.fetches import FetchTasks
+from eyas.worker.probes import LinkProbes
+from eyas.worker.stagings import OpenStagings
 from kv_transfer.layout import check_compatible
 
 _log = logging.getLogger("eyas.pulls")
 
 
 @dataclass(eq=False)
-class _Pull:
+class _OpenPull:
     number: int
     handle: KvHandle
     attempt: int
@@ -67,11 +67,11 @@ class KvPuller:
     ) -> None:
         self._engine = engine
         self._find = find
-        self._channels = rpc.Channels(dial)
-        self._fetches = Fetches(engine)
-        self._stagings = Stagings(engine)
-        self.probes = Probes(engine, find, self._fetches, self._stagings, dial)
-        self._watches: dict[int, tuple[_Pull, asyncio.Task[None]]] = {}
+        self._channels = rpc.ChannelPool(dial)
+        self._fetches = FetchTasks(engine)
+        self._stagings = OpenStagings(engine)
+        self.probes = LinkProbes(engine, find, self._fetches, self._stagings, dial)
+        self._watches: dict[int, tuple[_OpenPull, asyncio.Task[None]]] = {}
         self._releases: set[asyncio.Task[None]] = set()
         engine.on(OpenPull, self._open)
         engine.on(ReleasePull, self._judge)
@@ -98,7 +98,7 @@ class KvPuller:
     # --- events -----------------------------------------------------------------------------------------
 
     def _open(self, event: OpenPull) -> None:
-        pull = _Pull(event.pull, event.handle, event.attempt, event.known)
+        pull = _OpenPull(event.pull, event.handle, event.attempt, event.known)
         self._watches[pull.number] = (pull, asyncio.create_task(self._watch(pull)))
 
     def _judge(self, event: ReleasePull) -> None:
@@ -152,7 +152,7 @@ class KvPuller:
             staging = owner.stage(pull.handle, pull.attempt, event.pages)
         self._stagings.start(event, staging)
 
-    def _watched(self, event: CopyPages | StageCopy) -> _Pull | None:
+    def _watched(self, event: CopyPages | StageCopy) -> _OpenPull | None:
         """The pull of a copy; None, which is told, if it failed while this event was under way."""
         if event.pull in self._watches:
             return self._watches[event.pull][0]
@@ -166,7 +166,7 @@ class KvPuller:
 
     # --- calls ------------------------------------------------------------------------------------------
 
-    async def _watch(self, pull: _Pull) -> None:
+    async def _watch(self, pull: _OpenPull) -> None:
         try:
             owner = await self._owner(pull)
             if not pull.known:
@@ -183,7 +183,7 @@ class KvPuller:
                 known = rpc.as_eyas(error, f"the Watch of handle {pull.handle.id}")
                 self._engine.send(PullFailed(pull.number, WireFailure.of(known)))
 
-    async def _ask_verdict(self, pull: _Pull) -> None:
+    async def _ask_verdict(self, pull: _OpenPull) -> None:
         try:
             valid = await (await self._owner(pull)).release(pull.handle, pull.attempt)
         except EyasError as error:
@@ -199,7 +199,7 @@ class KvPuller:
         except EyasError as error:
             _log.info("worker %s keeps pages until their lease ends: %s", handle.worker, error)
 
-    async def _owner(self, pull: _Pull) -> TransferClient:
+    async def _owner(self, pull: _OpenPull) -> TransferClient:
         pull.at = pull.at or await self._find(pull.handle.worker)
         return self._client(pull.at)
 

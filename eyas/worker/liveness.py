@@ -16,7 +16,7 @@ STEPS_OF_SILENCE = 4.0
 STALL = 4.0  # times the first bound
 
 
-class Liveness:
+class EngineLiveness:
     """The engine's last progress. The caller gives the times, in monotonic seconds.
 
     An engine without work is never late. It has work while its last `Load` says `pending`, and while that

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from eyas.common.cluster.discovery import Presence, registry
+from eyas.common.cluster.discovery import WorkerPresence, registry
 from eyas.common.cluster.registry_name import is_redis, listed
 from eyas.common.config import WorkerConfig
 from eyas.common.errors import TransferFailed
@@ -25,7 +25,7 @@ ASK_S = 1.0  # an address that is asked once whether this worker is there
 _log = logging.getLogger("eyas.membership")
 
 
-class Membership:
+class ClusterMembership:
     """From `start` to `close`, others can find this worker, and it knows the others if it needs them.
 
     Raises ConfigError for a bad registry.
@@ -36,9 +36,9 @@ class Membership:
         self._describe = describe
         self._dial = dial
         self._members = registry(config.registry, dial, config.registry_ca, config.cluster)
-        self._presence: Presence | None = None
+        self._presence: WorkerPresence | None = None
         if is_redis(config.registry):
-            self._presence = Presence(config.registry, describe, config.registry_ca, config.cluster)
+            self._presence = WorkerPresence(config.registry, describe, config.registry_ca, config.cluster)
 
     @property
     def _alone(self) -> bool:

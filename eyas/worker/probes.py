@@ -28,8 +28,8 @@ from eyas.engine.ipc.messages import (
     Stopped,
     WireFailure,
 )
-from eyas.worker.fetches import Fetches
-from eyas.worker.stagings import Stagings
+from eyas.worker.fetches import FetchTasks
+from eyas.worker.stagings import OpenStagings
 from kv_transfer.layout import check_compatible
 
 ANSWER_S = 8.0  # an engine answers within 5 s, and what it is in the middle of
@@ -39,7 +39,7 @@ ProbeNumber: TypeAlias = int
 
 
 @dataclass(frozen=True)
-class _Owner:
+class _PageOwner:
     """Whose pages are copied."""
 
     client: TransferClient
@@ -47,15 +47,15 @@ class _Owner:
     pool: PoolInfo
 
 
-class Probes:
+class LinkProbes:
     """Owner of the running probes. `find` as for `eyas.worker.kv_puller.KvPuller`."""
 
     def __init__(
         self,
         engine: EngineClient,
         find: Callable[[str], Awaitable[str]],
-        fetches: Fetches,
-        stagings: Stagings,
+        fetches: FetchTasks,
+        stagings: OpenStagings,
         dial: rpc.Dial,
     ) -> None:
         self._engine = engine
@@ -63,7 +63,7 @@ class Probes:
         self._fetches = fetches
         self._stagings = stagings
         self._dial = dial
-        self._owners: dict[ProbeNumber, _Owner] = {}
+        self._owners: dict[ProbeNumber, _PageOwner] = {}
         self._turn = asyncio.Lock()  # links that are measured together share what they have
 
     async def probe(self, name: str) -> list[PageLink]:
@@ -82,7 +82,7 @@ class Probes:
             theirs = await client.handshake(group, pools[group].layout_hash)
             check_compatible(pools[group], theirs)
             async with self._turn:
-                owner = _Owner(client, group, theirs)
+                owner = _PageOwner(client, group, theirs)
                 return [await self._measure(name, owner, rank.rank) for rank in theirs.ranks]
 
     def copy(self, job: CopyPages) -> None:
@@ -99,7 +99,7 @@ class Probes:
             staging = owner.client.stage_proof(owner.group, owner.pool.epoch, job.pages)
             self._stagings.start(job, staging)
 
-    def _owner(self, job: CopyPages | StageCopy) -> _Owner | None:
+    def _owner(self, job: CopyPages | StageCopy) -> _PageOwner | None:
         """None, which is told, if the probe ended while this event was under way."""
         owner = self._owners.get(job.pull)
         if owner is None:
@@ -107,7 +107,7 @@ class Probes:
             self._engine.send(CopyStopped(job.pull, job.number, 0, 0.0, failure))
         return owner
 
-    async def _measure(self, name: str, owner: _Owner, rank: int) -> PageLink:
+    async def _measure(self, name: str, owner: _PageOwner, rank: int) -> PageLink:
         deadline = asyncio.get_running_loop().time() + ANSWER_S
         answer: StreamBuffer[LinkProbed | Stopped] = StreamBuffer(2, deadline)
         call = self._engine.open(answer.put)

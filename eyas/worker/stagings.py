@@ -20,7 +20,7 @@ ANSWER_S = 8.0  # an owner that has named no slots by then, or not said that the
 READ_S = 30.0  # longer than an owner holds slots: an engine that has not read them by then never will
 
 
-class Stagings:
+class OpenStagings:
     """Owner of the open calls to Stage."""
 
     def __init__(self, engine: EngineClient) -> None:

@@ -23,10 +23,10 @@ from eyas.common.config import EngineConfig, WorkerConfig
 from eyas.common.errors import DeadlineExceeded, Unavailable
 from eyas.common.machine.children import importing_safely
 from eyas.common.machine.descriptors import raise_limit
-from eyas.common.machine.leave import Leave
+from eyas.common.machine.leave import StopSignals
 from eyas.common.machine.pool_folder import living_in
 from eyas.worker import engine_main
-from eyas.worker.front import Front
+from eyas.worker.front import WorkerFront
 from eyas.worker.hanging import hung
 from eyas.worker.link import ZmqFront, new_endpoint
 from kv_transfer.own_files import sweep
@@ -55,7 +55,7 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine inherits it: only the front handles Ctrl-C
     endpoint = new_endpoint()
     with living_in(Path(config.engine.pool_dir)), contextlib.closing(ZmqFront(endpoint)) as link:
-        front = Front(config, link)
+        front = WorkerFront(config, link)
         address = await front.start()
         spec = dataclasses.replace(config.engine, worker=address, encrypted=config.tls_dir is not None)
         process = _EngineProcess(engine, spec, endpoint)
@@ -78,16 +78,16 @@ async def _run(config: WorkerConfig, engine: EngineMain) -> None:
             await asyncio.gather(*halves, return_exceptions=True)
 
 
-async def _asked_to_leave(front: Front, drain_s: float) -> None:
+async def _asked_to_leave(front: WorkerFront, drain_s: float) -> None:
     """Returns when the worker must end. (An engine that has drained earlier ends the worker first.)"""
-    leave = Leave()
+    leave = StopSignals()
     await leave.asked.wait()
     if front.ready.done() and not leave.now.is_set():
         await front.drain()
         await leave.within(drain_s)
 
 
-async def _load(front: Front, halves: list[asyncio.Task[None]]) -> None:
+async def _load(front: WorkerFront, halves: list[asyncio.Task[None]]) -> None:
     """Waits until the engine is ready or one of `halves` has ended. Raises DeadlineExceeded after START_S."""
     try:
         async with asyncio.timeout(START_S):
@@ -103,7 +103,7 @@ async def _first(parts: Sequence[asyncio.Future[Any]]) -> None:
         part.result()
 
 
-def _announce(config: WorkerConfig, address: str, front: Front, seconds: float) -> None:
+def _announce(config: WorkerConfig, address: str, front: WorkerFront, seconds: float) -> None:
     where = f"roles={','.join(config.engine.roles)} device={config.engine.device} address={address}"
     room = f"metrics-port={front.metrics_port} pages={front.ready.result().pages_total}"
     eyas_logging.announce(f"worker ready: {where} {room} in {seconds:.1f} s")

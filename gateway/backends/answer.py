@@ -15,10 +15,10 @@ import msgspec
 from eyas.common.errors import InvalidRequest
 from eyas.common.types import GenerationRequest
 from gateway.backends.base import GenerationBackend
-from gateway.backends.lane import Events, lane_of
+from gateway.backends.lane import EventFormat, lane_of
 from gateway.formats.openai_request import ApiCall
 from gateway.http.parts import BodyParts
-from gateway.observe.metrics import Meter
+from gateway.observe.metrics import CallMeter
 from gateway.text.entries import RequestTrace, TextDelta, TextStream, UsageCounts
 from gateway.text.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ class CallAnswer:
         """
         return self._streams[0].take() if len(self._streams) == 1 else self._take_any()
 
-    def use_lanes(self, events: Events, meter: Meter, parts: BodyParts) -> None:
+    def use_lanes(self, events: EventFormat, meter: CallMeter, parts: BodyParts) -> None:
         """From now on, `parts` get the events of most tokens at once, instead of `take` their deltas."""
         if len(self._streams) == 1:
             (text,) = self._streams

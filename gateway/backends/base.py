@@ -12,7 +12,7 @@ import msgspec
 
 from eyas.common.errors import EyasError
 from eyas.common.types import GenerationRequest, TokenEntry, WorkerInfo
-from gateway.routing.router import Candidate
+from gateway.routing.router import RouterCandidate
 
 
 class BackendHealth(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class BackendHealth(msgspec.Struct, frozen=True):
     degraded: str = ""
 
 
-class Lane(Protocol):
+class FastPath(Protocol):
     """A short way for entries."""
 
     __slots__ = ()
@@ -36,7 +36,7 @@ class Lane(Protocol):
         ...
 
 
-Lanes = Callable[[int], Lane | None]
+Lanes = Callable[[int], FastPath | None]
 """The lane of a choice; None: it has none yet."""
 
 
@@ -123,7 +123,7 @@ class GenerationBackend(Protocol):
         """The workers known now and those expected back, from the last snapshot: it never waits."""
         ...
 
-    def links(self) -> list[Candidate]:
+    def links(self) -> list[RouterCandidate]:
         """The workers known now, each with this gateway's requests and connection to it."""
         ...
 
@@ -151,7 +151,7 @@ class PassingBackend(GenerationBackend):
     async def models(self) -> list[WorkerInfo]:
         return await self._backend.models()
 
-    def links(self) -> list[Candidate]:
+    def links(self) -> list[RouterCandidate]:
         return self._backend.links()
 
     def health(self) -> BackendHealth:

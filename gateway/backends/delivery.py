@@ -17,7 +17,7 @@ import msgspec
 
 from eyas.common.errors import Cancelled, EyasError
 from eyas.common.types import EngineTimings, FirstToken, GenerationRequest, RequestChoice, TokenEntry
-from gateway.backends.base import Lane, Lanes
+from gateway.backends.base import FastPath, Lanes
 
 MAX_BUFFERED_STEPS = 1024  # engine steps by which a client may lag behind
 _log = logging.getLogger("eyas.gateway")
@@ -50,7 +50,7 @@ class TokenTimes(msgspec.Struct, frozen=True):
         return (self.last - self.first) / later if later > 0 else None
 
 
-class ChoiceOutput(Lane):
+class ChoiceOutput(FastPath):
     """One choice of a delivery: its tokens so far, when the last came (monotonic seconds), how many entries
     had some, and the lane that takes entries while the reader waits, if it has one yet.
     """
@@ -58,11 +58,11 @@ class ChoiceOutput(Lane):
     # All streams' entries pass by in turn, so what one touches is in no cache: it lies close together.
     __slots__ = ("_choice", "_delivery", "entries", "ids", "lane", "last")
 
-    def __init__(self, delivery: Delivery, choice: RequestChoice) -> None:
+    def __init__(self, delivery: OutputBuffer, choice: RequestChoice) -> None:
         self._delivery = delivery
         self._choice = choice.index
         self.ids = array("i", choice.output_ids)
-        self.lane: Lane | None = None
+        self.lane: FastPath | None = None
         self.entries = 0
         self.last = 0.0
 
@@ -84,7 +84,7 @@ class ChoiceOutput(Lane):
         return True
 
 
-class Delivery(Lane):
+class OutputBuffer(FastPath):
     """A bounded buffer of entries between the workers' streams and one consumer.
 
     `push`, `offer`, `close` and `end` neither wait nor raise, so a shared stream can call them; `take` waits.
@@ -143,7 +143,7 @@ class Delivery(Lane):
         return tuple(RequestChoice(i, tuple(output.ids)) for i, output in self._open.items())
 
     @property
-    def lane(self) -> Lane | None:
+    def lane(self) -> FastPath | None:
         """What takes entries that need not be pushed; None: all are to be."""
         if self._lanes is None:
             return None

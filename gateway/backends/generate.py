@@ -37,15 +37,15 @@ from eyas.common.types import (
 from eyas.common.wire.replies import Admitted, Failed, Lost, PrefillDone, PrefillStarted, Rejected
 from gateway.backends.admission import is_synthetic
 from gateway.backends.base import BackendHealth, GenerationBackend, GenerationStream, Lanes
-from gateway.backends.delivery import Delivery, first_entry
-from gateway.backends.legs import DecodeLeg, Draining, Ended, LegEvent, LegOwner, PrefillLeg
-from gateway.backends.retries import Retries
+from gateway.backends.delivery import OutputBuffer, first_entry
+from gateway.backends.legs import DecodeLeg, LegDraining, LegEnded, LegEvent, LegOwner, PrefillLeg
+from gateway.backends.retries import RetryState
 from gateway.backends.silence import SILENCE_S, SilenceLimit
 from gateway.routing import router
 from gateway.routing.cluster import Cluster
-from gateway.routing.holdings import Prefix
+from gateway.routing.holdings import PromptPages
 from gateway.routing.layouts import RequestLayout, StaticLayout
-from gateway.routing.router import Candidate, RequestRoute
+from gateway.routing.router import RequestRoute, RouterCandidate
 from gateway.routing.search import WorkerSearch
 
 RETRY_PAUSE_S = 0.3
@@ -72,7 +72,7 @@ class ClusterBackend(GenerationBackend):
         returning = [candidate.info for candidate in self._cluster.returning()]
         return [*self._cluster.workers(), *(info for info in returning if not info.starting)]
 
-    def links(self) -> list[Candidate]:
+    def links(self) -> list[RouterCandidate]:
         return self._cluster.candidates()
 
     def health(self) -> BackendHealth:
@@ -96,13 +96,13 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._layout = layout
         self._route: RequestRoute | None = None
         self._request = request
-        self._prefix = Prefix(request.prompt_ids, request.session)
+        self._prefix = PromptPages(request.prompt_ids, request.session)
         self._search = WorkerSearch(
             cluster, self._prefix, self._turn, self._pause, lambda: not self._delivery.over
         )
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + request.timeout_s
-        self._delivery = Delivery(request.choices)
+        self._delivery = OutputBuffer(request.choices)
         self._inbox: asyncio.Queue[tuple[DecodeLeg | PrefillLeg | None, LegEvent | None]] = asyncio.Queue()
         self._driver: asyncio.Task[None] | None = None  # runs once the request is admitted
         self._attempt = 0
@@ -112,7 +112,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
         self._decode_spoke = False  # some token came from decode: the prompt's pages alone no longer suffice
         self._ended_elsewhere = False  # decode does not know of some end: a cancelled choice, or prefill's
         self._avoid: set[str] = set()
-        self._retries = Retries(cluster.retry_budget, self._clock())
+        self._retries = RetryState(cluster.retry_budget, self._clock())
 
     # --- the reader's side ---
 
@@ -202,9 +202,9 @@ class ClusterGeneration(GenerationStream, LegOwner):
             case PrefillDone(choices=choices, timings=timings):
                 self._first_tokens = tuple(msgspec.structs.replace(first, prompt=None) for first in choices)
                 self._deliver_first(choices, leg.named(timings))
-            case Ended(error) if leg.handles is None:
+            case LegEnded(error) if leg.handles is None:
                 self._replace_prefill(leg, error)
-            case Ended(InvalidRequest() | LogitsNotFinite() as error):
+            case LegEnded(InvalidRequest() | LogitsNotFinite() as error):
                 raise error  # no other worker would do better
         # Once prefill has started, only decode decides whether its pages arrive.
 
@@ -214,11 +214,11 @@ class ClusterGeneration(GenerationStream, LegOwner):
                 self._attach()
             case Lost(attempt=attempt) if attempt == self._attempt:
                 self._recompute(leg)
-            case Draining():
+            case LegDraining():
                 await self._move_on(leg)
             case Rejected(failure=failure) | Failed(failure=failure):
                 await self._replace_decode(leg, failure.error())
-            case Ended(error):
+            case LegEnded(error):
                 await self._replace_decode(leg, error)
 
     def _is_admitted(self) -> bool:
@@ -385,7 +385,7 @@ class ClusterGeneration(GenerationStream, LegOwner):
     async def _find_decode(self) -> str | None:
         """The worker that goes on (one to avoid only after a pause); None if every choice has ended."""
 
-        def choose(workers: Sequence[Candidate]) -> Candidate | None:
+        def choose(workers: Sequence[RouterCandidate]) -> RouterCandidate | None:
             return router.choose_decode(workers, self._avoid)
 
         found = await self._search.find(choose)

@@ -16,10 +16,10 @@ from typing import Protocol
 import msgspec
 
 from eyas.common.types import TokenEntry
-from gateway.backends.base import Lane
+from gateway.backends.base import FastPath
 from gateway.http.parts import BodyParts
-from gateway.observe.metrics import Meter, Rhythm
-from gateway.text.entries import Bare, TextDelta, TextStream, UsageCounts
+from gateway.observe.metrics import CallMeter, TokenRhythm
+from gateway.text.entries import BareText, TextDelta, TextStream, UsageCounts
 
 TextEvent = Callable[[int, str], bytes]
 """(choice, text): the event that adds text to a choice and says nothing else."""
@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 _MARK = secrets.token_hex(16)  # a text that stands for any other: nothing else in an event is like it
 
 
-class Events(Protocol):
+class EventFormat(Protocol):
     """How one answer is written.
 
     `text_event`: writes the event of a delta that holds text alone; None if events say more, or if such
@@ -48,7 +48,9 @@ def around(event: TextEvent, choice: int) -> tuple[bytes, bytes]:
     return before, after
 
 
-def lane_of(text: TextStream, events: Events, meter: Meter, parts: BodyParts, choice: int) -> Lane | None:
+def lane_of(
+    text: TextStream, events: EventFormat, meter: CallMeter, parts: BodyParts, choice: int
+) -> FastPath | None:
     """The lane of a choice of this response; None: it has none yet."""
     show = text.bare(choice)
     if show is None:
@@ -59,12 +61,12 @@ def lane_of(text: TextStream, events: Events, meter: Meter, parts: BodyParts, ch
     return TextLane(show, text.usage, rhythm, around(event, choice), parts)
 
 
-class EntryLane(Lane):
+class EntryLane(FastPath):
     """The lane of one choice."""
 
     __slots__ = ("_parts", "_rhythm")
 
-    def __init__(self, rhythm: Rhythm, parts: BodyParts) -> None:
+    def __init__(self, rhythm: TokenRhythm, parts: BodyParts) -> None:
         self._rhythm = rhythm
         self._parts = parts
 
@@ -90,7 +92,12 @@ class TextLane(EntryLane):
     __slots__ = ("_after", "_before", "_show", "_usage")
 
     def __init__(
-        self, show: Bare, usage: UsageCounts, rhythm: Rhythm, around: tuple[bytes, bytes], parts: BodyParts
+        self,
+        show: BareText,
+        usage: UsageCounts,
+        rhythm: TokenRhythm,
+        around: tuple[bytes, bytes],
+        parts: BodyParts,
     ) -> None:
         """`show`: the text of the next tokens; `around`: what is before and after it in an event."""
         super().__init__(rhythm, parts)
@@ -113,7 +120,7 @@ class DeltaLane(EntryLane):
     __slots__ = ("_events", "_show", "_usage")
 
     def __init__(
-        self, show: Bare, usage: UsageCounts, rhythm: Rhythm, events: Events, parts: BodyParts
+        self, show: BareText, usage: UsageCounts, rhythm: TokenRhythm, events: EventFormat, parts: BodyParts
     ) -> None:
         super().__init__(rhythm, parts)
         self._show = show

@@ -17,25 +17,25 @@ from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import EngineTimings, FirstToken, GenerationRequest, KvHandle, Role, TokenEntry
 from eyas.common.wire.clients import PrefillEvent, Reply
 from eyas.common.wire.replies import Admitted, Failed, PrefillDone, PrefillStarted
-from gateway.backends.base import Lane
-from gateway.backends.sessions import Listener
+from gateway.backends.base import FastPath
+from gateway.backends.sessions import SessionListener
 from gateway.routing.cluster import Cluster
-from gateway.routing.ledger import Stake, UnderWay
+from gateway.routing.ledger import LegLoad, UnderWay
 
 _log = logging.getLogger("eyas.gateway")
 
 
-class Draining(msgspec.Struct, frozen=True):
+class LegDraining(msgspec.Struct, frozen=True):
     """The leg's worker takes no new requests. The leg may stay, or its request may move."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class LegEnded(msgspec.Struct, frozen=True):
     """The leg's stream has ended: no other event follows."""
 
     error: EyasError
 
 
-LegEvent = Reply | PrefillEvent | Draining | Ended
+LegEvent = Reply | PrefillEvent | LegDraining | LegEnded
 
 
 class LegOwner(Protocol):
@@ -50,7 +50,7 @@ class LegOwner(Protocol):
         ...
 
 
-class DecodeLeg(Listener):
+class DecodeLeg(SessionListener):
     """A request on one decode worker, from `submit` to `close`.
 
     `admitted`: the worker has queued it. `waits`: it waits for pages, so it needs an `attach`. `lane`: takes
@@ -67,11 +67,11 @@ class DecodeLeg(Listener):
         self.attempt = attempt
         self.admitted = False
         self.waits = False
-        self.lane: Lane | None = None
+        self.lane: FastPath | None = None
         self._id = ""
         self._sent = 0.0
         self._spoke = False  # so the prompt is computed
-        self._stake: Stake | None = None
+        self._stake: LegLoad | None = None
         self._cluster = cluster
         self._session = cluster.session(worker)
         self._owner = owner
@@ -128,10 +128,10 @@ class DecodeLeg(Listener):
         self._owner.on_event(self, reply)
 
     def on_draining(self) -> None:
-        self._owner.on_event(self, Draining())
+        self._owner.on_event(self, LegDraining())
 
     def on_gone(self, error: EyasError) -> None:
-        self._owner.on_event(self, Ended(error))
+        self._owner.on_event(self, LegEnded(error))
 
 
 class PrefillLeg:
@@ -165,7 +165,7 @@ class PrefillLeg:
             self._task.cancel()
 
     async def _follow(
-        self, request: GenerationRequest, attempt: int, offer_draft: bool, stake: Stake
+        self, request: GenerationRequest, attempt: int, offer_draft: bool, stake: LegLoad
     ) -> None:
         """Sends the prompt when its turn comes, and reports the call's events and its end. It reads the whole
         stream: leaving early would cancel it.
@@ -193,4 +193,4 @@ class PrefillLeg:
             error = EyasError("internal error")
         if not done:
             self._cluster.did(self.worker, error)
-        self._owner.on_event(self, Ended(error))
+        self._owner.on_event(self, LegEnded(error))

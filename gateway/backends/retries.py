@@ -39,7 +39,7 @@ class RetryBudget:
         return min(self._left + LEAST_PER_S * max(now - self._at, 0.0), MOST_SAVED)
 
 
-class Retries:
+class RetryState:
     """The tries of one request, which begins `now`."""
 
     def __init__(self, budget: RetryBudget, now: float) -> None:

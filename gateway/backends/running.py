@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 import msgspec
 
 from eyas.common.errors import Cancelled, DeadlineExceeded
-from gateway.http.siblings import Siblings
+from gateway.http.siblings import GatewaySiblings
 
 ABORT = "abort"
 ABORT_S = 5.0  # a process that takes longer ends its calls all the same, and they are not counted
 
 
-class Lifetime:
+class CallLifetime:
     """The time that a call has: until its deadline (by the event loop's clock), or until it is aborted."""
 
     def __init__(self, deadline: float, caller: str = "", ids: Iterable[str] = ()) -> None:
@@ -53,14 +53,14 @@ class Lifetime:
 class RunningCalls:
     """All of them. A caller reaches its own calls alone. `siblings`: the gateway's other processes."""
 
-    def __init__(self, siblings: Siblings | None = None) -> None:
-        self._calls: set[Lifetime] = set()
+    def __init__(self, siblings: GatewaySiblings | None = None) -> None:
+        self._calls: set[CallLifetime] = set()
         self._siblings = siblings
         if siblings is not None:
             siblings.on(ABORT, self._asked)
 
     @contextlib.contextmanager
-    def one(self, call: Lifetime) -> Iterator[None]:
+    def one(self, call: CallLifetime) -> Iterator[None]:
         """Around a call."""
         self._calls.add(call)
         try:

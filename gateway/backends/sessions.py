@@ -15,7 +15,7 @@ from eyas.common.errors import EyasError, Unavailable
 from eyas.common.types import FirstToken, GenerationRequest, KvHandle, TokenEntry
 from eyas.common.wire.clients import DecodeSession, DecodeSessionClient, Heartbeat, Reply, SessionEvent
 from eyas.common.wire.replies import StepReply
-from gateway.backends.base import Lane
+from gateway.backends.base import FastPath
 
 SILENCE_S = 5.0  # without a message a worker counts as lost: it sends a heartbeat every second
 LOOKS, LOOK_S = 5, 0.05
@@ -28,13 +28,13 @@ MAX_BACKOFF_S = 1.0
 _log = logging.getLogger("eyas.gateway")
 
 
-class Listener(Protocol):
+class SessionListener(Protocol):
     """One request on this worker, as its session calls it. No method waits or raises."""
 
     __slots__ = ()
 
     attempt: int  # of its submit: messages of lower attempts are not passed on
-    lane: Lane | None  # where entries are offered first
+    lane: FastPath | None  # where entries are offered first
 
     def on_entry(self, entry: TokenEntry) -> None:
         """Takes tokens of one choice."""
@@ -53,7 +53,7 @@ class Listener(Protocol):
         ...
 
 
-class Session:
+class WorkerSession:
     """The gateway's stream to one decode worker. `start` it once; `aclose` ends it for good.
 
     `submit`, `attach` and `cancel` never wait. When the worker is lost, every request is told by `on_gone`
@@ -63,7 +63,7 @@ class Session:
     def __init__(self, client: DecodeSessionClient, worker: str) -> None:
         self.worker = worker
         self._client = client
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, SessionListener] = {}
         self._stream: DecodeSession | None = None
         self._draining = False
         self._late = False
@@ -85,7 +85,7 @@ class Session:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def submit(self, request: GenerationRequest, attach: bool, listener: Listener) -> None:
+    def submit(self, request: GenerationRequest, attach: bool, listener: SessionListener) -> None:
         """Queues a request under `listener.attempt`; `attach`: it waits for pages.
 
         Raises Unavailable while not connected.

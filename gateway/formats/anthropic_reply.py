@@ -15,9 +15,9 @@ import msgspec
 from eyas.common.errors import EyasError
 from eyas.common.types import FinishCause
 from gateway.backends.answer import CallAnswer
-from gateway.formats.openai_reply import Format
+from gateway.formats.openai_reply import AnswerFormat
 from gateway.formats.openai_request import ApiCall
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
+from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event, ReasoningText
 from gateway.parsers.message import MessageReading
 from gateway.text.entries import TextDelta
 from gateway.text.message_reader import CALLS, MessageReader
@@ -44,7 +44,7 @@ def anthropic_error(error: EyasError) -> bytes:
     return _encode({"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": None})
 
 
-class AnthropicFormat(Format):
+class AnthropicFormat(AnswerFormat):
     """Writes one message. It has one block at a time: thinking, text, or a call."""
 
     def __init__(self, call: ApiCall, answer: CallAnswer) -> None:
@@ -93,10 +93,10 @@ class AnthropicFormat(Format):
 
     def _take(self, event: Event) -> None:
         match event:
-            case Reasoning(text=text):
+            case ReasoningText(text=text):
                 self._block("thinking", signature="")
                 self._add("thinking", text)
-            case Content(text=text):
+            case ContentText(text=text):
                 self._block("text")
                 self._add("text", text)
             case CallBegun(index=index, name=name):

@@ -12,9 +12,9 @@ import msgspec
 
 from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_logprobs import chat_logprobs
-from gateway.formats.openai_reply import Format, Ids, ReplyFrame, prompt_ids, token_ids
+from gateway.formats.openai_reply import AnswerFormat, Ids, ReplyFrame, prompt_ids, token_ids
 from gateway.formats.openai_request import ApiCall
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
+from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event, ReasoningText
 from gateway.text.detokenize import TokenBytes
 from gateway.text.entries import TextDelta
 from gateway.text.message_reader import CALLS, MessageReader
@@ -92,7 +92,7 @@ class MessageChoice(msgspec.Struct, frozen=True):
     token_ids: Ids = msgspec.UNSET
 
 
-class MessageFormat(Format):
+class MessageFormat(AnswerFormat):
     """Writes chat.completion and chat.completion.chunk of answers that are read (`ApiCall.reading`)."""
 
     def __init__(self, call: ApiCall, table: TokenBytes, answer: CallAnswer) -> None:
@@ -161,9 +161,9 @@ class MessageFormat(Format):
 def _part(event: Event, ids: Sequence[str]) -> MessageDelta | None:
     """What the event adds to a message; None: nothing."""
     match event:
-        case Reasoning(text=text):
+        case ReasoningText(text=text):
             return MessageDelta(reasoning_content=text)
-        case Content(text=text):
+        case ContentText(text=text):
             return MessageDelta(content=text)
         case CallBegun(index=index, name=name):
             return MessageDelta(tool_calls=[CallPart(index, FunctionPart("", name), ids[index], "function")])
@@ -182,8 +182,8 @@ def _older_delta(delta: MessageDelta) -> MessageDelta:
 
 def _message(events: Sequence[Event], ids: Sequence[str]) -> AnswerMessage:
     """The whole message of all its events."""
-    content = "".join(event.text for event in events if isinstance(event, Content))
-    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+    content = "".join(event.text for event in events if isinstance(event, ContentText))
+    reasoning = "".join(event.text for event in events if isinstance(event, ReasoningText))
     names = [event.name for event in events if isinstance(event, CallBegun)]
     arguments = dict.fromkeys(range(len(names)), "") | {
         event.index: event.text for event in events if isinstance(event, CallArguments)

@@ -14,7 +14,7 @@ import msgspec
 from eyas.common.errors import EyasError
 from gateway.backends.answer import CallAnswer
 from gateway.backends.best_of import likeliest
-from gateway.backends.lane import Events, TextEvent
+from gateway.backends.lane import EventFormat, TextEvent
 from gateway.formats.openai_logprobs import TextLogprobs, chat_logprobs, text_logprobs
 from gateway.formats.openai_request import ApiCall
 from gateway.observe.timings import TimingsObject, timings_object
@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 Ids = Sequence[int] | msgspec.UnsetType  # sent on request only
 
 
-class Format(Events, Protocol):
+class AnswerFormat(EventFormat, Protocol):
     """How one API writes one answer; it lives as long as the answer."""
 
     text_event: TextEvent | None = None
@@ -224,7 +224,7 @@ def _is_bare(call: ApiCall) -> bool:
     return not (call.logprobs or call.token_ids or call.continuous_usage)
 
 
-class ChatFormat(Format):
+class ChatFormat(AnswerFormat):
     """Writes chat.completion and chat.completion.chunk."""
 
     def __init__(self, call: ApiCall, table: TokenBytes, answer: CallAnswer) -> None:
@@ -270,7 +270,7 @@ class ChatFormat(Format):
         return chat_logprobs(delta, self._table) if self._wants_logprobs else None
 
 
-class TextFormat(Format):
+class TextFormat(AnswerFormat):
     """Writes text_completion, whole and streamed."""
 
     def __init__(self, call: ApiCall, table: TokenBytes, answer: CallAnswer) -> None:

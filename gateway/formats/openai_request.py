@@ -36,7 +36,7 @@ _SAMPLING = (
 
 
 @dataclass(frozen=True)
-class Echo:
+class PromptEcho:
     """A prompt's text and, if asked for, the offsets in it (characters) where its tokens' texts begin."""
 
     text: str
@@ -66,7 +66,7 @@ class ApiCall:
     token_ids: bool = False
     kept: int | None = None
     tells_logprobs: bool = True  # False: they are there to choose by
-    echoes: tuple[Echo, ...] = ()
+    echoes: tuple[PromptEcho, ...] = ()
     reading: MessageReading | None = None
     speaks_functions: bool = False  # a call is told as OpenAI's older `function_call`
     grammar_field: str = ""  # of the body: where its grammar comes from
@@ -80,7 +80,7 @@ class ApiCall:
         return type(error)(error.message.replace("grammar", field, 1), param=field)
 
     def of(self, caller: str) -> ApiCall:
-        """A copy in the name of this caller (`keys.Caller`)."""
+        """A copy in the name of this caller (`keys.ApiCaller`)."""
         named = (msgspec.structs.replace(request, caller=caller) for request in self.requests)
         return dataclasses.replace(self, requests=tuple(named))
 
@@ -143,16 +143,16 @@ async def _ids(tokenizer: Tokenizer, body: TextBody, prompt: str | Sequence[int]
     return await tokenizer.encode_prompt(prompt, add_special_tokens=body.add_special_tokens)
 
 
-def _echo(tokenizer: Tokenizer, body: TextBody, ids: Sequence[int], text: str | None) -> Echo:
+def _echo(tokenizer: Tokenizer, body: TextBody, ids: Sequence[int], text: str | None) -> PromptEcho:
     """A prompt as the answer repeats it: its `text` if it came as one, else the text of `ids`."""
     skip = body.skip_special_tokens
     if text is None:
         text = tokenizer.decode(ids, skip_special_tokens=skip)
     if body.logprobs is None:
-        return Echo(text, ())
+        return PromptEcho(text, ())
     detokenizer = tokenizer.detokenizer(skip_special_tokens=skip)
     lengths = [len(detokenizer.feed((id,))) for id in ids]
-    return Echo(text, tuple(itertools.accumulate(lengths[:-1], initial=0)))
+    return PromptEcho(text, tuple(itertools.accumulate(lengths[:-1], initial=0)))
 
 
 def timeout_s(config: GatewayConfig, asked: float | None) -> float:
@@ -221,7 +221,7 @@ def api_call(
     body: GenerationBody,
     rules: TextRules,
     requests: Sequence[GenerationRequest],
-    echoes: Sequence[Echo] = (),
+    echoes: Sequence[PromptEcho] = (),
 ) -> ApiCall:
     """The call of these requests; `prefix`: of its id."""
     return ApiCall(

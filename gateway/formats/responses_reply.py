@@ -16,10 +16,10 @@ from eyas.common.errors import EyasError, InvalidRequest, Overloaded
 from eyas.common.types import FinishCause
 from gateway.backends.answer import CallAnswer
 from gateway.formats.openai_logprobs import chat_logprobs
-from gateway.formats.openai_reply import Format
+from gateway.formats.openai_reply import AnswerFormat
 from gateway.formats.openai_request import ApiCall
 from gateway.formats.responses_fields import UNNAMED, FlatChoice, ResponsesBody
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
+from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event, ReasoningText
 from gateway.parsers.message import MessageReading
 from gateway.text.detokenize import TokenBytes
 from gateway.text.entries import TextDelta
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 Object = dict[str, Any]
 
 
-class ResponsesFormat(Format):
+class ResponsesFormat(AnswerFormat):
     """Writes one response. Its output has one item at a time: reasoning, a message, or a call."""
 
     def __init__(self, call: ApiCall, body: ResponsesBody, table: TokenBytes, answer: CallAnswer) -> None:
@@ -40,7 +40,7 @@ class ResponsesFormat(Format):
         self._reader = MessageReader(call.reading or MessageReading())
         self._finish: FinishCause | None = None
         self._output: list[Object] = []
-        self._open: _Item | None = None
+        self._open: _OutputItem | None = None
         self._scored: list[Any] = []  # log-probabilities that no event has told yet
         self._lines: list[bytes] = []
         self._number = 0
@@ -81,27 +81,27 @@ class ResponsesFormat(Format):
 
     def _take(self, event: Event) -> None:
         match event:
-            case Reasoning(text=text):
+            case ReasoningText(text=text):
                 self._item("reasoning").add(text)
-            case Content(text=text):
+            case ContentText(text=text):
                 self._item("message").add(text)
             case CallBegun(index=index, name=name):
                 self._close("completed")
-                self._begin(_Call(self, self._reader.call_ids[index], name))
+                self._begin(_CallItem(self, self._reader.call_ids[index], name))
             case CallArguments(text=text):
                 self._item("function_call").add(text)
             case CallDone():
                 self._close("completed")
 
-    def _item(self, kind: str) -> _Item:
+    def _item(self, kind: str) -> _OutputItem:
         """The open item of this kind, a new one if another is open."""
         if self._open is None or self._open.item["type"] != kind:
             self._close("completed")
-            self._begin(_Message(self) if kind == "message" else _Thought(self))
+            self._begin(_MessageItem(self) if kind == "message" else _ReasoningItem(self))
         assert self._open is not None
         return self._open
 
-    def _begin(self, item: _Item) -> None:
+    def _begin(self, item: _OutputItem) -> None:
         self._open = item
         self.tell_item("response.output_item.added", item=item.item)
         item.begin()
@@ -165,7 +165,7 @@ class ResponsesFormat(Format):
         }
 
 
-class _Item:
+class _OutputItem:
     """An item of the output while it grows."""
 
     def __init__(self, told: ResponsesFormat, item: Object) -> None:
@@ -185,7 +185,7 @@ class _Item:
         raise NotImplementedError
 
 
-class _Part(_Item):
+class _PartItem(_OutputItem):
     """An item that is one part of text."""
 
     kind: str  # the part's type
@@ -211,7 +211,7 @@ class _Part(_Item):
         return {}
 
 
-class _Thought(_Part):
+class _ReasoningItem(_PartItem):
     kind, events = "reasoning_text", "response.reasoning_text"
 
     def __init__(self, told: ResponsesFormat) -> None:
@@ -223,7 +223,7 @@ class _Thought(_Part):
         self._tell(f"{self.events}.delta", delta=text)
 
 
-class _Message(_Part):
+class _MessageItem(_PartItem):
     kind, events = "output_text", "response.output_text"
 
     def __init__(self, told: ResponsesFormat) -> None:
@@ -249,7 +249,7 @@ class _Message(_Part):
         return scored
 
 
-class _Call(_Item):
+class _CallItem(_OutputItem):
     def __init__(self, told: ResponsesFormat, call_id: str, name: str) -> None:
         item = {"id": _id("fc"), "type": "function_call", "call_id": call_id, "name": name}
         super().__init__(told, item | {"arguments": "", "status": "in_progress"})

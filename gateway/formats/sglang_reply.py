@@ -15,7 +15,7 @@ import msgspec
 
 from eyas.common.types import FinishCause
 from gateway.backends.answer import CallAnswer
-from gateway.formats.openai_reply import DONE, Format
+from gateway.formats.openai_reply import DONE, AnswerFormat
 from gateway.formats.openai_request import ApiCall
 from gateway.formats.sglang_request import ReplyShape
 from gateway.observe.timings import timings_object
@@ -28,7 +28,7 @@ _FLOOR = -9999.0  # JSON has no minus infinity
 Scored = tuple[float | None, int, str | None]  # log-probability, token id, its text if asked for
 
 
-class _Array:
+class _GrowingArray:
     """A JSON array that only grows: each item is encoded once, however often the array is sent."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class _Array:
         return msgspec.Raw(b"[" + self._items + b"]")
 
 
-class _Text:
+class _GrowingText:
     """A JSON string that only grows, as such an array does."""
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class _SoFar:
     """What one choice has answered: the sum of its deltas."""
 
     def __init__(self, prompt_tokens: int) -> None:
-        self.text = _Text()
-        self.ids, self.scored, self.tops = _Array(), _Array(), _Array()
+        self.text = _GrowingText()
+        self.ids, self.scored, self.tops = _GrowingArray(), _GrowingArray(), _GrowingArray()
         self.inputs: dict[str, Any] = {}  # the prompt's log-probabilities, the same in every event
         self.usage = UsageCounts(prompt_tokens)
 
@@ -70,7 +70,7 @@ class _SoFar:
         self.usage.add(delta)
 
 
-class SglangFormat(Format):
+class SglangFormat(AnswerFormat):
     """Writes SGLang's objects; a batch is a list of them, and its events carry `index`."""
 
     def __init__(self, call: ApiCall, shape: ReplyShape, table: TokenBytes, answer: CallAnswer) -> None:
@@ -150,7 +150,7 @@ class SglangFormat(Format):
     def _inputs(self, prompt: int) -> dict[str, Any]:
         """The log-probabilities of the prompt's tokens that were asked for; the first token has none."""
         request, found = self._call.requests[prompt], self._answer.traces[prompt].prompt
-        own, tops = _Array(), _Array()
+        own, tops = _GrowingArray(), _GrowingArray()
         if found is not None:
             first, *others = request.prompt_ids[request.params.prompt_logprobs_start :]
             rows = found.rows()

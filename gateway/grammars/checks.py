@@ -26,7 +26,7 @@ from eyas.common.grammars.notations import Grammar
 from eyas.common.machine.children import python_module
 from eyas.common.types import GenerationRequest
 from gateway.backends.base import GenerationBackend, GenerationStream, PassingBackend
-from gateway.limits.turns import Claim, FairQueue
+from gateway.limits.turns import FairQueue, QueueClaim
 
 COMPILE_S = 10.0  # of a processor
 WALKS_S = 3.0  # for what follows a compilation
@@ -126,7 +126,7 @@ class GrammarChecks:
     async def _turn(self, caller: str) -> AsyncIterator[None]:
         """While it lasts, no other grammar is compiled. Raises Overloaded if it would begin too late."""
         mine = asyncio.Event()
-        self._turns.add(mine, Claim(caller, arrived=time.monotonic()))
+        self._turns.add(mine, QueueClaim(caller, arrived=time.monotonic()))
         self._next()
         try:
             try:

@@ -17,7 +17,7 @@ from eyas.common.grammars.schemas.refusals import refuse
 from gateway.formats.tool_fields import ChatTool, ToolFields
 from gateway.parsers.message import MessageReading
 from gateway.parsers.parameters import unfollowed
-from gateway.parsers.reasoning import Tags
+from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.table import ToolFormat
 from gateway.parsers.tags import Format, Mark, either, optional, sequence, text
 
@@ -159,7 +159,7 @@ def _schema(tool: ChatTool, must: bool, field: str) -> Mapping[str, Any]:
     return parameters if types == {"object"} else {"type": "object", **parameters}
 
 
-def _thought(tags: Tags, is_open: bool, mark: Mark) -> list[Format]:
+def _thought(tags: ReasoningTags, is_open: bool, mark: Mark) -> list[Format]:
     """The reasoning before an answer, which the prompt may have begun."""
     inside: Format = {"type": "any_text"}
     if is_open:

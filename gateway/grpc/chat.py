@@ -17,7 +17,7 @@ from gateway.formats.chat_fields import ChatMessage
 from gateway.formats.fields import validated
 from gateway.formats.schema import TemplateFields
 from gateway.grpc.messages import delta_to_pb
-from gateway.parsers.events import CallArguments, CallBegun, Content, Event, Reasoning
+from gateway.parsers.events import CallArguments, CallBegun, ContentText, Event, ReasoningText
 from gateway.text.entries import TextDelta
 from gateway.text.message_reader import CALLS, MessageReader
 from protos import eyas_pb2
@@ -36,13 +36,13 @@ _MODES = {
 }
 
 
-class Chat(TemplateFields):
+class GrpcChat(TemplateFields):
     """A chat with its tools."""
 
     messages: list[ChatMessage] = Field(min_length=1)
 
 
-def chat_of(request: eyas_pb2.ChatRequest) -> Chat:
+def chat_of(request: eyas_pb2.ChatRequest) -> GrpcChat:
     """The chat that is asked for. Raises InvalidRequest naming the first field that is wrong."""
     if not request.messages:
         raise InvalidRequest("messages is empty", param="messages")
@@ -55,7 +55,7 @@ def chat_of(request: eyas_pb2.ChatRequest) -> Chat:
     names = ("parallel_tool_calls", "enable_thinking", "reasoning_effort")
     fields |= {name: getattr(request, name) for name in names if request.HasField(name)}
     try:
-        return validated(Chat, fields)
+        return validated(GrpcChat, fields)
     except InvalidRequest as error:  # here a function's fields are the tool's, and the call's
         param = (error.param or "").replace(".function", "")
         raise InvalidRequest(error.message.replace(".function", ""), param=param or None) from None
@@ -65,8 +65,8 @@ def read_delta_to_pb(delta: TextDelta, reader: MessageReader) -> eyas_pb2.Delta:
     """What one delta adds to a choice whose text is read: reasoning, then content, then calls."""
     events = reader.read(delta)
     told = delta_to_pb(delta)
-    told.text = "".join(event.text for event in events if isinstance(event, Content))
-    told.reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+    told.text = "".join(event.text for event in events if isinstance(event, ContentText))
+    told.reasoning = "".join(event.text for event in events if isinstance(event, ReasoningText))
     told.tool_calls.extend(_calls_to_pb(events, reader))
     if reader.finish_reason(delta.finish) == CALLS:
         told.finish_reason = eyas_pb2.FINISH_REASON_TOOL_CALLS

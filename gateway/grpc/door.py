@@ -18,11 +18,11 @@ import grpc
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import EyasError, Overloaded
-from eyas.common.logging import Rarely, known_as, request_id
+from eyas.common.logging import RateLimitedLogger, known_as, request_id
 from eyas.common.wire import rpc
-from gateway.limits.keys import Caller, Keys
-from gateway.limits.quotas import Metered, Quotas
-from gateway.observe.tracing import Tracer, failed
+from gateway.limits.keys import ApiCaller, KeyRing
+from gateway.limits.quotas import CallerQuotas, MeteredCall
+from gateway.observe.tracing import RequestTracer, failed
 
 MAX_CALLS = 2048  # open at a time, of services that ask for a key; half of them at most of one key
 MAX_MESSAGE_BYTES = (
@@ -53,7 +53,9 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     `rpc.MessageInterceptor`).
     """
 
-    def __init__(self, service: str, keys: Keys, quotas: Quotas, tracer: Tracer | None) -> None:
+    def __init__(
+        self, service: str, keys: KeyRing, quotas: CallerQuotas, tracer: RequestTracer | None
+    ) -> None:
         self._keyed = f"/{service}/"
         self._keys = keys
         self._quotas = quotas
@@ -88,7 +90,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             else _traced(self._tracer, method, _metadata(context))
         ):
             caller = caller_of(context, self._keys)
-            with Metered():
+            with MeteredCall():
                 if not method.endswith("/Models"):  # which makes no tokens
                     self._quotas.use(caller.name).enter()
                 async with self._calls.one(), self._own_calls.one(caller):
@@ -99,13 +101,13 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._public_calls.one()
 
 
-def caller_of(context: Any, keys: Keys) -> Caller:
+def caller_of(context: Any, keys: KeyRing) -> ApiCaller:
     """Who calls, by its key. Raises Unauthorized."""
     return keys.caller(_metadata(context))
 
 
 @contextlib.contextmanager
-def _traced(tracer: Tracer, method: str, metadata: dict[str, Any]) -> Iterator[None]:
+def _traced(tracer: RequestTracer, method: str, metadata: dict[str, Any]) -> Iterator[None]:
     with tracer.call(method, metadata) as span:
         span.is_rpc(method)
         try:
@@ -130,7 +132,7 @@ class _CallLimit:
     def __init__(self, number: int) -> None:
         self._number = number
         self._running: dict[asyncio.Timeout, None] = {}  # the oldest call first
-        self._alarm = Rarely(_log)
+        self._alarm = RateLimitedLogger(_log)
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
@@ -161,7 +163,7 @@ class _CallsOfKeys:
         self._running: Counter[str] = Counter()
 
     @contextlib.asynccontextmanager
-    async def one(self, caller: Caller) -> AsyncIterator[None]:
+    async def one(self, caller: ApiCaller) -> AsyncIterator[None]:
         """Around one call. Raises Overloaded if its key has too many. Without keys all callers are one."""
         if caller.name and self._running[caller.name] >= self._number:
             raise Overloaded(f"{self._number} calls of this key are open already")

@@ -28,12 +28,12 @@ from gateway.backends.base import GenerationBackend, GenerationStream
 from gateway.formats.chat_request import ChatModel, chat_prompt, held, read_rules, reading_of
 from gateway.grpc import door as grpc_door
 from gateway.grpc import messages as grpc_messages
-from gateway.grpc.chat import Chat, chat_of, read_delta_to_pb
+from gateway.grpc.chat import GrpcChat, chat_of, read_delta_to_pb
 from gateway.grpc.messages import delta_to_pb
-from gateway.grpc.relay import Relay
-from gateway.limits.keys import Keys
+from gateway.grpc.relay import GrpcRelay
+from gateway.limits.keys import KeyRing
 from gateway.limits.pace import ReadQueue
-from gateway.limits.quotas import Quotas, headers, pay
+from gateway.limits.quotas import CallerQuotas, headers, pay
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.timings import timings_object
 from gateway.parsers.message import MessageReading
@@ -51,14 +51,14 @@ Response = TypeVar("Response", eyas_pb2.ChatResponse, eyas_pb2.GenerateResponse)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PendingCall:
     """A call with its prompt in ids. `reading`: what is looked for in the answers of the `chat`."""
 
     prompt: tuple[int, ...]
     request: eyas_pb2.ChatRequest | eyas_pb2.GenerateRequest
     rules: TextRules
     context: Context
-    chat: Chat | None = None
+    chat: GrpcChat | None = None
     reading: MessageReading | None = None
 
     @property
@@ -80,7 +80,7 @@ class _Asked:
 
 
 class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
-    """`Chat`, `Generate` and `Models`. Errors go to the server's interceptor."""
+    """`GrpcChat`, `Generate` and `Models`. Errors go to the server's interceptor."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         metrics: GatewayMetrics,
         pace: ReadQueue,
     ) -> None:
-        self.keys = Keys(config)
+        self.keys = KeyRing(config)
         self._config = config
         self._backend = backend
         self._tokenizer = tokenizer
@@ -98,7 +98,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         self._metrics = metrics
         self._pace = pace
 
-    async def Chat(
+    async def GrpcChat(
         self, request: eyas_pb2.ChatRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.ChatResponse, None]:
         """Answers a chat: deltas, then the usage. Raises InvalidRequest naming the field, or what fails."""
@@ -109,7 +109,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         rules = grpc_messages.text_rules(request.options, continues_prompt=False)
         if reading is not None:
             rules = read_rules(rules, reading)
-        asked = _Asked(prompt, request, rules, context, chat, reading)
+        asked = _PendingCall(prompt, request, rules, context, chat, reading)
         async with contextlib.aclosing(self._run(asked, eyas_pb2.ChatResponse)) as responses:
             async for response in responses:
                 yield response
@@ -117,7 +117,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def Generate(
         self, request: eyas_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[eyas_pb2.GenerateResponse, None]:
-        """Continues a text or token ids: deltas, then the usage. Raises as `Chat` does."""
+        """Continues a text or token ids: deltas, then the usage. Raises as `GrpcChat` does."""
         await self._check(request, context)
         if request.WhichOneof("prompt") == "ids":
             if not request.options.HasField("truncate_prompt_tokens"):
@@ -126,7 +126,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
         else:
             prompt = await self._tokenizer.encode_prompt(request.text)
         rules = grpc_messages.text_rules(request.options, continues_prompt=True)
-        asked = _Asked(prompt, request, rules, context)
+        asked = _PendingCall(prompt, request, rules, context)
         async with contextlib.aclosing(self._run(asked, eyas_pb2.GenerateResponse)) as responses:
             async for response in responses:
                 yield response
@@ -152,7 +152,7 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
     async def _served(self) -> ServedModel:
         return served_model(self._config, await self._backend.models())
 
-    async def _run(self, asked: _Asked, response: type[Response]) -> AsyncGenerator[Response, None]:
+    async def _run(self, asked: _PendingCall, response: type[Response]) -> AsyncGenerator[Response, None]:
         """Admits the prompt, then yields its deltas and its usage; every way out frees the cluster."""
         began = time.monotonic()
         model = await self._served()
@@ -184,13 +184,13 @@ class EyasServicer(eyas_pb2_grpc.EyasServicer):  # type: ignore[misc]
             reasoned = sum(reader.reasoning_tokens for reader in readers)
             yield response(finished=grpc_messages.finished_to_pb(text.usage, timings, reasoned))
 
-    async def _start(self, request: GenerationRequest, asked: _Asked) -> GenerationStream:
+    async def _start(self, request: GenerationRequest, asked: _PendingCall) -> GenerationStream:
         try:
             return await self._backend.start(request)
         except InvalidRequest as error:
             raise asked.named(error) from None
 
-    async def _admit(self, model: ServedModel, asked: _Asked) -> GenerationRequest:
+    async def _admit(self, model: ServedModel, asked: _PendingCall) -> GenerationRequest:
         """The admitted request. Raises InvalidRequest naming the option, or ContextLengthExceeded."""
         words = grpc_messages.bad_words(asked.options)
         spellings = await self._tokenizer.spellings(words) if words else ()
@@ -214,11 +214,11 @@ class GrpcFront:
         backend: GenerationBackend,
         tokenizer: Tokenizer,
         metrics: GatewayMetrics,
-        quotas: Quotas | None = None,
+        quotas: CallerQuotas | None = None,
     ) -> None:
         """`quotas` None: no limits. Raises ConfigError if the port is taken, or the certificate is bad."""
         self._backend = backend
-        quotas = quotas or Quotas()
+        quotas = quotas or CallerQuotas()
         servicer = EyasServicer(config, backend, tokenizer, metrics, quotas.pace)
         self._server = rpc.server(
             grpc_door.AdmissionInterceptor(SERVICE, servicer.keys, quotas, metrics.tracer),
@@ -229,7 +229,7 @@ class GrpcFront:
         tls = None if config.door is None else door_context(config.door, "h2")
         listener = listen(config.host, config.grpc_port, "grpc-port", config.member is not None)
         self._socket = rpc.bind_unnamed(self._server)
-        self._relay = Relay(listener, f"/proc/self/fd/{self._socket}", tls, config.max_connections)
+        self._relay = GrpcRelay(listener, f"/proc/self/fd/{self._socket}", tls, config.max_connections)
         self.port = self._relay.port
         self._watch: asyncio.Task[None] | None = None
 

@@ -13,7 +13,7 @@ MAX_BYTES = 1 << 20  # a caller acknowledges as soon as it has read a server's f
 MAX_FRAMES = 1 << 13  # a look at each takes some microseconds
 
 
-class Opening:
+class SettingsOpening:
     """The server's SETTINGS are acknowledged right behind the caller's own; the caller's acknowledgement,
     which comes later, is kept back.
     """

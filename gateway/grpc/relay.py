@@ -16,17 +16,17 @@ import ssl
 from typing import Any
 
 from eyas.common.cluster.listening import BACKLOG
-from eyas.common.logging import Rarely
+from eyas.common.logging import RateLimitedLogger
 from eyas.common.security.tls_door import TlsDoor
-from gateway.grpc.http2_opening import Opening
+from gateway.grpc.http2_opening import SettingsOpening
 
 FLUSH_S = 5.0  # a caller that takes less than what waits for it is gone: gRPC's own pings would say the same
 LAST_S = 3.0  # for the last bytes at the gateway's end, as over HTTP; its group kills it after 5 s
 _log = logging.getLogger("eyas.gateway")
-_alarm = Rarely(_log)
+_alarm = RateLimitedLogger(_log)
 
 
-class Relay:
+class GrpcRelay:
     """Takes connections at `listener`, which is its own from now on, and passes them on to the socket `path`.
 
     `tls` None: callers speak in plain. `limit`: of TLS handshakes at a time; gRPC itself bounds connections.
@@ -38,7 +38,7 @@ class Relay:
         self._path = path
         self._door = None if tls is None else TlsDoor(listener, tls, limit)
         self._accepting: asyncio.Task[None] | None = None
-        self._callers: set[_Caller] = set()
+        self._callers: set[_CallerEnd] = set()
 
     def start(self) -> None:
         """Takes connections from now on (the socket has listened since it was made)."""
@@ -65,16 +65,16 @@ class Relay:
         with contextlib.closing(server):  # `serve_forever` would wait, at the end, for open connections
             await loop.create_future()
 
-    def _protocol(self) -> _Caller:
-        return _Caller(self._path, self._callers)
+    def _protocol(self) -> _CallerEnd:
+        return _CallerEnd(self._path, self._callers)
 
 
-class _End(asyncio.Protocol):
+class _RelayEnd(asyncio.Protocol):
     """One end of a relayed connection. While it takes bytes slowly, the other end is read slowly."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.other: _End | None = None
+        self.other: _RelayEnd | None = None
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -102,15 +102,15 @@ class _End(asyncio.Protocol):
             self.transport.abort()
 
 
-class _Caller(_End):
+class _CallerEnd(_RelayEnd):
     """The caller's end. `callers`: those that are open."""
 
-    def __init__(self, path: str, callers: set[_Caller]) -> None:
+    def __init__(self, path: str, callers: set[_CallerEnd]) -> None:
         super().__init__()
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._path = path
         self._callers = callers
-        self._opening: Opening | None = Opening()
+        self._opening: SettingsOpening | None = SettingsOpening()
         self._early: bytes | None = b""  # what came before gRPC's first bytes; None once they are here
         self._dialling: asyncio.Task[None] | None = None
         self._stalled: asyncio.TimerHandle | None = None
@@ -122,7 +122,7 @@ class _Caller(_End):
 
     async def _dial(self) -> None:
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: _Service(self), self._path)
+            await asyncio.get_running_loop().create_unix_connection(lambda: _ServiceEnd(self), self._path)
         except OSError as error:
             _alarm.warning("a caller does not get through to gRPC: %s", error)
             self.abort()
@@ -187,12 +187,12 @@ class _Caller(_End):
             self.gone.set_result(None)
 
 
-class _Service(_End):
+class _ServiceEnd(_RelayEnd):
     """The end at gRPC."""
 
-    def __init__(self, caller: _Caller) -> None:
+    def __init__(self, caller: _CallerEnd) -> None:
         super().__init__()
-        self.other: _Caller = caller
+        self.other: _CallerEnd = caller
         self._begun = False
 
     def connection_made(self, transport: Any) -> None:

@@ -29,7 +29,7 @@ from eyas.common.logging import request_id
 from gateway.backends.admission import ServedModel, check_model, is_synthetic, served_model
 from gateway.backends.answer import CallAnswer, admitted, joined
 from gateway.backends.base import GenerationBackend
-from gateway.backends.running import Lifetime, RunningCalls
+from gateway.backends.running import CallLifetime, RunningCalls
 from gateway.formats.anthropic_fields import CountBody, MessagesBody
 from gateway.formats.anthropic_reply import AnthropicFormat
 from gateway.formats.anthropic_request import FIELDS as ANTHROPIC_FIELDS
@@ -38,7 +38,7 @@ from gateway.formats.anthropic_request import skipped_tools
 from gateway.formats.chat_request import ChatModel, chat_call, chat_prompt
 from gateway.formats.fields import Body, ignored, parse
 from gateway.formats.openai_message import MessageFormat
-from gateway.formats.openai_reply import ChatFormat, Format, TextFormat
+from gateway.formats.openai_reply import AnswerFormat, ChatFormat, TextFormat
 from gateway.formats.openai_request import ApiCall, named, text_call
 from gateway.formats.responses_fields import ResponsesBody
 from gateway.formats.responses_reply import ResponsesFormat
@@ -46,13 +46,13 @@ from gateway.formats.responses_request import FIELDS, as_chat
 from gateway.formats.schema import AbortBody, ChatBody, DetokenizeBody, TextBody, TokenizeBody
 from gateway.formats.sglang_reply import SglangFormat
 from gateway.formats.sglang_request import GenerateBody, generate_call
-from gateway.http.openapi import EVENTS, JSON, Answerer, Endpoint, described
-from gateway.http.pages import Pages, json_response
-from gateway.http.upkeep import Upkeep
+from gateway.http.openapi import EVENTS, JSON, Answerer, HttpEndpoint, described
+from gateway.http.pages import ReadEndpoints, json_response
+from gateway.http.upkeep import AdminEndpoints
 from gateway.http.wire import (
     EXPOSED,
-    Arriving,
-    Cors,
+    AuthorizationCors,
+    PendingBodies,
     RequestMiddleware,
     WhileConnected,
     WireReply,
@@ -62,11 +62,11 @@ from gateway.http.wire import (
     on_http_exception,
     read_body,
 )
-from gateway.limits.keys import Keys
-from gateway.limits.quotas import Quotas, pay
-from gateway.observe.console import Console
+from gateway.limits.keys import KeyRing
+from gateway.limits.quotas import CallerQuotas, pay
+from gateway.observe.console import ConsoleEndpoints
 from gateway.observe.metric_names import GatewayPage
-from gateway.observe.metrics import GatewayMetrics, Meter
+from gateway.observe.metrics import CallMeter, GatewayMetrics
 from gateway.observe.tracing import failed
 from gateway.text.entries import TextDelta
 from gateway.text.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def create_app(
     backend: GenerationBackend,
     tokenizer: Tokenizer,
     metrics: GatewayMetrics,
-    quotas: Quotas | None = None,
+    quotas: CallerQuotas | None = None,
 ) -> Starlette:
     """The ASGI application.
 
@@ -105,11 +105,11 @@ def create_app(
         lambda: (link.info for link in backend.links()),
         vllm=config.vllm_metrics,
     )
-    front = HttpFront(config, backend, tokenizer, metrics, quotas or Quotas())
+    front = HttpFront(config, backend, tokenizer, metrics, quotas or CallerQuotas())
     pages = [
-        *Pages(config, backend, metrics).endpoints(),
-        *Upkeep(backend).endpoints(),
-        *Console(metrics).endpoints(),
+        *ReadEndpoints(config, backend, metrics).endpoints(),
+        *AdminEndpoints(backend).endpoints(),
+        *ConsoleEndpoints(metrics).endpoints(),
     ]
     endpoints = described([*front.endpoints(), *pages], keys=front.keyed, root=config.root_path)
     app = Starlette(routes=front.routes(endpoints))
@@ -117,7 +117,7 @@ def create_app(
     app.add_middleware(RequestMiddleware, metrics=metrics)
     if config.cors_origins:
         app.add_middleware(
-            Cors,
+            AuthorizationCors,
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
@@ -137,29 +137,33 @@ class HttpFront:
         backend: GenerationBackend,
         tokenizer: Tokenizer,
         metrics: GatewayMetrics,
-        quotas: Quotas,
+        quotas: CallerQuotas,
     ) -> None:
         self._config = config
         self._quotas = quotas
-        self._keys = Keys(config)
+        self._keys = KeyRing(config)
         self._backend = backend
         self._tokenizer = tokenizer
         self._chats = ChatModel.of(config, tokenizer)
         self._metrics = metrics
-        self._arriving = Arriving()
+        self._arriving = PendingBodies()
         self._running = RunningCalls(metrics.siblings)
 
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[HttpEndpoint]:
         """The rows of the route table that this class answers."""
         streams = (JSON, EVENTS)
         return [
-            Endpoint("POST", "/v1/chat/completions", self.chat, "Answers a chat", ChatBody, gives=streams),
-            Endpoint("POST", "/v1/responses", self.responses, "Answers items", ResponsesBody, gives=streams),
+            HttpEndpoint(
+                "POST", "/v1/chat/completions", self.chat, "Answers a chat", ChatBody, gives=streams
+            ),
+            HttpEndpoint(
+                "POST", "/v1/responses", self.responses, "Answers items", ResponsesBody, gives=streams
+            ),
             *(
-                Endpoint("POST", path, self.vectors, "Refused: the model writes text", gives=())
+                HttpEndpoint("POST", path, self.vectors, "Refused: the model writes text", gives=())
                 for path in VECTORS
             ),
-            Endpoint(
+            HttpEndpoint(
                 "POST",
                 "/v1/messages",
                 self.messages,
@@ -167,19 +171,21 @@ class HttpFront:
                 MessagesBody,
                 gives=streams,
             ),
-            Endpoint(
+            HttpEndpoint(
                 "POST", "/v1/messages/count_tokens", self.count_tokens, "Counts a chat's tokens", CountBody
             ),
-            Endpoint("POST", "/v1/completions", self.completions, "Continues text", TextBody, gives=streams),
-            Endpoint(
+            HttpEndpoint(
+                "POST", "/v1/completions", self.completions, "Continues text", TextBody, gives=streams
+            ),
+            HttpEndpoint(
                 "POST", "/generate", self.generate, "Continues text, as SGLang", GenerateBody, gives=streams
             ),
-            Endpoint("POST", "/abort_request", self.abort, "Ends running requests, as SGLang", AbortBody),
-            Endpoint("POST", "/tokenize", self.tokenize, "Text or a chat to token ids", TokenizeBody),
-            Endpoint("POST", "/detokenize", self.detokenize, "Token ids to text", DetokenizeBody),
+            HttpEndpoint("POST", "/abort_request", self.abort, "Ends running requests, as SGLang", AbortBody),
+            HttpEndpoint("POST", "/tokenize", self.tokenize, "Text or a chat to token ids", TokenizeBody),
+            HttpEndpoint("POST", "/detokenize", self.detokenize, "Token ids to text", DetokenizeBody),
         ]
 
-    def routes(self, endpoints: Sequence[Endpoint]) -> list[Route]:
+    def routes(self, endpoints: Sequence[HttpEndpoint]) -> list[Route]:
         """Starlette's routes of endpoints, behind the key where one asks for it.
 
         A path with one answer to several methods is one route: who asks by another method hears of them all.
@@ -198,7 +204,7 @@ class HttpFront:
         """Whether callers need a key."""
         return self._keys.needed
 
-    def _guarded(self, endpoint: Endpoint) -> Answerer:
+    def _guarded(self, endpoint: HttpEndpoint) -> Answerer:
         return self._keyed(endpoint.answer, endpoint.generates) if endpoint.keyed else endpoint.answer
 
     def _keyed(self, endpoint: Answerer, generates: bool) -> Answerer:
@@ -271,13 +277,21 @@ class HttpFront:
         call = await generate_call(self._config, await self._served(), self._tokenizer, body)
         return self._run(request, call, partial(SglangFormat, call, body.shape, self._tokenizer.table))
 
-    def _run(self, request: Request, call: ApiCall, make_format: Callable[[CallAnswer], Format]) -> Response:
+    def _run(
+        self, request: Request, call: ApiCall, make_format: Callable[[CallAnswer], AnswerFormat]
+    ) -> Response:
         caller = request.state.caller.name
-        life = Lifetime(request.state.came + call.timeout_s, caller, [request_id.get(), call.id, *call.names])
+        life = CallLifetime(
+            request.state.came + call.timeout_s, caller, [request_id.get(), call.id, *call.names]
+        )
         return WhileConnected(partial(self._answer, call.of(caller), life, make_format))
 
     async def _answer(
-        self, call: ApiCall, life: Lifetime, make_format: Callable[[CallAnswer], Format], reply: WireReply
+        self,
+        call: ApiCall,
+        life: CallLifetime,
+        make_format: Callable[[CallAnswer], AnswerFormat],
+        reply: WireReply,
     ) -> None:
         """Runs the call and writes its response, all within the request's time."""
         with self._metrics.meter() as meter, self._running.one(life):
@@ -364,7 +378,12 @@ def _log_end(call: ApiCall, answer: CallAnswer) -> None:
 
 
 async def _stream(
-    call: ApiCall, answer: CallAnswer, format: Format, meter: Meter, life: Lifetime, reply: WireReply
+    call: ApiCall,
+    answer: CallAnswer,
+    format: AnswerFormat,
+    meter: CallMeter,
+    life: CallLifetime,
+    reply: WireReply,
 ) -> None:
     """Sends events as the deltas come; a failure after the first byte can only be sent as an event."""
     await reply.begin_events()
@@ -394,7 +413,7 @@ async def _stream(
     await reply.end(last)
 
 
-async def _collect(answer: CallAnswer, choices: int, meter: Meter) -> list[TextDelta]:
+async def _collect(answer: CallAnswer, choices: int, meter: CallMeter) -> list[TextDelta]:
     """One delta per choice, in order, each with the choice's whole text."""
     parts: list[list[TextDelta]] = [[] for _ in range(choices)]
     while deltas := await answer.take():

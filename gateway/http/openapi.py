@@ -30,7 +30,7 @@ _OF_BODIES = (400, 404, 408, 413)
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class HttpEndpoint:
     """One route. `keyed`: it asks for an API key, if any is configured. `gives`: media types of answers;
     none: it refuses whatever is asked. `query`: the numbers that its query may have.
     """
@@ -50,7 +50,7 @@ class Endpoint:
         return EVENTS in self.gives
 
 
-def described(endpoints: Sequence[Endpoint], *, keys: bool, root: str = "") -> list[Endpoint]:
+def described(endpoints: Sequence[HttpEndpoint], *, keys: bool, root: str = "") -> list[HttpEndpoint]:
     """These endpoints and two more: the document that describes all of them, and the page that shows it.
 
     `keys`: whether any API key is configured. `root`: the path under which a proxy shows them.
@@ -65,15 +65,15 @@ def described(endpoints: Sequence[Endpoint], *, keys: bool, root: str = "") -> l
 
     every = [
         *endpoints,
-        Endpoint("GET", "/openapi.json", tell, "This API as OpenAPI describes it", keyed=False),
-        Endpoint("GET", "/docs", show, "This API as a page", keyed=False, gives=(HTML,)),
+        HttpEndpoint("GET", "/openapi.json", tell, "This API as OpenAPI describes it", keyed=False),
+        HttpEndpoint("GET", "/docs", show, "This API as a page", keyed=False, gives=(HTML,)),
     ]
     whole = document(every if keys else [replace(one, keyed=False) for one in every])
     text = msgspec.json.encode(whole | ({"servers": [{"url": root}]} if root else {}))
     return every
 
 
-def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+def document(endpoints: Sequence[HttpEndpoint]) -> dict[str, Any]:
     """The OpenAPI document of these routes."""
     keyed = any(endpoint.keyed for endpoint in endpoints)
     bodies = frozenset(endpoint.body for endpoint in endpoints if endpoint.body)
@@ -103,7 +103,7 @@ def _schemas(bodies: frozenset[type[Body]]) -> dict[str, Any]:
     return {**found["$defs"], **errors}
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: HttpEndpoint) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "operationId": f"{endpoint.method.lower()} {endpoint.path}",
@@ -119,7 +119,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
-def _parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+def _parameters(endpoint: HttpEndpoint) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"name": name, "in": "query", "required": False, "schema": {"type": "number"}}
         for name in endpoint.query
@@ -130,7 +130,7 @@ def _parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
     return found
 
 
-def _responses(endpoint: Endpoint) -> dict[str, Any]:
+def _responses(endpoint: HttpEndpoint) -> dict[str, Any]:
     """The answers of a route by their statuses; `default` are what any route may fail with."""
     found: dict[str, Any] = {}
     if endpoint.gives:

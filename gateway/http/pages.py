@@ -18,12 +18,12 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from gateway.backends.admission import ServedModel, arithmetic_of, check_model, served_model
 from gateway.backends.base import GenerationBackend
-from gateway.http.openapi import JSON, Endpoint
+from gateway.http.openapi import JSON, HttpEndpoint
 from gateway.observe.metrics import GatewayMetrics
 from gateway.text.sampling_defaults import with_file_names
 
 
-class Pages:
+class ReadEndpoints:
     """The endpoints that read. Each turns a request into a response; `wire` maps what they raise."""
 
     def __init__(self, config: GatewayConfig, backend: GenerationBackend, metrics: GatewayMetrics) -> None:
@@ -32,24 +32,26 @@ class Pages:
         self._metrics = metrics
         self._created = int(time.time())
 
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[HttpEndpoint]:
         """The rows of the route table that this class answers."""
         metrics = (CONTENT_TYPE_LATEST,)
         healthy = "200 when a request would succeed, else 503"
         return [
-            Endpoint("GET", "/v1/models", self.models, "The served model, as a list"),
-            Endpoint("GET", "/v1/models/{name:path}", self.model, "The served model"),
-            Endpoint("GET", "/get_model_info", self.model_info, "The served model, as SGLang describes one"),
-            Endpoint("GET", "/model_info", self.model_info, "The newer name of /get_model_info"),
-            Endpoint("GET", "/server_info", self.server_info, "The server, as SGLang describes one"),
-            Endpoint("GET", "/get_server_info", self.server_info, "The older name of /server_info"),
-            Endpoint("GET", "/cluster", self.cluster, "Every worker, as `eyas doctor` shows it"),
-            Endpoint("GET", "/health", self.health, healthy, keyed=False),
-            Endpoint("GET", "/health_generate", self.health, "The same, by SGLang's name", keyed=False),
-            Endpoint("GET", "/ping", self.health, "The same", keyed=False),
-            Endpoint("POST", "/ping", self.health, "The same", keyed=False),
-            Endpoint("GET", "/version", self.version, "The server's version", keyed=False),
-            Endpoint("GET", "/metrics", self.metrics, "Metrics for Prometheus", gives=metrics),
+            HttpEndpoint("GET", "/v1/models", self.models, "The served model, as a list"),
+            HttpEndpoint("GET", "/v1/models/{name:path}", self.model, "The served model"),
+            HttpEndpoint(
+                "GET", "/get_model_info", self.model_info, "The served model, as SGLang describes one"
+            ),
+            HttpEndpoint("GET", "/model_info", self.model_info, "The newer name of /get_model_info"),
+            HttpEndpoint("GET", "/server_info", self.server_info, "The server, as SGLang describes one"),
+            HttpEndpoint("GET", "/get_server_info", self.server_info, "The older name of /server_info"),
+            HttpEndpoint("GET", "/cluster", self.cluster, "Every worker, as `eyas doctor` shows it"),
+            HttpEndpoint("GET", "/health", self.health, healthy, keyed=False),
+            HttpEndpoint("GET", "/health_generate", self.health, "The same, by SGLang's name", keyed=False),
+            HttpEndpoint("GET", "/ping", self.health, "The same", keyed=False),
+            HttpEndpoint("POST", "/ping", self.health, "The same", keyed=False),
+            HttpEndpoint("GET", "/version", self.version, "The server's version", keyed=False),
+            HttpEndpoint("GET", "/metrics", self.metrics, "Metrics for Prometheus", gives=metrics),
         ]
 
     async def models(self, _: Request) -> Response:

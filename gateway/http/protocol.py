@@ -24,7 +24,7 @@ from eyas.common.errors import (
     RequestTimeout,
     Unavailable,
 )
-from eyas.common.logging import Rarely, known_as
+from eyas.common.logging import RateLimitedLogger, known_as
 from gateway.formats.openai_reply import error_body
 from gateway.http.expect import closes_unread
 from gateway.http.head import check_framing, target, without_upgrade
@@ -51,14 +51,14 @@ class HttpLimits:
     pipelined: int = 16  # requests sent ahead of their answers
 
 
-class Connections:
+class OpenConnections:
     """The open connections of a server. When it is full, a new one replaces the one that is idle longest."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
         self._open: set[HttpProtocol] = set()
         self._waiting: dict[HttpProtocol, None] = {}  # they wait for a request; the one idle longest is first
-        self._alarm = Rarely(_log)
+        self._alarm = RateLimitedLogger(_log)
         self.outbox = PartsOutbox()
 
     def protocol(self, **given: Any) -> HttpProtocol:
@@ -98,7 +98,7 @@ class HttpProtocol(HttpToolsProtocol):
     Its methods are callbacks of asyncio, uvicorn and the HTTP parser.
     """
 
-    def __init__(self, connections: Connections, **given: Any) -> None:
+    def __init__(self, connections: OpenConnections, **given: Any) -> None:
         super().__init__(**given)
         self._connections = connections
         self._limits = connections.limits

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from eyas.common.cluster.listening import listen
 from eyas.common.security.tls_door import TlsDoor
-from gateway.http.protocol import Connections, HttpLimits
+from gateway.http.protocol import HttpLimits, OpenConnections
 
 GRACE_S = 3  # after `aclose`, the last bytes of answers have this long to leave
 
@@ -33,10 +33,10 @@ class HttpServer:
         """`shared`: other processes may listen there too. `tls` None: in plain."""
         self._listener = listen(host, port, "port", shared)
         self._tls = None if tls is None else TlsDoor(self._listener, tls, limits.connections)
-        self._server = _Server(
+        self._server = _HttpServer(
             uvicorn.Config(
                 app,
-                http=Connections(limits).protocol,  # type: ignore[arg-type]  # uvicorn only calls it
+                http=OpenConnections(limits).protocol,  # type: ignore[arg-type]  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -70,7 +70,7 @@ class HttpServer:
         await self._serving
 
 
-class _Server(uvicorn.Server):
+class _HttpServer(uvicorn.Server):
     def protocol(self) -> asyncio.Protocol:
         """For one more connection, as uvicorn itself makes it."""
         make: Any = self.config.http_protocol_class

@@ -23,7 +23,7 @@ SUFFIX = ".sock"
 METRICS = "metrics"
 
 
-class Siblings:
+class GatewaySiblings:
     """One of the processes. `socket` is its own; those of the others are in the same folder."""
 
     def __init__(self, socket: Path) -> None:
@@ -87,10 +87,10 @@ def labelled(pages: Mapping[str, bytes]) -> bytes:
             known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 known.add_sample(sample.name, {**sample.labels, "process": name}, sample.value)
-    return generate_latest(_Known(families.values()))
+    return generate_latest(_KnownSibling(families.values()))
 
 
-class _Known(Collector):
+class _KnownSibling(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from eyas.common.errors import Forbidden, InvalidRequest
 from gateway.backends.base import GenerationBackend
-from gateway.http.openapi import Endpoint
+from gateway.http.openapi import HttpEndpoint
 from gateway.http.pages import json_response
 
 WAIT_S = 1.0  # for what has just been answered to leave the workers, and a canary to end
@@ -15,17 +15,17 @@ MOST_WAIT_S = 600.0
 OWN_PAGES = ("none", "same-origin")
 
 
-class Upkeep:
+class AdminEndpoints:
     """The endpoints. Each turns a request into a response; `wire` maps what they raise."""
 
     def __init__(self, backend: GenerationBackend) -> None:
         self._backend = backend
 
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[HttpEndpoint]:
         """The rows of the route table that this class answers."""
         told = "Drops every worker's prefix cache, as SGLang; 400 while requests run"
         return [
-            Endpoint(method, "/flush_cache", self.flush, told, query=("timeout",))
+            HttpEndpoint(method, "/flush_cache", self.flush, told, query=("timeout",))
             for method in ("GET", "POST")
         ]
 

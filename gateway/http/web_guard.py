@@ -20,7 +20,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import Forbidden
 from eyas.common.logging import known_as
 from gateway.http.wire import error_response
-from gateway.limits.keys import Keys
+from gateway.limits.keys import KeyRing
 
 ANY = "*"
 _PORT = re.compile(r":[0-9]*$")
@@ -30,7 +30,7 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 def guarded(app: ASGIApp, config: GatewayConfig) -> ASGIApp:
     """`app`, behind the guard if callers need no key. Raises ConfigError for a key file that is none."""
-    return app if Keys(config).needed else WebGuard(app, config)
+    return app if KeyRing(config).needed else WebGuard(app, config)
 
 
 class WebGuard:

@@ -67,7 +67,7 @@ ANTHROPIC = "/v1/messages"  # where errors have that API's shape
 _log = logging.getLogger("eyas.gateway")
 
 
-class Arriving:
+class PendingBodies:
     """The bodies that are not complete. When they hold too much, the one that began first is given up: what
     takes longest to send a body is slow or silent, and what has just begun may be neither.
     """
@@ -110,7 +110,7 @@ def body_limit(context: int) -> int:
     return max(LEAST_BODY_BYTES, BODY_BYTES_PER_TOKEN * context)
 
 
-async def read_body(request: Request, limit: int, arriving: Arriving) -> bytes:
+async def read_body(request: Request, limit: int, arriving: PendingBodies) -> bytes:
     """The whole body. Raises PayloadTooLarge as soon as it is known to have more than `limit` bytes,
     RequestTimeout if it does not arrive within `BODY_TIMEOUT_S`, Overloaded if too many arrive with it,
     Cancelled if the client disconnects, InvalidRequest for one that is compressed.
@@ -207,7 +207,7 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-class Cors(CORSMiddleware):
+class AuthorizationCors(CORSMiddleware):
     """Starlette's middleware, which also allows `Authorization`: `*` does not cover that header.
 
     It answers preflight requests before `RequestMiddleware` hears of them, so it gives them an id itself.
@@ -246,7 +246,7 @@ class RequestMiddleware:
         named = request_id.set(known_id)
         tracer = self._metrics.tracer
         try:
-            with quotas.Metered():
+            with quotas.MeteredCall():
                 if tracer is None:
                     await self._serve(known_id, scope, receive, send)
                 else:

@@ -17,7 +17,7 @@ from eyas.common.errors import DeadlineExceeded, Overloaded
 from eyas.common.types import GenerationRequest
 from gateway.backends.base import GenerationBackend, GenerationStream, PassingBackend, WatchedStream
 from gateway.backends.silence import SILENCE_S
-from gateway.limits.turns import Claim, FairQueue
+from gateway.limits.turns import FairQueue, QueueClaim
 
 LOOK_S = 0.1  # a place may also be freed by requests of another gateway
 
@@ -31,7 +31,7 @@ class FairBackend(PassingBackend):
         super().__init__(backend)
         self._weight = weight
         self._held: dict[str, int] = {}  # by caller: requests that are open, or wait here
-        self._turns: FairQueue[_Place] = FairQueue()
+        self._turns: FairQueue[_QueuedRequest] = FairQueue()
 
     async def start(self, request: GenerationRequest) -> GenerationStream:
         caller = request.caller
@@ -65,9 +65,9 @@ class FairBackend(PassingBackend):
         clock = asyncio.get_running_loop().time
         began, wait_s = clock(), min(request.timeout_s, SILENCE_S)
         tokens = len(request.prompt_ids) + len(request.choices) * request.params.max_tokens
-        place = _Place()
+        place = _QueuedRequest()
         self._turns.add(
-            place, Claim(request.caller, tokens, self._weight(request.caller), request.priority, clock())
+            place, QueueClaim(request.caller, tokens, self._weight(request.caller), request.priority, clock())
         )
         try:
             async with asyncio.timeout(wait_s):
@@ -102,7 +102,7 @@ class FairBackend(PassingBackend):
             self._turns.first().free.set()
 
 
-class _Place:
+class _QueuedRequest:
     """A request that waits."""
 
     def __init__(self) -> None:

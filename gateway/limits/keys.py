@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, Unauthorized
-from eyas.common.security.key_file import Key, digest_of, read
+from eyas.common.security.key_file import ApiKey, digest_of, read
 
 LOOK_S = 1.0  # a file is looked at when a caller comes, and this long after the last look at the earliest
 _NAME_DIGITS = 12
@@ -25,13 +25,13 @@ _log = logging.getLogger("eyas.gateway")
 
 
 @dataclass(frozen=True)
-class Caller:
+class ApiCaller:
     """Who calls, as limits and metrics may say: the name of its key; "" where no key is needed."""
 
     name: str
 
 
-class Keys:
+class KeyRing:
     """The valid keys. Without a source of keys none is `needed`: every caller is let in, by the same name."""
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -40,11 +40,11 @@ class Keys:
         self._file = None if config.api_key_file is None else _KeyFile(config.api_key_file)
         self.needed = bool(self._keys) or self._file is not None
 
-    def caller(self, headers: Mapping[str, str]) -> Caller:
+    def caller(self, headers: Mapping[str, str]) -> ApiCaller:
         """Who sends these headers or metadata, by names in lower case. Raises Unauthorized without a key."""
         return self._who(_key_in(headers))
 
-    def reader(self, headers: Mapping[str, str], method: str) -> Caller:
+    def reader(self, headers: Mapping[str, str], method: str) -> ApiCaller:
         """The same for a browser, which asks its user for a name and a password: the password is the key.
 
         A browser sends these by itself wherever a page of any site asks for this server. So they count for
@@ -55,9 +55,9 @@ class Keys:
             key = _password(headers.get("authorization", ""))
         return self._who(key)
 
-    def _who(self, given: str) -> Caller:
+    def _who(self, given: str) -> ApiCaller:
         if not self.needed:
-            return Caller("")
+            return ApiCaller("")
         keys = self._keys if self._file is None else self._file.keys()
         digest = digest_of(given)
         # Every key is compared in constant time, so that the time does not tell how close a guess was.
@@ -67,7 +67,7 @@ class Keys:
                 "the API key is missing or wrong: send 'Authorization: Bearer KEY' or 'x-api-key: KEY' "
                 "(over gRPC as metadata)"
             )
-        return Caller(matches[0])
+        return ApiCaller(matches[0])
 
 
 class _KeyFile:
@@ -79,7 +79,7 @@ class _KeyFile:
         self._keys = read(path)
         self._looked = time.monotonic()
 
-    def keys(self) -> tuple[Key, ...]:
+    def keys(self) -> tuple[ApiKey, ...]:
         """The keys that count now; none for a file from which all were removed."""
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
@@ -110,10 +110,10 @@ def _mark(path: str) -> tuple[int, ...] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _named(keys: Iterable[str]) -> tuple[Key, ...]:
+def _named(keys: Iterable[str]) -> tuple[ApiKey, ...]:
     """Keys that came without names: each has the start of its hash, at every gateway the same."""
     digests = [digest_of(key) for key in keys]
-    return tuple(Key(digest[:_NAME_DIGITS], digest) for digest in digests)
+    return tuple(ApiKey(digest[:_NAME_DIGITS], digest) for digest in digests)
 
 
 def _key_in(headers: Mapping[str, str]) -> str:

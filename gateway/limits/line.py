@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from gateway.limits.turns import Claim, FairQueue
+from gateway.limits.turns import FairQueue, QueueClaim
 
 Item = TypeVar("Item", bound=Hashable)
 Holder = tuple[str, bool]  # a caller, and whether its pieces are large
@@ -77,9 +77,9 @@ class BoundedQueue(Generic[Item]):
             if not own:
                 del self._sizes[holder]
 
-    def _claim(self, caller: str, size: int) -> Claim:
+    def _claim(self, caller: str, size: int) -> QueueClaim:
         kind = "large" if size > self._small else "small"
-        return Claim(f"{caller}\0{kind}", float(size), self._weight(caller))
+        return QueueClaim(f"{caller}\0{kind}", float(size), self._weight(caller))
 
     def _heaviest(self) -> Holder:
         """Of the caller who holds most, for its weight, the kind of which it holds more."""

@@ -22,7 +22,7 @@ from gateway.limits.pace import ReadQueue
 FLAG = "key-limits"
 
 # What the call that this code serves has used; tasks inherit it from the code that starts them.
-current: ContextVar[Use | None] = ContextVar("use", default=None)
+current: ContextVar[QuotaUse | None] = ContextVar("use", default=None)
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class KeyLimits:
 
 @dataclass(frozen=True)
 class CallerLimits:
-    """What callers may use. `keys`: by caller (`gateway.limits.keys.Caller.name`). `default`: of each other
-    key, and of callers without one.
+    """What callers may use. `keys`: by caller (`gateway.limits.keys.ApiCaller.name`). `default`: of each
+    other key, and of callers without one.
     """
 
     default: KeyLimits = KeyLimits()
@@ -87,7 +87,7 @@ def _wrong(reason: str) -> ConfigError:
     return ConfigError(f"--{FLAG}: {reason}", param=FLAG)
 
 
-class Bucket:
+class TokenBucket:
     """Holds up to `per_minute` and fills by as much per minute. Times are seconds of one clock."""
 
     def __init__(self, per_minute: int, now: float) -> None:
@@ -108,7 +108,7 @@ class Bucket:
         return max(level - self.level(now), 0.0) * 60 / self.per_minute
 
 
-class Account:
+class CallerAccount:
     """What one caller has used. Its buckets are there only for the limits that it has."""
 
     def __init__(self, limits: KeyLimits, now: float) -> None:
@@ -147,8 +147,8 @@ class Account:
         return told
 
 
-def _bucket(per_minute: int | None, now: float) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute, now)
+def _bucket(per_minute: int | None, now: float) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket(per_minute, now)
 
 
 def _span(seconds: float) -> str:
@@ -159,7 +159,7 @@ def _span(seconds: float) -> str:
     return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
 
 
-class Quotas:
+class CallerQuotas:
     """The accounts of all callers of one gateway process. `pace`: the turns of their requests."""
 
     def __init__(
@@ -168,21 +168,21 @@ class Quotas:
         self.limits = limits or CallerLimits()
         self.clock = clock
         self.pace = ReadQueue(lambda caller: self.limits.of(caller).weight)
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, CallerAccount] = {}
 
-    def use(self, caller: str) -> Use:
+    def use(self, caller: str) -> QuotaUse:
         """A call of this caller that has not begun."""
         if caller not in self._accounts:
             now = self.clock()
             self._accounts = {n: a for n, a in self._accounts.items() if not a.is_idle(now)}
-            self._accounts[caller] = Account(self.limits.of(caller), now)
-        return Use(self._accounts[caller], self.clock)
+            self._accounts[caller] = CallerAccount(self.limits.of(caller), now)
+        return QuotaUse(self._accounts[caller], self.clock)
 
 
-class Use:
+class QuotaUse:
     """What one call uses of its caller's account, from `enter` to `leave`."""
 
-    def __init__(self, account: Account, clock: Callable[[], float]) -> None:
+    def __init__(self, account: CallerAccount, clock: Callable[[], float]) -> None:
         self._account = account
         self._clock = clock
         self._entered = False
@@ -204,11 +204,11 @@ class Use:
             self._account.tokens.take(tokens, self._clock())
 
     def headers(self) -> dict[str, str]:
-        """See `Account.headers`."""
+        """See `CallerAccount.headers`."""
         return self._account.headers(self._clock())
 
 
-class Metered:
+class MeteredCall:
     """Around one call: what it has entered by its end, it leaves. (A class: every request pays for it.)"""
 
     def __enter__(self) -> None:

@@ -21,7 +21,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Claim:
+class QueueClaim:
     """What an item asks for.
 
     `cost`: its work, in any unit. `priority`: lower is earlier. `arrived`: seconds.
@@ -39,7 +39,7 @@ class FairQueue(Generic[Item]):
 
     def __init__(self) -> None:
         self._lines: dict[str, list[tuple[float, int, Item]]] = {}
-        self._claims: dict[Item, tuple[Claim, tuple[float, int, Item]]] = {}
+        self._claims: dict[Item, tuple[QueueClaim, tuple[float, int, Item]]] = {}
         self._times: dict[str, float] = {}  # virtual, by caller
         self._now = 0.0  # the virtual time of the last that was served
         self._numbers = itertools.count()
@@ -47,7 +47,7 @@ class FairQueue(Generic[Item]):
     def __len__(self) -> int:
         return len(self._claims)
 
-    def add(self, item: Item, claim: Claim) -> None:
+    def add(self, item: Item, claim: QueueClaim) -> None:
         """The item waits from now on."""
         if claim.caller not in self._lines:
             self._times = {

@@ -21,7 +21,7 @@ from eyas.common.types import GenerationRequest, Role, TokenEntry
 from gateway.backends.base import BackendHealth, GenerationBackend, GenerationStream, Lanes, PassingBackend
 from gateway.observe.metrics import GatewayMetrics
 from gateway.routing import router
-from gateway.routing.router import Candidate
+from gateway.routing.router import RouterCandidate
 from gateway.text.entries import RequestTrace
 
 PROMPT = (0, 1, 2, 3)
@@ -44,7 +44,7 @@ class CanarySchedule:
     busy_timeout_s: float = 30.0  # while real requests are running
 
 
-class Canary(PassingBackend):
+class CanaryBackend(PassingBackend):
     """A backend that is healthy only if a request has lately got through the backend behind it.
 
     Its owner runs `run` as a task; without it only real requests are proofs.
@@ -197,7 +197,7 @@ class CanaryRun:
             return "prefill"
         return "decode" if self._heard(Role.DECODE) else "transfer"
 
-    def detour(self, links: Sequence[Candidate]) -> str:
+    def detour(self, links: Sequence[RouterCandidate]) -> str:
         """Which part of the path a successful run did without, as a sentence; empty if none."""
         alone = any(link.can(Role.PREFILL) and link.can(Role.DECODE) for link in links)
         if alone or any(leg.transfer_path for leg in self._trace.legs):
@@ -217,7 +217,7 @@ class CanaryRun:
 class ObservedStream(GenerationStream):
     """A real request's stream; it reports the first token from decode to the canary."""
 
-    def __init__(self, stream: GenerationStream, canary: Canary) -> None:
+    def __init__(self, stream: GenerationStream, canary: CanaryBackend) -> None:
         self._stream = stream
         self._canary = canary
         self._proved = False

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from eyas.common.errors import NotFound
-from gateway.http.openapi import HTML, Endpoint
+from gateway.http.openapi import HTML, HttpEndpoint
 from gateway.http.pages import json_response
 from gateway.observe.metrics import GatewayMetrics
 
@@ -35,7 +35,7 @@ _HEADERS = {
 }
 
 
-class Console:
+class ConsoleEndpoints:
     """The endpoints of the console."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
@@ -44,13 +44,13 @@ class Console:
         folder = files("gateway") / "static" / "console"
         self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[HttpEndpoint]:
         """The rows of the route table that this class answers."""
         return [
-            Endpoint("GET", "/", self.page, "The console", gives=(HTML,)),
-            Endpoint("GET", "/console/{name}", self.file, "A file of the console", gives=(SCRIPT, CSS)),
-            Endpoint("GET", "/requests", self.requests, "The last requests that ended, and their times"),
-            Endpoint("GET", "/history", self.history, "The console's figures of the last 15 minutes"),
+            HttpEndpoint("GET", "/", self.page, "The console", gives=(HTML,)),
+            HttpEndpoint("GET", "/console/{name}", self.file, "A file of the console", gives=(SCRIPT, CSS)),
+            HttpEndpoint("GET", "/requests", self.requests, "The last requests that ended, and their times"),
+            HttpEndpoint("GET", "/history", self.history, "The console's figures of the last 15 minutes"),
         ]
 
     async def page(self, _: Request) -> Response:
@@ -62,12 +62,12 @@ class Console:
         return self._answer(request.path_params["name"])
 
     async def requests(self, _: Request) -> Response:
-        """What `Recent` holds, and the last failures. It tells nothing of what was said."""
+        """What `RecentRequests` holds, and the last failures. It tells nothing of what was said."""
         failures = self._timeline.failures
         return json_response({"requests": self._recent.newest_first(), "failures": failures})
 
     async def history(self, _: Request) -> Response:
-        """What `Timeline` holds; no samples where several processes share the port."""
+        """What `GatewayTimeline` holds; no samples where several processes share the port."""
         return json_response(self._timeline.told())
 
     def _answer(self, name: str) -> Response:

@@ -24,7 +24,7 @@ PEERS = (
 """What each worker that computes the model has, by its address in the label `engine`."""
 
 
-class Renamed(msgspec.Struct, frozen=True):
+class RenamedMetric(msgspec.Struct, frozen=True):
     """A figure of ours (without `_total`) under the name that another server has for the same.
 
     `where`: of the series with these labels alone, which are left out. `label`: (ours, theirs).
@@ -51,27 +51,27 @@ class Renamed(msgspec.Struct, frozen=True):
         return self.label[1] if name == self.label[0] else name
 
 
-def _stage(stage: str, theirs: str) -> Renamed:
-    return Renamed("eyas_request_stage_seconds", theirs, (("stage", stage),))
+def _stage(stage: str, theirs: str) -> RenamedMetric:
+    return RenamedMetric("eyas_request_stage_seconds", theirs, (("stage", stage),))
 
 
 VLLM = (
-    Renamed("eyas_prompt_tokens", "vllm:prompt_tokens"),
-    Renamed("eyas_generation_tokens", "vllm:generation_tokens"),
-    Renamed("eyas_request_prompt_tokens", "vllm:request_prompt_tokens"),
-    Renamed("eyas_request_generation_tokens", "vllm:request_generation_tokens"),
-    Renamed("eyas_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"),
-    Renamed("eyas_inter_token_latency_seconds", "vllm:inter_token_latency_seconds"),
-    Renamed("eyas_inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
-    Renamed("eyas_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds"),
+    RenamedMetric("eyas_prompt_tokens", "vllm:prompt_tokens"),
+    RenamedMetric("eyas_generation_tokens", "vllm:generation_tokens"),
+    RenamedMetric("eyas_request_prompt_tokens", "vllm:request_prompt_tokens"),
+    RenamedMetric("eyas_request_generation_tokens", "vllm:request_generation_tokens"),
+    RenamedMetric("eyas_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"),
+    RenamedMetric("eyas_inter_token_latency_seconds", "vllm:inter_token_latency_seconds"),
+    RenamedMetric("eyas_inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    RenamedMetric("eyas_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds"),
     _stage("queue", "vllm:request_queue_time_seconds"),
     _stage("prefill", "vllm:request_prefill_time_seconds"),
-    Renamed("eyas_request_finished", "vllm:request_success", label=("reason", "finished_reason")),
-    Renamed("eyas_prompt_tokens", "vllm:prefix_cache_queries"),
-    Renamed("eyas_cached_prompt_tokens", "vllm:prefix_cache_hits"),
-    Renamed("eyas_verify_steps", "vllm:spec_decode_num_drafts"),
-    Renamed("eyas_draft_tokens_offered", "vllm:spec_decode_num_draft_tokens"),
-    Renamed("eyas_draft_tokens_accepted", "vllm:spec_decode_num_accepted_tokens"),
+    RenamedMetric("eyas_request_finished", "vllm:request_success", label=("reason", "finished_reason")),
+    RenamedMetric("eyas_prompt_tokens", "vllm:prefix_cache_queries"),
+    RenamedMetric("eyas_cached_prompt_tokens", "vllm:prefix_cache_hits"),
+    RenamedMetric("eyas_verify_steps", "vllm:spec_decode_num_drafts"),
+    RenamedMetric("eyas_draft_tokens_offered", "vllm:spec_decode_num_draft_tokens"),
+    RenamedMetric("eyas_draft_tokens_accepted", "vllm:spec_decode_num_accepted_tokens"),
 )
 """docs/metrics.md has them as a table."""
 

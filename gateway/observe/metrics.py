@@ -16,11 +16,11 @@ from prometheus_client.registry import Collector
 from eyas.common.errors import EyasError
 from eyas.common.metrics import PlainHistogram
 from eyas.common.types import FinishCause
-from gateway.http.siblings import METRICS, Siblings
-from gateway.observe.recent import Recent
-from gateway.observe.timeline import Timeline
+from gateway.http.siblings import METRICS, GatewaySiblings
+from gateway.observe.recent import RecentRequests
+from gateway.observe.timeline import GatewayTimeline
 from gateway.observe.timings import pulls
-from gateway.observe.tracing import Tracer, current
+from gateway.observe.tracing import RequestTracer, current
 from gateway.text.entries import RequestTrace, TextDelta, UsageCounts
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -143,10 +143,10 @@ class GatewayMetrics:
     may ask for them.
     """
 
-    tracer: Tracer | None = None  # takes the spans of calls; its owner sets it
+    tracer: RequestTracer | None = None  # takes the spans of calls; its owner sets it
     exported: Collector  # what the page shows of the registry; the HTTP front names the model there
 
-    def __init__(self, registry: CollectorRegistry, siblings: Siblings | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry, siblings: GatewaySiblings | None = None) -> None:
         self.registry = self.exported = registry
         self.siblings = siblings
         self.serving = Gauge("eyas_serving", "1 while /health answers 200", registry=registry)
@@ -203,8 +203,8 @@ class GatewayMetrics:
         self.sizes = SizeMetrics(registry)
         self.turns = TurnMetrics(registry)
         self.placement = PlacementMetrics(registry)
-        self.recent = Recent()
-        self.timeline = Timeline(registry)
+        self.recent = RecentRequests()
+        self.timeline = GatewayTimeline(registry)
         self._sampling: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> GatewayMetrics:
@@ -225,12 +225,12 @@ class GatewayMetrics:
         """Its figures in Prometheus' text; beside siblings, those of all of them."""
         return generate_latest(self.exported) if self.siblings is None else await self.siblings.page()
 
-    def meter(self) -> Meter:
+    def meter(self) -> CallMeter:
         """A meter for one call."""
-        return Meter(self)
+        return CallMeter(self)
 
 
-class Rhythm:
+class TokenRhythm:
     """When the tokens of one choice come. `last`: when its last tokens came, monotonic seconds; 0 before.
 
     `observe` counts the seconds per token that they took.
@@ -249,16 +249,16 @@ class Rhythm:
             self.observe((now - last) / count)
 
 
-class Meter:
+class CallMeter:
     """Measures one call. A context manager around everything after the request is parsed."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._start = 0.0
-        self._rhythms: dict[int, Rhythm] = {}  # by choice
+        self._rhythms: dict[int, TokenRhythm] = {}  # by choice
         self._finishes: list[FinishCause] = []
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> CallMeter:
         self._metrics.running.inc()
         self._start = time.monotonic()
         return self
@@ -283,10 +283,10 @@ class Meter:
             self._metrics.first_token.observe(now - self._start)
         self.rhythm(choice).tokens(count, now)
 
-    def rhythm(self, choice: int) -> Rhythm:
+    def rhythm(self, choice: int) -> TokenRhythm:
         """What counts the tokens of a choice, once the call has had some."""
         if choice not in self._rhythms:
-            self._rhythms[choice] = Rhythm(self._metrics.inter_token)
+            self._rhythms[choice] = TokenRhythm(self._metrics.inter_token)
         return self._rhythms[choice]
 
     def failed(self, error: EyasError) -> None:

@@ -57,7 +57,7 @@ class RecentRequest(msgspec.Struct, frozen=True):
     parts: list[PartObject]
 
 
-class Recent:
+class RecentRequests:
     """The last `KEPT` requests."""
 
     def __init__(self) -> None:

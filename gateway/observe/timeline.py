@@ -34,8 +34,8 @@ FIGURES = frozenset(
 
 
 class TimelineSample(msgspec.Struct, frozen=True, array_like=True):
-    """The totals at a moment: seconds since 1970, and a value per series, in the order of `Timeline.series`;
-    a series that came later has none here.
+    """The totals at a moment: seconds since 1970, and a value per series, in the order
+    of `GatewayTimeline.series`; a series that came later has none here.
     """
 
     time: float
@@ -55,7 +55,7 @@ class CallFailure(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Timeline:
+class GatewayTimeline:
     """The samples and the failures."""
 
     def __init__(self, figures: Collector) -> None:

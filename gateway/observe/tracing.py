@@ -27,7 +27,7 @@ NAME = "eyas-gateway"  # of the service, unless OTEL_SERVICE_NAME says another
 current: ContextVar[CallSpan | None] = ContextVar("span", default=None)
 
 
-def tracer(endpoint: str | None) -> Tracer | None:
+def tracer(endpoint: str | None) -> RequestTracer | None:
     """Sends spans by OTLP (gRPC) to `endpoint`, or to that of the environment; None if there is neither.
 
     All else is as OpenTelemetry's own variables say: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, ...
@@ -46,7 +46,7 @@ def tracer(endpoint: str | None) -> Tracer | None:
     name = os.environ.get("OTEL_SERVICE_NAME", NAME)
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
-    return Tracer(provider)
+    return RequestTracer(provider)
 
 
 def failed(error: EyasError) -> None:
@@ -55,7 +55,7 @@ def failed(error: EyasError) -> None:
         span.failed(error.code)
 
 
-class Tracer:
+class RequestTracer:
     """Makes spans with a provider of OpenTelemetry's SDK, which it shuts down at its own end."""
 
     def __init__(self, provider: Any) -> None:

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.common.errors import InvalidRequest
-from eyas.common.grammars.regex_syntax import Unheld
-from eyas.common.grammars.string_rules import StringPattern, Writing, rules_of
+from eyas.common.grammars.regex_syntax import UnsupportedPattern
+from eyas.common.grammars.string_rules import StringContext, StringPattern, rules_of
 from eyas.common.grammars.text_formats import text_of
 from gateway.parsers.bare_values import ParameterFormat
-from gateway.parsers.kinds import BRANCHES, Kinds, ValueKind, kinds_of
+from gateway.parsers.kinds import BRANCHES, ParameterKinds, ValueKind, kinds_of
 from gateway.parsers.parameters import (
     OTHER_NAMES,
-    Parameters,
+    ObjectParameters,
     constraint,
     only_text,
     parameters_of,
@@ -31,7 +31,7 @@ from gateway.parsers.parameters import (
 from gateway.parsers.tags import Format, arguments, either, optional, sequence, text
 
 _SAYS_NOTHING = frozenset("title description default examples deprecated readOnly writeOnly $comment".split())
-_WITHOUT_TAGS = Writing("<")  # what tags begin with
+_WITHOUT_TAGS = StringContext("<")  # what tags begin with
 
 
 def parameters(tool: str, schema: Mapping[str, Any], written: ParameterFormat) -> Format:
@@ -39,22 +39,22 @@ def parameters(tool: str, schema: Mapping[str, Any], written: ParameterFormat) -
 
     Raises InvalidRequest for what cannot be held to.
     """
-    branch = _Branch(written, kinds_of(schema), schema)
+    branch = _ObjectBranch(written, kinds_of(schema), schema)
     try:
         return either([branch.of(part) for part in parameters_of(schema)])
     except InvalidRequest as error:
         raise InvalidRequest(f"{unfollowed(tool)}{error.message}", param="tools") from None
 
 
-class _Branch:
+class _ObjectBranch:
     """The grammar of an object's parameters; `root`: where references are looked up."""
 
-    def __init__(self, written: ParameterFormat, kinds: Kinds, root: Any) -> None:
+    def __init__(self, written: ParameterFormat, kinds: ParameterKinds, root: Any) -> None:
         self._written = written
         self._kinds = kinds
         self._root = root
 
-    def of(self, parameters: Parameters) -> Format:
+    def of(self, parameters: ObjectParameters) -> Format:
         lines = []
         for title, value in parameters.named.items():
             if not re.fullmatch(self._written.name, title):
@@ -87,7 +87,7 @@ class _Branch:
         only_text(schema, self._root, f"#/properties/{title[:100]}")
         try:
             return either(self._words(schema))
-        except Unheld as reason:
+        except UnsupportedPattern as reason:
             unheld(title, str(reason))
 
     def _free(self) -> Format:
@@ -108,7 +108,9 @@ class _Branch:
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, str) and self._written.end in value:
-            raise Unheld(f"a value holds {self._written.end}, which ends it in the model's format")
+            raise UnsupportedPattern(
+                f"a value holds {self._written.end}, which ends it in the model's format"
+            )
         return value if isinstance(value, str) else json.dumps(value)
 
     def _bounded(self, said: Mapping[str, Any]) -> Format:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gateway.parsers.kinds import ValueKind
 from gateway.parsers.python_values import as_json, literal
-from gateway.parsers.source import CutShort, Malformed, ParsedText, Sink, Wait, unbroken
+from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Sink, Wait, unbroken
 from gateway.parsers.tags import quoted
 
 
@@ -39,7 +39,7 @@ def bare(source: ParsedText, sink: Sink, written: ParameterFormat, kind: ValueKi
         return
     if written.lines:
         yield from source.accept("\n")
-    words = _Text(sink, "\n" if written.lines else "")
+    words = _StringWriter(sink, "\n" if written.lines else "")
     if kind.is_text:
         words.open()
         yield from _upto_end(source, words.add, written)
@@ -60,7 +60,7 @@ def _value(text: str, kind: ValueKind) -> str:
         value = literal(text)
         is_meant = kind.names(value) and not isinstance(value, str)
         return as_json(value) if is_meant else quoted(text)
-    except Malformed:
+    except MalformedOutput:
         return quoted(text)
 
 
@@ -102,7 +102,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-class _Text:
+class _StringWriter:
     """Writes a JSON string piece by piece. What `ends` it is held back: it is none of the value."""
 
     def __init__(self, sink: Sink, ends: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import CutShort, Malformed, ParsedText, Wait, ignore, unbroken
+from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Wait, ignore, unbroken
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The tools that an answer may call: JSON schemas of their parameters, by name."""
@@ -30,7 +30,7 @@ def attempt(source: ParsedText, out: ParsedOutput, reading: Wait[None]) -> Wait[
     source.keep()
     try:
         yield from reading
-    except Malformed:
+    except MalformedOutput:
         if out.is_open:
             out.done()
             return True
@@ -44,7 +44,7 @@ def attempt(source: ParsedText, out: ParsedOutput, reading: Wait[None]) -> Wait[
 
 
 def begin(source: ParsedText, out: ParsedOutput, name: str, known: Tools | None = None) -> None:
-    """Begins a call: from here on what is read is its own. Raises Malformed for what is no name.
+    """Begins a call: from here on what is read is its own. Raises MalformedOutput for what is no name.
 
     `known`: the only names that there are; None: any.
     """
@@ -55,12 +55,12 @@ def begin(source: ParsedText, out: ParsedOutput, name: str, known: Tools | None 
 
 def call_by_name(source: ParsedText, out: ParsedOutput, name: str, ends: tuple[str, ...]) -> Wait[None]:
     """Reads the arguments of a call whose name is known: an object, or nothing where one of `ends` follows or
-    the text ends. Raises Malformed for anything else.
+    the text ends. Raises MalformedOutput for anything else.
     """
     if (yield from source.peek()) == "{":
-        yield from _Arguments(source, out, name).read()
+        yield from _ArgumentsReader(source, out, name).read()
     elif not (yield from source.leads_to(ends)):
-        raise Malformed
+        raise MalformedOutput
     else:
         begin(source, out, name)
     out.done()
@@ -70,7 +70,7 @@ def call_by_name(source: ParsedText, out: ParsedOutput, name: str, ends: tuple[s
 def call_object(source: ParsedText, out: ParsedOutput, known: Tools | None = None) -> Wait[None]:
     """Reads {"name": ..., "arguments": {...}}, its keys in any order; others are skipped. "parameters" is
     another name of the arguments, which may also be the text of an object. Of a key that comes twice the
-    first counts. Raises Malformed for anything else.
+    first counts. Raises MalformedOutput for anything else.
     """
     call = _CallObject(source, out, known)
     try:
@@ -136,7 +136,7 @@ class _CallObject:
     def _arguments(self) -> Wait[None]:
         first = yield from self._source.peek()
         if first == "{" and self._name:
-            yield from _Arguments(self._source, self._out, self._name, self._known).read()
+            yield from _ArgumentsReader(self._source, self._out, self._name, self._known).read()
         else:
             self._early = yield from _whole(self._source)
             if self._name:
@@ -149,7 +149,7 @@ class _CallObject:
             self._out.arguments(self._early)
 
 
-class _Arguments:
+class _ArgumentsReader:
     """A call's object of arguments as it is read. The call begins once it is whole, or longer than HELD."""
 
     def __init__(self, source: ParsedText, out: ParsedOutput, name: str, known: Tools | None = None) -> None:
@@ -183,13 +183,13 @@ class _Arguments:
 
 
 def check_object(text: str) -> None:
-    """Raises Malformed unless the text is a JSON object."""
+    """Raises MalformedOutput unless the text is a JSON object."""
     try:
         is_object = isinstance(json.loads(text, parse_constant=_refuse), dict)
     except (ValueError, RecursionError):
-        raise Malformed from None
+        raise MalformedOutput from None
     if not is_object:
-        raise Malformed
+        raise MalformedOutput
 
 
 def _refuse(constant: str) -> None:
@@ -199,7 +199,7 @@ def _refuse(constant: str) -> None:
 
 def _check(name: str, known: Tools | None) -> None:
     if len(name) > MAX_NAME or not NAME.fullmatch(name) or (known is not None and name not in known):
-        raise Malformed
+        raise MalformedOutput
 
 
 def _whole(source: ParsedText) -> Wait[str]:
@@ -220,12 +220,12 @@ def _string(source: ParsedText) -> Wait[str]:
     """Reads a JSON string, and gives what it says."""
     first = yield from source.peek()
     if first != '"':
-        raise Malformed if first else CutShort
+        raise MalformedOutput if first else CutShort
     parts: list[str] = []
     yield from source.json(parts.append)
     try:
         text = json.loads("".join(parts), strict=False)
         text.encode()  # half a surrogate pair is no text
     except ValueError:
-        raise Malformed from None
+        raise MalformedOutput from None
     return str(text)

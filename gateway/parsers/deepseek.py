@@ -10,7 +10,7 @@ import re
 
 from gateway.parsers.calls import NAME, Tools, attempt, call_by_name
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import CutShort, Malformed, ParsedText, Wait
+from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -32,7 +32,7 @@ def _call(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     yield from source.space()
     name = yield from source.run(NAME)
     if not (yield from source.skip(SEPARATOR)) and name not in tools:
-        raise Malformed
+        raise MalformedOutput
     yield from source.space()
     if (yield from source.peek()) == "{" or (yield from source.leads_to(MARKERS)):
         yield from call_by_name(source, out, name, MARKERS)
@@ -55,7 +55,7 @@ def _typed(source: ParsedText, out: ParsedOutput, type: str) -> Wait[None]:
     elif type == _TYPE:
         yield from call_by_name(source, out, name, MARKERS)
     else:
-        raise Malformed
+        raise MalformedOutput
 
 
 def fenced_grammar(tools: Schemas, mark: Mark, many: bool) -> Format:

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import msgspec
 
 
-class Reasoning(msgspec.Struct, frozen=True):
+class ReasoningText(msgspec.Struct, frozen=True):
     """More of what the model thinks before it answers."""
 
     text: str
 
 
-class Content(msgspec.Struct, frozen=True):
+class ContentText(msgspec.Struct, frozen=True):
     """More of the answer."""
 
     text: str
@@ -43,7 +43,7 @@ class CallDone(msgspec.Struct, frozen=True):
     index: int
 
 
-Event = Reasoning | Content | CallBegun | CallArguments | CallDone
+Event = ReasoningText | ContentText | CallBegun | CallArguments | CallDone
 
 
 def merged(events: Iterable[Event]) -> list[Event]:

@@ -15,12 +15,12 @@ from gateway.parsers.kinds import kinds_of
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.parameters import OTHER_NAMES, constraint, standing, unheld
 from gateway.parsers.python_grammar import in_order
-from gateway.parsers.reasoning import Tags
-from gateway.parsers.source import CutShort, Malformed, ParsedText, Sink, Wait
+from gateway.parsers.reasoning import ReasoningTags
+from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Sink, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, quoted, repeated, sequence, text
 
 MARKERS = BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-REASONING = Tags("<|channel>", "<channel|>", title="thought\n")
+REASONING = ReasoningTags("<|channel>", "<channel|>", title="thought\n")
 _CALL = "call:"
 _KEY = re.compile(r"[^\s:,{}\[\]\"<>]+")
 _WORD = re.compile(r"[^\s,{}\[\]\"<>]+")
@@ -91,7 +91,7 @@ def _array(source: ParsedText, sink: Sink, depth: int) -> Wait[None]:
 
 def _value(source: ParsedText, sink: Sink, depth: int) -> Wait[None]:
     if depth > _MOST_DEPTH:
-        raise Malformed
+        raise MalformedOutput
     yield from source.space()
     first = yield from source.peek()
     if first == "{":

@@ -10,7 +10,7 @@ from gateway.parsers.bare_grammar import parameters
 from gateway.parsers.bare_values import ParameterFormat, bare
 from gateway.parsers.calls import NAME, Tools, attempt, begin
 from gateway.parsers.hermes import BEGIN, END
-from gateway.parsers.kinds import Kinds, kinds_of
+from gateway.parsers.kinds import ParameterKinds, kinds_of
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.source import CutShort, ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, either, quoted, repeated, sequence, text
@@ -49,7 +49,7 @@ def _call(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     out.done()
 
 
-def _arguments(source: ParsedText, out: ParsedOutput, kinds: Kinds) -> Wait[None]:
+def _arguments(source: ParsedText, out: ParsedOutput, kinds: ParameterKinds) -> Wait[None]:
     """Reads arguments from behind the first tag of a name, and the end of the call."""
     separator = "{"
     while True:

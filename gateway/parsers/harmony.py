@@ -12,7 +12,7 @@ import re
 
 from gateway.parsers.calls import Tools, attempt, call_by_name
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.reasoning import Tags
+from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.source import ParsedText, Sink, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, optional, sequence, text
 
@@ -25,7 +25,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _CHANNELS = ("analysis", "commentary", "final")
 _WORD = re.compile(r"\w+")
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
-REASONING = Tags(f"{CHANNEL}analysis{MESSAGE}", END)
+REASONING = ReasoningTags(f"{CHANNEL}analysis{MESSAGE}", END)
 
 
 def read(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:

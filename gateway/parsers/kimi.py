@@ -10,7 +10,7 @@ import re
 
 from gateway.parsers.calls import NAME, Tools, attempt, call_by_name
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import Malformed, ParsedText, Wait
+from gateway.parsers.source import MalformedOutput, ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas, arguments, either, repeated, sequence, text
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -32,7 +32,7 @@ def _call(source: ParsedText, out: ParsedOutput) -> Wait[None]:
     id = yield from source.run(NAME)
     yield from source.space()
     if not (yield from source.skip(ARGUMENTS)):
-        raise Malformed
+        raise MalformedOutput
     yield from source.space()
     name = _NUMBER.sub("", id.removeprefix(_SPACE_NAME))
     yield from call_by_name(source, out, name, MARKERS)

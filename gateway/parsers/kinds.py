@@ -56,7 +56,7 @@ class ValueKind(NamedTuple):
         return ANY in self.forms or "string" not in self.forms or self.names(value)
 
 
-class Kinds(NamedTuple):
+class ParameterKinds(NamedTuple):
     """The kinds of a tool's parameters, by name, and of all others."""
 
     named: Mapping[str, ValueKind]
@@ -67,7 +67,7 @@ class Kinds(NamedTuple):
         return self.named.get(title, self.others)
 
 
-def kinds_of(schema: Mapping[str, Any]) -> Kinds:
+def kinds_of(schema: Mapping[str, Any]) -> ParameterKinds:
     """What the schema of a tool's parameters says about each."""
     named: dict[str, set[str]] = {}
     others: set[str] = set()
@@ -77,7 +77,7 @@ def kinds_of(schema: Mapping[str, Any]) -> Kinds:
             named.setdefault(title, set()).update(_forms(value, schema, set()))
         if isinstance(part.get("additionalProperties"), Mapping):
             others |= _forms(part["additionalProperties"], schema, set())
-    return Kinds(
+    return ParameterKinds(
         {title: ValueKind(frozenset(forms)) for title, forms in named.items()},
         ValueKind(frozenset(others or {ANY})),
     )

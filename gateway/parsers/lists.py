@@ -13,7 +13,7 @@ from gateway.parsers import python_grammar
 from gateway.parsers.calls import Tools, attempt, call_object, listed
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.pythonic import call
-from gateway.parsers.reasoning import Tags
+from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.tags import (
     Format,
@@ -29,7 +29,7 @@ from gateway.parsers.tags import (
 )
 
 COMMAND_R = "<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"
-COMMAND_R_REASONING = Tags("<|START_THINKING|>", "<|END_THINKING|>")
+COMMAND_R_REASONING = ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>")
 GRANITE = "<|tool_call|>", "<|/tool_call|>"
 LFM2 = "<|tool_call_start|>", "<|tool_call_end|>"
 PHI4 = ("functools[",)

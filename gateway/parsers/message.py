@@ -12,7 +12,7 @@ from gateway.parsers import reasoning
 from gateway.parsers.calls import Tools
 from gateway.parsers.events import Event
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.reasoning import Tags
+from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.table import ToolFormat
 
@@ -32,7 +32,7 @@ class MessageReading:
     most_calls: int | None = None
     calls_before: int = 0
     is_named: bool = False
-    reasoning: Tags | None = None
+    reasoning: ReasoningTags | None = None
     is_open: bool = False
 
     @property

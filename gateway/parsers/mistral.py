@@ -12,7 +12,7 @@ import re
 
 from gateway.parsers.calls import NAME, Tools, attempt, call_by_name, call_object, listed
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.source import Malformed, ParsedText, Wait
+from gateway.parsers.source import MalformedOutput, ParsedText, Wait
 from gateway.parsers.tags import (
     Format,
     Mark,
@@ -53,7 +53,7 @@ def _named(source: ParsedText, out: ParsedOutput, tools: Tools) -> Wait[None]:
     is_marked = yield from source.skip(ARGUMENTS)
     yield from source.space()
     if not is_marked and name not in tools and (yield from source.peek()) != "{":
-        raise Malformed
+        raise MalformedOutput
     yield from call_by_name(source, out, name, MARKERS)
 
 

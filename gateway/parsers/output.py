@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning
+from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event, ReasoningText
 
 
 class ParsedOutput:
@@ -27,8 +27,8 @@ class ParsedOutput:
         self._calls = 0
         self._has_arguments = False
         self.thinks_on = False
-        self._content = _Prose(lambda text: self._events.append(Content(text)))
-        self._reasoning = _Prose(lambda text: self._events.append(Reasoning(text)))
+        self._content = _TrimmedText(lambda text: self._events.append(ContentText(text)))
+        self._reasoning = _TrimmedText(lambda text: self._events.append(ReasoningText(text)))
         self._reasoning.trim()
 
     def drain(self) -> list[Event]:
@@ -90,7 +90,7 @@ class ParsedOutput:
         return self._most is not None and self._calls > self._most
 
 
-class _Prose:
+class _TrimmedText:
     """Text whose white space at either side can be dropped: it is held back until more text follows."""
 
     def __init__(self, show: Callable[[str], None]) -> None:

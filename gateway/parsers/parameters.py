@@ -24,7 +24,7 @@ _OF_TEXTS = frozenset(("type", "enum", "const", "pattern", "format", "minLength"
 _ROOT = "parameters of the tool"  # where definitions keep what references refer to
 
 
-class Parameters(NamedTuple):
+class ObjectParameters(NamedTuple):
     """What an object may hold: schemas by name, in their order; `required` of them; `others`: the schema of
     as many as one likes that have other names, None: there are none.
     """
@@ -34,7 +34,7 @@ class Parameters(NamedTuple):
     others: Any
 
 
-def parameters_of(schema: Mapping[str, Any]) -> list[Parameters]:
+def parameters_of(schema: Mapping[str, Any]) -> list[ObjectParameters]:
     """What the arguments of a tool may hold: one of these. The schema is one that can be followed exactly.
 
     Raises InvalidRequest for what no format can hold to that writes parameters one by one.
@@ -94,12 +94,12 @@ def _only(schema: Any, root: Any, names: frozenset[str], pointer: str) -> None:
             todo.append(followed(part, root))
 
 
-def _parameters(part: Mapping[str, Any]) -> Parameters:
+def _parameters(part: Mapping[str, Any]) -> ObjectParameters:
     others = part.get("additionalProperties", True)
     if others is True:
         others = {}
     named = part.get("properties", {})
-    return Parameters(
+    return ObjectParameters(
         named, frozenset(part.get("required", ())), None if others is False or named else others
     )
 

@@ -11,7 +11,14 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.notations import PYTHON
-from gateway.parsers.parameters import OTHER_NAMES, Parameters, parameters_of, standing, unfollowed, unheld
+from gateway.parsers.parameters import (
+    OTHER_NAMES,
+    ObjectParameters,
+    parameters_of,
+    standing,
+    unfollowed,
+    unheld,
+)
 from gateway.parsers.pythonic import TITLE
 from gateway.parsers.tags import Format, Mark, Schemas, either, optional, repeated, sequence, text
 
@@ -50,7 +57,7 @@ def in_order(
         raise InvalidRequest(f"{unfollowed(tool)}{error.message}", param="tools") from None
 
 
-def _arguments(parameters: Parameters, argument: Callable[[str, Any], Format], comma: Format) -> Format:
+def _arguments(parameters: ObjectParameters, argument: Callable[[str, Any], Format], comma: Format) -> Format:
     if parameters.others is not None:
         return optional(repeated(argument("", parameters.others), comma, True))
     needed, items = list[bool](), list[Format]()

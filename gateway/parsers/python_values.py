@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from gateway.parsers.source import Malformed
+from gateway.parsers.source import MalformedOutput
 
 MAX_LITERAL = 1 << 16  # characters
 _JSON_NAMES = {"true": True, "false": False, "null": None}  # models mix the two languages
@@ -18,22 +18,22 @@ _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
 def literal(text: str) -> Any:
-    """The value of a literal, whose strings may go over several lines. Raises Malformed for anything else."""
+    """The value of a literal, whose strings may go over several lines. Raises MalformedOutput for anything else."""
     if len(text) > MAX_LITERAL:
-        raise Malformed
+        raise MalformedOutput
     try:
         return _value(ast.parse(f"({_STRING.sub(_on_a_line, text)}\n)", mode="eval").body)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise Malformed from None
+        raise MalformedOutput from None
 
 
 def as_json(value: Any) -> str:
-    """The value as JSON. Raises Malformed for what JSON does not have."""
+    """The value as JSON. Raises MalformedOutput for what JSON does not have."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()  # half a surrogate pair is no text
     except (ValueError, TypeError, RecursionError):
-        raise Malformed from None
+        raise MalformedOutput from None
     return text
 
 

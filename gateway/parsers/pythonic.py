@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gateway.parsers.calls import NAME, Tools, begin, listed
 from gateway.parsers.output import ParsedOutput
 from gateway.parsers.python_values import as_json, literal
-from gateway.parsers.source import CutShort, Malformed, ParsedText, Wait
+from gateway.parsers.source import CutShort, MalformedOutput, ParsedText, Wait
 from gateway.parsers.tags import quoted
 
 MARKERS = BEGIN, END = "<|python_start|>", "<|python_end|>"
@@ -49,10 +49,10 @@ def _call(source: ParsedText, out: ParsedOutput, before: str, known: Tools | Non
 
 
 def call(source: ParsedText, out: ParsedOutput, known: Tools | None) -> Wait[None]:
-    """Reads one call. Raises Malformed for anything else."""
+    """Reads one call. Raises MalformedOutput for anything else."""
     name = yield from source.run(NAME)
     if known is not None and name not in known:
-        raise Malformed
+        raise MalformedOutput
     yield from source.expect("(")
     arguments = _keywords((yield from _enclosed(source)))
     begin(source, out, name, known)
@@ -85,12 +85,12 @@ def _enclosed(source: ParsedText) -> Wait[str]:
         if depth == 0:
             return "".join(parts[:-1])
         if length > MAX_CALL or depth > MAX_DEPTH:
-            raise Malformed
+            raise MalformedOutput
 
 
 def _keywords(text: str) -> str:
     """The JSON object of Python's keyword arguments, whose names may be any. Of two of a name the later one
-    counts. Raises Malformed if they are anything but literals.
+    counts. Raises MalformedOutput if they are anything but literals.
     """
     values = dict(map(_pair, _parts(text)))
     return "{" + ", ".join(f"{quoted(name)}: {value}" for name, value in values.items()) + "}"
@@ -112,5 +112,5 @@ def _pair(part: str) -> tuple[str, str]:
     """A name, and its value as JSON."""
     found = _KEYWORD.fullmatch(part.strip())
     if not found:
-        raise Malformed
+        raise MalformedOutput
     return found[1], as_json(literal(found[2]))

@@ -13,7 +13,7 @@ from gateway.parsers.output import ParsedOutput
 from gateway.parsers.source import ParsedText, Wait
 
 
-class Tags(NamedTuple):
+class ReasoningTags(NamedTuple):
     """What stands before and after the reasoning. `title`: a word behind the first that is no part of it."""
 
     begin: str
@@ -21,7 +21,7 @@ class Tags(NamedTuple):
     title: str = ""
 
 
-def is_open(tags: Tags, prompt: str, *, continues: bool = False) -> bool:
+def is_open(tags: ReasoningTags, prompt: str, *, continues: bool = False) -> bool:
     """Whether an answer to `prompt` begins within the reasoning.
 
     The prompt's last tag decides. Unless the answer `continues` the last message, it must be what the prompt
@@ -32,7 +32,7 @@ def is_open(tags: Tags, prompt: str, *, continues: bool = False) -> bool:
     return prompt.rstrip().endswith(tags.begin)
 
 
-def begins(source: ParsedText, out: ParsedOutput, tags: Tags, is_open: bool) -> Wait[bool]:
+def begins(source: ParsedText, out: ParsedOutput, tags: ReasoningTags, is_open: bool) -> Wait[bool]:
     """Whether an answer begins with reasoning. `is_open`: the prompt has the first tag."""
     space = yield from source.space()
     if (yield from source.skip(tags.begin)) or is_open:
@@ -42,7 +42,7 @@ def begins(source: ParsedText, out: ParsedOutput, tags: Tags, is_open: bool) -> 
     return False
 
 
-def read(source: ParsedText, out: ParsedOutput, tags: Tags, calls: tuple[str, ...]) -> Wait[None]:
+def read(source: ParsedText, out: ParsedOutput, tags: ReasoningTags, calls: tuple[str, ...]) -> Wait[None]:
     """Reads the reasoning to its end. `calls`: what calls begin with. Reasoning that never ends is only read
     up to the first of these: what follows may be calls.
     """

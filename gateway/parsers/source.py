@@ -27,7 +27,7 @@ SPACE = re.compile(r"\s+")
 MOST_SPACE = 64  # characters that are looked past to see what follows
 
 
-class Malformed(Exception):
+class MalformedOutput(Exception):
     """The text is not what the format says."""
 
 
@@ -101,9 +101,9 @@ class ParsedText:
         return found
 
     def expect(self, literal: str) -> Wait[None]:
-        """Reads `literal`. Raises Malformed, or Cut at the end of the text, if it is not there."""
+        """Reads `literal`. Raises MalformedOutput, or Cut at the end of the text, if it is not there."""
         if not (yield from self.accept(literal)):
-            raise CutShort if self.ended and self._may_become(literal) else Malformed
+            raise CutShort if self.ended and self._may_become(literal) else MalformedOutput
 
     def run(self, pattern: re.Pattern[str]) -> Wait[str]:
         """Reads the characters that go on matching `pattern`, a set of characters with a plus."""
@@ -173,14 +173,14 @@ class ParsedText:
         the like in strings, which models forget to escape, are escaped.
 
         Objects and arrays end with their last bracket; numbers and words in them are not checked. Raises
-        Malformed where the text is no such value, or one of more than `most` characters: what is wrong stays
+        MalformedOutput where the text is no such value, or one of more than `most` characters: what is wrong stays
         unread. Cut if the text ends before the value does.
         """
         first = yield from self.peek()
         if not first or first not in '{["':
             scalar = yield from self.run(_SCALAR)
             if not scalar:
-                raise Malformed if first else CutShort
+                raise MalformedOutput if first else CutShort
             sink(scalar)
             return
         scan, left = JsonScan(bears_breaks=True), sys.maxsize if most is None else most
@@ -189,13 +189,13 @@ class ParsedText:
             end = scan.find(self._text, at) - scan.failed
             if end - at > left:
                 self._take(left)
-                raise Malformed
+                raise MalformedOutput
             left -= end - at
             sink(_unbroken(self._take(end - at), [(place - at, escaped) for place, escaped in scan.breaks]))
             if scan.over:
                 return
             if scan.failed:
-                raise Malformed
+                raise MalformedOutput
             if self.ended:
                 raise CutShort
             yield

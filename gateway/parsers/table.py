@@ -28,12 +28,12 @@ from gateway.parsers import (
 )
 from gateway.parsers.calls import Tools
 from gateway.parsers.output import ParsedOutput
-from gateway.parsers.reasoning import Tags
+from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.source import ParsedText, Wait
 from gateway.parsers.tags import Format, Mark, Schemas
 
 
-class Ids(enum.Enum):
+class CallIds(enum.Enum):
     """How calls are named, so that their results can name them."""
 
     FREE = "any text"
@@ -52,7 +52,7 @@ class AnswerFrame(NamedTuple):
     `reasoning`: its tags. `content`: the grammar of an answer with this content; `free`: of any words.
     """
 
-    reasoning: Tags
+    reasoning: ReasoningTags
     content: Callable[[Format, Mark], Format]
     free: Callable[[Mark], Format]
 
@@ -74,7 +74,7 @@ class ToolFormat:
     grammar: Callable[[Schemas, Mark, bool], Format]
     sign: str = ""
     says: str = ""
-    ids: Ids = Ids.FREE
+    ids: CallIds = CallIds.FREE
     opener: str = ""
     frame: AnswerFrame | None = None
 
@@ -88,12 +88,12 @@ _FORMATS = (
     ToolFormat("deepseek_v3", deepseek.read, deepseek.MARKERS, deepseek.fenced_grammar, sign="```json"),
     ToolFormat("deepseek_v3_1", deepseek.read, deepseek.MARKERS, deepseek.bare_grammar),
     ToolFormat(
-        "mistral_v11", mistral.read, mistral.MARKERS, mistral.named_grammar, sign="[ARGS]", ids=Ids.SHORT
+        "mistral_v11", mistral.read, mistral.MARKERS, mistral.named_grammar, sign="[ARGS]", ids=CallIds.SHORT
     ),
-    ToolFormat("mistral", mistral.read, mistral.MARKERS, mistral.listed_grammar, ids=Ids.SHORT),
+    ToolFormat("mistral", mistral.read, mistral.MARKERS, mistral.listed_grammar, ids=CallIds.SHORT),
     ToolFormat("qwen3_coder", qwen3_coder.read, qwen3_coder.MARKERS, qwen3_coder.grammar),
     ToolFormat("glm45", glm.read, hermes.MARKERS, glm.grammar),
-    ToolFormat("kimi_k2", kimi.read, kimi.MARKERS, kimi.grammar, ids=Ids.COUNTED),
+    ToolFormat("kimi_k2", kimi.read, kimi.MARKERS, kimi.grammar, ids=CallIds.COUNTED),
     ToolFormat(
         "gpt_oss",
         harmony.read,
@@ -123,9 +123,9 @@ _FORMATS = (
 TOOL_FORMATS = {format.name: format for format in _FORMATS}
 
 REASONING = {
-    "deepseek_r1": Tags("<think>", "</think>"),
-    "qwen3": Tags("<think>", "</think>"),
-    "mistral": Tags("[THINK]", "[/THINK]"),
+    "deepseek_r1": ReasoningTags("<think>", "</think>"),
+    "qwen3": ReasoningTags("<think>", "</think>"),
+    "mistral": ReasoningTags("[THINK]", "[/THINK]"),
     "command_r": lists.COMMAND_R_REASONING,
     "gemma4": gemma4.REASONING,
 }

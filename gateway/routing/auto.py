@@ -22,14 +22,14 @@ from eyas.common.types import Role
 from gateway.backends.delivery import TokenTimes
 from gateway.observe.metrics import PlacementMetrics
 from gateway.routing import router
-from gateway.routing.capacity import Mix
+from gateway.routing.capacity import RequestMix
 from gateway.routing.demand import FADE, DemandMeter
 from gateway.routing.layouts import RequestLayout
 from gateway.routing.ledger import UnderWay
 from gateway.routing.paces import PaceMemory
-from gateway.routing.placement import Preference, Rates, Targets, WorkerPlace, place
+from gateway.routing.placement import AdmissionPreference, LatencyTargets, MeasuredRates, WorkerPlace, place
 from gateway.routing.preference import preferring, rethink
-from gateway.routing.router import Candidate, RequestRoute
+from gateway.routing.router import RequestRoute, RouterCandidate
 
 THINK_EVERY_S = 1.0
 """How often preferences are thought over, or a tenth of the time where many workers make it take long."""
@@ -45,8 +45,8 @@ class AutoLayout(RequestLayout):
 
     def __init__(
         self,
-        workers: Callable[[], Sequence[Candidate]],
-        targets: Targets,
+        workers: Callable[[], Sequence[RouterCandidate]],
+        targets: LatencyTargets,
         metrics: PlacementMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,9 +58,9 @@ class AutoLayout(RequestLayout):
         self._demand = DemandMeter(clock())
         self._steps, self._tokens = 0.0, 0.0  # fading sums over answers
         self._paces, self._pace = PaceMemory(), StepPace()  # the pace is that of the last look
-        self._thought: tuple[Mix, StepPace, frozenset[str]] | None = None
+        self._thought: tuple[RequestMix, StepPace, frozenset[str]] | None = None
         self._answer = 0.0  # mean steps of an answer, as of the last thought; 0.0: not known
-        self.preferences: dict[str, Preference] = {}
+        self.preferences: dict[str, AdmissionPreference] = {}
 
     @property
     def tokens_per_step(self) -> float:
@@ -69,7 +69,7 @@ class AutoLayout(RequestLayout):
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def route(self, prompt: int, workers: Sequence[Candidate]) -> RequestRoute | None:
+    def route(self, prompt: int, workers: Sequence[RouterCandidate]) -> RequestRoute | None:
         """By prediction. By roles if no rates are known, or every worker is full: one then refuses it."""
         rates = self._rates(workers)
         found = None
@@ -124,7 +124,7 @@ class AutoLayout(RequestLayout):
         # It takes long with many workers.
         self._prefer(await asyncio.to_thread(rethink, mix, places, rates, self._paces))
 
-    def _look(self, places: Sequence[WorkerPlace], workers: Sequence[Candidate]) -> None:
+    def _look(self, places: Sequence[WorkerPlace], workers: Sequence[RouterCandidate]) -> None:
         """Takes note of how long steps took."""
         prefilling = preferring(places)
         self._paces.saw(prefilling, mean_pace(worker.info.backlog.pace for worker in workers))
@@ -132,7 +132,7 @@ class AutoLayout(RequestLayout):
         for kind, value in dataclasses.asdict(self._pace).items():
             self._metrics.pace.labels(kind).set(value)
 
-    def _prefer(self, wanted: dict[str, Preference]) -> None:
+    def _prefer(self, wanted: dict[str, AdmissionPreference]) -> None:
         if wanted != self.preferences:
             told = ", ".join(f"{worker} {preference.value}" for worker, preference in wanted.items())
             _log.info("preferences: %s; %s", told, self._thought)
@@ -141,10 +141,10 @@ class AutoLayout(RequestLayout):
         for worker, preference in wanted.items():
             self._metrics.preference.labels(worker, preference.value).set(1)
 
-    def _preference(self, worker: Candidate) -> Preference:
-        return self.preferences.get(worker.info.worker, Preference.ANY)
+    def _preference(self, worker: RouterCandidate) -> AdmissionPreference:
+        return self.preferences.get(worker.info.worker, AdmissionPreference.ANY)
 
-    def _rates(self, workers: Sequence[Candidate]) -> Rates | None:
+    def _rates(self, workers: Sequence[RouterCandidate]) -> MeasuredRates | None:
         """What alike workers measured, by the one in the middle, at the pace of late.
 
         A target per token is one per step here: a step may give several tokens.
@@ -154,11 +154,11 @@ class AutoLayout(RequestLayout):
             return None
         middle = sorted(told, key=_chunk_s)[len(told) // 2]
         targets = dataclasses.replace(self._targets, tpot_s=self._targets.tpot_s * self.tokens_per_step)
-        rates = Rates(dataclasses.replace(middle.times, pace=self._pace), middle.budget, targets)
+        rates = MeasuredRates(dataclasses.replace(middle.times, pace=self._pace), middle.budget, targets)
         return dataclasses.replace(rates, answer=self._answer) if self._answer else rates
 
 
-def place_of(worker: Candidate, preference: Preference) -> WorkerPlace:
+def place_of(worker: RouterCandidate, preference: AdmissionPreference) -> WorkerPlace:
     """The worker as the policy sees it: its last report, and what this gateway has sent or finished since.
 
     What other gateways have there is the report without this gateway's own part at its time.
@@ -188,12 +188,12 @@ def _kv_room(told: int | None, sent: UnderWay) -> float:
     return max(told - max(sent.context, 0) - prompts, 0)
 
 
-def _meet(workers: Sequence[Candidate]) -> bool:
+def _meet(workers: Sequence[RouterCandidate]) -> bool:
     """Whether two workers can share a request: the pages of all of them travel."""
     return not any(worker.info.stays for worker in workers)
 
 
-def _does_both(worker: Candidate) -> bool:
+def _does_both(worker: RouterCandidate) -> bool:
     return worker.can(Role.PREFILL) and worker.can(Role.DECODE)
 
 

@@ -17,7 +17,7 @@ TRIAL_S = 10.0  # a trial of which nothing was heard for this time counts as los
 
 
 @dataclass(frozen=True)
-class Breaker:
+class CircuitBreaker:
     """What is known of one worker. Times are seconds of one clock; every method gives the state after it.
 
     `failures`: in a row. `closed_at`: until then it is passed over. `trial_at`: when its trial began, if one
@@ -36,39 +36,39 @@ class Breaker:
         on_trial = self.trial_at is not None and now < self.trial_at + TRIAL_S
         return now >= self.closed_at and not on_trial
 
-    def sent(self, now: float) -> Breaker:
+    def sent(self, now: float) -> CircuitBreaker:
         """It is sent a request: its trial, if it is time for one."""
         if not self.pause_s or not self.allows(now):
             return self
-        return Breaker(self.failures, self.pause_s, self.closed_at, trial_at=now)
+        return CircuitBreaker(self.failures, self.pause_s, self.closed_at, trial_at=now)
 
-    def failed(self, now: float) -> Breaker:
+    def failed(self, now: float) -> CircuitBreaker:
         """It failed a request. What was sent to it before it was passed over prolongs nothing."""
         failures = self.failures + 1
         if failures < FAILURES or (self.pause_s and self.trial_at is None):
-            return Breaker(failures, self.pause_s, self.closed_at, self.trial_at)
+            return CircuitBreaker(failures, self.pause_s, self.closed_at, self.trial_at)
         pause = min(2 * self.pause_s or FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        return Breaker(failures, pause, now + pause)
+        return CircuitBreaker(failures, pause, now + pause)
 
-    def succeeded(self) -> Breaker:
+    def succeeded(self) -> CircuitBreaker:
         """It did what it was sent."""
-        return Breaker()
+        return CircuitBreaker()
 
 
-class Breakers:
+class WorkerBreakers:
     """Of all workers, by worker and epoch: one that began anew has failed nothing."""
 
     def __init__(self) -> None:
-        self._breakers: dict[str, tuple[int, Breaker]] = {}
+        self._breakers: dict[str, tuple[int, CircuitBreaker]] = {}
 
-    def of(self, worker: str, epoch: int) -> Breaker:
+    def of(self, worker: str, epoch: int) -> CircuitBreaker:
         """What is known of this engine."""
         known = self._breakers.get(worker)
-        return known[1] if known is not None and known[0] == epoch else Breaker()
+        return known[1] if known is not None and known[0] == epoch else CircuitBreaker()
 
-    def note(self, worker: str, epoch: int, breaker: Breaker) -> None:
+    def note(self, worker: str, epoch: int, breaker: CircuitBreaker) -> None:
         """Keeps a worker's new state; a sound one takes no memory."""
-        if breaker == Breaker():
+        if breaker == CircuitBreaker():
             self._breakers.pop(worker, None)
         else:
             self._breakers[worker] = epoch, breaker

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
-from gateway.routing.holdings import Holdings
+from gateway.routing.holdings import CachedPrefixes
 
 AGAIN_S = 1.0  # from the end of a stream to the next
 
@@ -20,7 +20,7 @@ AGAIN_S = 1.0  # from the end of a stream to the next
 class CacheWatch:
     """Keeps `holdings` up with the workers that are followed; `channels` stay their owner's."""
 
-    def __init__(self, channels: rpc.Channels, holdings: Holdings) -> None:
+    def __init__(self, channels: rpc.ChannelPool, holdings: CachedPrefixes) -> None:
         self._channels = channels
         self._holdings = holdings
         self._tasks: dict[str, asyncio.Task[None]] = {}

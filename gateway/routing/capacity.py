@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gateway.routing.placement import Rates
+from gateway.routing.placement import MeasuredRates
 
 TAIL = 0.1
 """The part of the requests that may miss a target."""
@@ -28,7 +28,7 @@ ROUNDS = 40
 
 
 @dataclass(frozen=True)
-class Mix:
+class RequestMix:
     """What requests are like: mean tokens of a prompt, of it not cached, and of an answer.
 
     `spread`: the mean square of the uncached tokens over the square of their mean; 1: all alike. `burst`: the
@@ -43,17 +43,17 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Steady:
+class SteadyLatency:
     """Seconds to the first token, which at most TAIL of the requests exceed, and per output token."""
 
     ttft_s: float
     tpot_s: float
 
 
-OVERLOADED = Steady(math.inf, math.inf)
+OVERLOADED = SteadyLatency(math.inf, math.inf)
 
 
-def capacity(mix: Mix, workers: int, prefilling: int, rates: Rates) -> float:
+def capacity(mix: RequestMix, workers: int, prefilling: int, rates: MeasuredRates) -> float:
     """Requests per second within the targets, with `prefilling` of the workers for prompts alone.
 
     With 0 of them every worker does both. 0.0: not one request meets the targets.
@@ -72,23 +72,25 @@ def capacity(mix: Mix, workers: int, prefilling: int, rates: Rates) -> float:
     return low
 
 
-def steady(mix: Mix, rate: float, workers: int, prefilling: int, rates: Rates) -> Steady:
+def steady(
+    mix: RequestMix, rate: float, workers: int, prefilling: int, rates: MeasuredRates
+) -> SteadyLatency:
     """The steady state under `rate` requests per second; OVERLOADED if there is none."""
     if prefilling:
         tpot = _decoding(mix, rate, workers - prefilling, 0.0, rates)
-        return Steady(_first(mix, _own_s(mix, rates, 0), rate, prefilling), tpot)
+        return SteadyLatency(_first(mix, _own_s(mix, rates, 0), rate, prefilling), tpot)
     tpot = _decoding(mix, rate, workers, mix.missing, rates)
     if math.isinf(tpot):
         return OVERLOADED
     sequences = rate / workers * mix.output * tpot
-    return Steady(_first(mix, _own_s(mix, rates, sequences), rate, workers), tpot)
+    return SteadyLatency(_first(mix, _own_s(mix, rates, sequences), rate, workers), tpot)
 
 
-def _context(mix: Mix) -> float:
+def _context(mix: RequestMix) -> float:
     return mix.prompt + mix.output / 2
 
 
-def _own_s(mix: Mix, rates: Rates, sequences: float) -> float:
+def _own_s(mix: RequestMix, rates: MeasuredRates, sequences: float) -> float:
     """Seconds to compute a mean prompt beside `sequences`, with nothing before it in the queue."""
     decoding, missing = round(sequences), max(round(mix.missing), 1)
     rows = min(rates.budget.prompt_rows(decoding, missing), missing)
@@ -96,7 +98,7 @@ def _own_s(mix: Mix, rates: Rates, sequences: float) -> float:
     return missing / rows * rates.times.step_s(decoding, decoding * _context(mix), rows, pairs)
 
 
-def _first(mix: Mix, service_s: float, rate: float, servers: int) -> float:
+def _first(mix: RequestMix, service_s: float, rate: float, servers: int) -> float:
     """The tail of waiting and service in one line for `servers`, after Pollaczek, Khinchine and Sakasegawa.
 
     Of requests that come together the last ones wait for the others.
@@ -112,7 +114,7 @@ def _first(mix: Mix, service_s: float, rate: float, servers: int) -> float:
     return longest + (1 - TAIL) * before + waiting
 
 
-def _decoding(mix: Mix, all_rate: float, workers: int, prompts: float, rates: Rates) -> float:
+def _decoding(mix: RequestMix, all_rate: float, workers: int, prompts: float, rates: MeasuredRates) -> float:
     """Seconds per output token on `workers` that share the rate and compute `prompts` tokens of each request.
 
     While a request decodes, a Poisson number of prompts comes, and each makes some of its steps longer; so do

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from eyas.common.cluster.discovery import Registry
+from eyas.common.cluster.discovery import WorkerRegistry
 from eyas.common.errors import Busy, EyasError, TransferFailed, Unavailable
 from eyas.common.page_names import PageShape
 from eyas.common.types import KvHandle, Role, WorkerInfo
@@ -21,20 +21,20 @@ from eyas.common.wire import rpc
 from eyas.common.wire.clients import DecodeSessionClient, InfoClient, PrefillClient
 from eyas.common.wire.watch import TransferClient
 from gateway.backends.retries import RetryBudget
-from gateway.backends.sessions import Session
+from gateway.backends.sessions import WorkerSession
 from gateway.limits.pace import ReadQueue
-from gateway.routing.breakers import Breakers
+from gateway.routing.breakers import WorkerBreakers
 from gateway.routing.cache_watch import CacheWatch
-from gateway.routing.holdings import Holdings, Prefix
-from gateway.routing.ledger import Ledger, Stake, UnderWay
+from gateway.routing.holdings import CachedPrefixes, PromptPages
+from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay
 from gateway.routing.prefixes import PrefixIndex
-from gateway.routing.router import Candidate, affinity
+from gateway.routing.router import RouterCandidate, affinity
 
 FOLLOW_S = 0.25
 SENT_S = 10.0
 """For how long a worker that says what it holds is believed to hold soon what it was sent."""
 
-NONE = Prefix()
+NONE = PromptPages()
 RETIRE_S = 60.0  # a worker that no registry has listed for this time loses its channel
 
 _log = logging.getLogger("eyas.gateway")
@@ -52,7 +52,7 @@ class Cluster:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: WorkerRegistry,
         dial: rpc.Dial = rpc.channel,
         pace: ReadQueue | None = None,
         tokenizer: str = "",
@@ -60,13 +60,13 @@ class Cluster:
         self._tokenizer = tokenizer
         self.pace = pace or ReadQueue()
         self._registry = registry
-        self._channels = rpc.Channels(dial)
-        self._sessions: dict[str, Session] = {}
-        self._ledger = Ledger()
+        self._channels = rpc.ChannelPool(dial)
+        self._sessions: dict[str, WorkerSession] = {}
+        self._ledger = InFlightLedger()
         self._sent = PrefixIndex()
-        self._breakers = Breakers()
+        self._breakers = WorkerBreakers()
         self.retry_budget = RetryBudget(time.monotonic())
-        self._holdings = Holdings()
+        self._holdings = CachedPrefixes()
         self._watch = CacheWatch(self._channels, self._holdings)
         self._known_at: dict[str, float] = {}  # by worker with a channel, monotonic seconds
         self._fingerprint = self._arithmetic = ""
@@ -96,11 +96,11 @@ class Cluster:
         """The workers that may get requests, from the last snapshot."""
         return [info for info in self._registry.workers() if self._is_ours(info)]
 
-    def candidates(self, prefix: Prefix = NONE) -> list[Candidate]:
+    def candidates(self, prefix: PromptPages = NONE) -> list[RouterCandidate]:
         """The same workers as the router sees them for a prompt with this prefix."""
         now = time.monotonic()
         return [
-            Candidate(
+            RouterCandidate(
                 info,
                 in_flight=self._ledger.now(info.worker).total,
                 connected=self._connected(info.worker),
@@ -113,12 +113,12 @@ class Cluster:
             for info in self.workers()
         ]
 
-    def returning(self) -> list[Candidate]:
+    def returning(self) -> list[RouterCandidate]:
         """Workers that are starting or were just lost, as the router will see them once they serve."""
         infos = [info for info in self._registry.returning() if info.starting or self._is_ours(info)]
-        return [Candidate(msgspec.structs.replace(info, serving=True)) for info in infos]
+        return [RouterCandidate(msgspec.structs.replace(info, serving=True)) for info in infos]
 
-    def sends(self, worker: str, prompt: int, prefix: Prefix) -> int:
+    def sends(self, worker: str, prompt: int, prefix: PromptPages) -> int:
         """Notes that `worker` gets a prompt of `prompt` tokens, and its cache this prefix.
 
         Returns how many of the tokens it should not have yet.
@@ -147,7 +147,7 @@ class Cluster:
         """The worker of this name, if it may get requests."""
         return next((info for info in self.workers() if info.worker == worker), None)
 
-    def _cached(self, info: WorkerInfo, prefix: Prefix) -> int:
+    def _cached(self, info: WorkerInfo, prefix: PromptPages) -> int:
         """Tokens at the start of the prompt that the worker holds, or will hold of what it was just sent."""
         holding = self._holdings.of(info.worker, info.epoch)
         shape = PageShape() if holding is None else holding.shape
@@ -156,7 +156,7 @@ class Cluster:
         sent -= sent % shape.size
         return sent if holding is None else max(sent, holding.matched(prefix))
 
-    def session(self, worker: str) -> Session:
+    def session(self, worker: str) -> WorkerSession:
         """The open or reconnecting session of a decode worker among `workers`."""
         return self._sessions[worker]
 
@@ -203,12 +203,12 @@ class Cluster:
             raise kind(f"{len(flushed)} of {len(workers)} workers flushed their caches, but not {said}")
         return flushed
 
-    def occupy(self, worker: str, part: UnderWay) -> Stake:
+    def occupy(self, worker: str, part: UnderWay) -> LegLoad:
         """Counts a leg that starts on `worker`, at once, so that the next request is routed with it in mind.
 
         Its owner closes the stake at the leg's end.
         """
-        return Stake(partial(self._ledger.add, worker), part)
+        return LegLoad(partial(self._ledger.add, worker), part)
 
     def _connected(self, worker: str) -> bool:
         return worker in self._sessions and self._sessions[worker].connected
@@ -252,7 +252,7 @@ class Cluster:
         self._watch.follow([info.worker for info in self.workers() if info.runs_target])
         for info in self.workers():
             if Role.DECODE in info.roles and info.worker not in self._sessions:
-                session = Session(
+                session = WorkerSession(
                     DecodeSessionClient(self._channels.get(info.worker), info.worker), info.worker
                 )
                 self._sessions[info.worker] = session

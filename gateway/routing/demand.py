@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gateway.routing.capacity import Mix
+from gateway.routing.capacity import RequestMix
 
 FADE = 0.98
 """What is left of a value's weight after the next one: about the last hundred count."""
@@ -69,7 +69,7 @@ class FadingMean:
         return max(self._squares / self._weight / max(self.mean, 1.0) ** 2, 1.0)
 
 
-class Evenness:
+class ArrivalDispersion:
     """How evenly requests come: the variance of their number per second over its mean; 1.0: as Poisson's do.
 
     From neighbouring seconds, each pair with the same weight: (a - b)^2 / (a + b) has the mean 1 for Poisson
@@ -109,8 +109,8 @@ class DemandMeter:
     def __init__(self, since_s: float = 0.0) -> None:
         """`since_s`: when the first requests may come, on the clock of `asked`."""
         self._prompt, self._missing, self._output = FadingMean(), FadingMean(), FadingMean()
-        self._evenness = Evenness(since_s)
-        self._told: Mix | None = None
+        self._evenness = ArrivalDispersion(since_s)
+        self._told: RequestMix | None = None
 
     def asked(self, at_s: float, prompt: int, missing: int) -> None:
         """Counts a request that came at `at_s`, of whose prompt `missing` tokens are to be computed."""
@@ -123,18 +123,20 @@ class DemandMeter:
         """Counts an answer that took `output` steps."""
         self._output.add(output)
 
-    def mix(self) -> Mix | None:
+    def mix(self) -> RequestMix | None:
         """The mix; None while there were too few requests."""
         if min(self._prompt.count, self._output.count) < ENOUGH:
             return None
         missing = max(self._missing.mean, 1.0)
-        new = Mix(self._prompt.mean, missing, self._output.mean, self._missing.spread, self._evenness.burst)
+        new = RequestMix(
+            self._prompt.mean, missing, self._output.mean, self._missing.spread, self._evenness.burst
+        )
         if self._told is None or _differ(new, self._told):
             self._told = new
         return self._told
 
 
-def _differ(new: Mix, old: Mix) -> bool:
+def _differ(new: RequestMix, old: RequestMix) -> bool:
     pairs = [(new.prompt, old.prompt), (new.missing, old.missing), (new.output, old.output)]
     return any(abs(one - other) > CHANGE * other for one, other in pairs) or not (
         0.5 < new.burst / old.burst < 2.0

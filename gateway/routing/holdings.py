@@ -14,7 +14,7 @@ from eyas.common.page_names import PageNames, PageShape, packed, split
 from gateway.routing.prefixes import block_names
 
 
-class Prefix:
+class PromptPages:
     """A prompt's pages by name, made once per shape of pages, and its blocks.
 
     `session`: the conversation's name, if it has one.
@@ -37,7 +37,7 @@ class Prefix:
         return block_names(self._ids)
 
 
-class Holding:
+class WorkerPages:
     """The pages of one worker's pool."""
 
     def __init__(self, news: CacheNews) -> None:
@@ -59,7 +59,7 @@ class Holding:
             self.emptied = now
         self._names.update(split(news.added))
 
-    def matched(self, prefix: Prefix) -> int:
+    def matched(self, prefix: PromptPages) -> int:
         """How many tokens at the start of the prompt are here. Caches forget a page after those that
         follow it, so the first missing page is found by doubling, then by halves: few names are made where
         little is cached.
@@ -72,11 +72,11 @@ class Holding:
         return self.shape.size * bisect_left(names, True, 0, most, key=lambda name: name not in known)
 
 
-class Holdings:
+class CachedPrefixes:
     """By worker: the newest pool that it has told of."""
 
     def __init__(self) -> None:
-        self._workers: dict[str, Holding] = {}
+        self._workers: dict[str, WorkerPages] = {}
 
     def hear(self, worker: str, news: CacheNews, now: float) -> None:
         """Takes news of a worker, at `now`. What a pool held that is gone is forgotten with it."""
@@ -84,10 +84,10 @@ class Holdings:
         if known is None or known.epoch != news.epoch:
             if not news.whole:
                 return  # the rest of an older stream
-            known = self._workers[worker] = Holding(news)
+            known = self._workers[worker] = WorkerPages(news)
         known.hear(news, now)
 
-    def of(self, worker: str, epoch: int) -> Holding | None:
+    def of(self, worker: str, epoch: int) -> WorkerPages | None:
         """What it holds in this pool; None: it has not said."""
         known = self._workers.get(worker)
         return known if known is not None and known.epoch == epoch else None

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from gateway.backends.delivery import TokenTimes
 from gateway.routing import router
-from gateway.routing.router import Candidate, RequestRoute
+from gateway.routing.router import RequestRoute, RouterCandidate
 
 
 class RequestLayout(Protocol):
     """Chooses the workers of new requests. No method waits."""
 
-    def route(self, prompt: int, workers: Sequence[Candidate]) -> RequestRoute | None:
+    def route(self, prompt: int, workers: Sequence[RouterCandidate]) -> RequestRoute | None:
         """The workers for a new prompt of `prompt` tokens; None while no worker and no pair can serve it."""
         ...
 
@@ -32,7 +32,7 @@ class RequestLayout(Protocol):
 class StaticLayout(RequestLayout):
     """By roles: a decode worker, and a prefill worker if that one computes no prompts."""
 
-    def route(self, prompt: int, workers: Sequence[Candidate]) -> RequestRoute | None:
+    def route(self, prompt: int, workers: Sequence[RouterCandidate]) -> RequestRoute | None:
         return router.route(workers)
 
     def placed(self, route: RequestRoute, prompt: int, missing: int) -> None:

@@ -37,7 +37,7 @@ class UnderWay:
         )
 
 
-class Ledger:
+class InFlightLedger:
     """By worker: what is under way now, and what was when the worker's last report came."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Ledger:
         self._reports.pop(worker, None)
 
 
-class Stake:
+class LegLoad:
     """What one leg has under way on its worker, until `close`. `change`: adds (1) or takes away (-1)."""
 
     def __init__(self, change: Callable[[UnderWay, int], None], part: UnderWay) -> None:

@@ -35,7 +35,7 @@ SHORT = 64
 """Up to this number, missing tokens may be computed where the request decodes: a transfer takes longer."""
 
 
-class Preference(enum.Enum):
+class AdmissionPreference(enum.Enum):
     """What a worker takes from the next admission on."""
 
     ANY = "any"
@@ -44,7 +44,7 @@ class Preference(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Targets:
+class LatencyTargets:
     """Bounds of a good request, in seconds."""
 
     ttft_s: float
@@ -52,7 +52,7 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class Rates:
+class MeasuredRates:
     """What was measured of the workers, which are alike, and what is asked of them.
 
     `answer`: the mean tokens of an answer; the harm of a prompt is spread over as many steps.
@@ -60,7 +60,7 @@ class Rates:
 
     times: StepTimes
     budget: StepBudget
-    targets: Targets
+    targets: LatencyTargets
     answer: float = 512.0
 
 
@@ -82,7 +82,7 @@ class WorkerPlace(NamedTuple):
     prefill_room: int = 1
     decode_room: int = 1
     cached: int = 0
-    preference: Preference = Preference.ANY
+    preference: AdmissionPreference = AdmissionPreference.ANY
     kv_room: float = math.inf
 
 
@@ -97,7 +97,7 @@ class RequestPlacement:
 
 
 def place(
-    prompt: int, places: Sequence[WorkerPlace], rates: Rates, apart: bool = True
+    prompt: int, places: Sequence[WorkerPlace], rates: MeasuredRates, apart: bool = True
 ) -> RequestPlacement | None:
     """Where a prompt of `prompt` tokens is computed and decoded; None: every worker or pair of them is full.
 
@@ -126,12 +126,12 @@ _Option = tuple[_Key, RequestPlacement]
 
 def _decoders(able: list[WorkerPlace]) -> list[WorkerPlace]:
     """Workers of `able`; the ones that prefer prompts only if there are no others."""
-    return [p for p in able if p.preference is not Preference.PREFILL] or able
+    return [p for p in able if p.preference is not AdmissionPreference.PREFILL] or able
 
 
 def _queue(p: WorkerPlace) -> tuple[bool, int, int, str]:
     """Workers that prefer prompts first, then the shortest queue of prompts that are not cached."""
-    return p.preference is not Preference.PREFILL, p.queued - p.cached, p.sequences, p.worker
+    return p.preference is not AdmissionPreference.PREFILL, p.queued - p.cached, p.sequences, p.worker
 
 
 def _few(
@@ -143,16 +143,16 @@ def _few(
     return [*heapq.nsmallest(FEW, places, key=key), max(places, key=lambda p: p.cached)]
 
 
-def _together(prompt: int, p: WorkerPlace, rates: Rates) -> _Option:
+def _together(prompt: int, p: WorkerPlace, rates: MeasuredRates) -> _Option:
     missing = prompt - p.cached
     ttft = prompt_s(rates.times, rates.budget, p.queued + missing, p.sequences, p.context)
     tpot = _tpot(p, rates, joining=prompt, computing=missing)
-    moved = 1 if p.preference is Preference.DECODE and missing > SHORT else 0
+    moved = 1 if p.preference is AdmissionPreference.DECODE and missing > SHORT else 0
     return _option(RequestPlacement(p.worker, None, ttft, tpot), rates, moved, missing)
 
 
 def _apart(
-    prompt: int, decode: WorkerPlace, places: Sequence[WorkerPlace], rates: Rates
+    prompt: int, decode: WorkerPlace, places: Sequence[WorkerPlace], rates: MeasuredRates
 ) -> Iterator[_Option]:
     """The prompt on any of `places`, for one decode worker."""
     tpot = _tpot(decode, rates, joining=prompt)
@@ -160,13 +160,13 @@ def _apart(
         missing = prompt - p.cached
         ttft = prompt_s(rates.times, rates.budget, p.queued + missing, p.sequences, p.context)
         harmed = _tpot(p, rates, computing=missing) if p.sequences else 0.0
-        moved = 0 if p.preference is Preference.PREFILL else UNASKED
+        moved = 0 if p.preference is AdmissionPreference.PREFILL else UNASKED
         yield _option(
             RequestPlacement(decode.worker, p.worker, ttft, max(tpot, harmed)), rates, moved, missing
         )
 
 
-def _option(placement: RequestPlacement, rates: Rates, moved: int, missing: int) -> _Option:
+def _option(placement: RequestPlacement, rates: MeasuredRates, moved: int, missing: int) -> _Option:
     """With its sort key: the best is the smallest. `missing`: tokens to compute, a cost by themselves."""
     ratio = max(placement.ttft_s / rates.targets.ttft_s, placement.tpot_s / rates.targets.tpot_s)
     own = prompt_s(rates.times, rates.budget, missing, 0, 0) / rates.targets.ttft_s
@@ -176,13 +176,13 @@ def _option(placement: RequestPlacement, rates: Rates, moved: int, missing: int)
     return (missed, moved, ratio + own, names), placement
 
 
-def _ratio_of_decoding(prompt: int, p: WorkerPlace, rates: Rates) -> tuple[float, int, str]:
+def _ratio_of_decoding(prompt: int, p: WorkerPlace, rates: MeasuredRates) -> tuple[float, int, str]:
     """How near to its target one more sequence would bring it, whose cached tokens need no transfer."""
     moved = 1e-3 * (prompt - p.cached) / max(prompt, 1)
     return _tpot(p, rates, joining=prompt) / rates.targets.tpot_s + moved, p.sequences, p.worker
 
 
-def _tpot(p: WorkerPlace, rates: Rates, joining: int = 0, computing: int = 0) -> float:
+def _tpot(p: WorkerPlace, rates: MeasuredRates, joining: int = 0, computing: int = 0) -> float:
     """Seconds per output token there, with a sequence of `joining` tokens more and `computing` prompt tokens.
 
     Of its time a part goes to long steps with prompts: the part of late, and what is queued now.

@@ -19,7 +19,7 @@ CROWD = 4
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RouterCandidate:
     """A worker as the router sees it, for one prompt.
 
     `in_flight` counts the sequences of this gateway's own requests there, which is newer than the worker's
@@ -74,7 +74,7 @@ class RequestRoute:
     tpot_s: float | None = None
 
 
-def route(workers: Sequence[Candidate]) -> RequestRoute | None:
+def route(workers: Sequence[RouterCandidate]) -> RequestRoute | None:
     """The workers for a new request; None while no worker, and no pair of them, can serve it."""
     decode = choose_decode(workers)
     if decode is None:
@@ -85,7 +85,7 @@ def route(workers: Sequence[Candidate]) -> RequestRoute | None:
     return RequestRoute(decode.info.worker, prefill.info.worker) if prefill else None
 
 
-def missing(workers: Sequence[Candidate]) -> str:
+def missing(workers: Sequence[RouterCandidate]) -> str:
     """Why `route` finds nothing, as half a sentence."""
     if choose_decode(workers) is None:
         known = any(w.can(Role.DECODE) for w in workers)
@@ -93,22 +93,22 @@ def missing(workers: Sequence[Candidate]) -> str:
     return "no prefill worker is serving"
 
 
-def choose_decode(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
+def choose_decode(workers: Sequence[RouterCandidate], avoid: Collection[str] = ()) -> RouterCandidate | None:
     """The best connected decode worker; one to `avoid` only if there is no other."""
     return _best([w for w in workers if w.can(Role.DECODE) and w.connected], avoid)
 
 
-def choose_prefill(workers: Sequence[Candidate], avoid: Collection[str] = ()) -> Candidate | None:
+def choose_prefill(workers: Sequence[RouterCandidate], avoid: Collection[str] = ()) -> RouterCandidate | None:
     """The best prefill worker; one to `avoid` only if there is no other."""
     return _best([w for w in workers if w.can(Role.PREFILL)], avoid)
 
 
-def wants_draft(workers: Sequence[Candidate]) -> bool:
+def wants_draft(workers: Sequence[RouterCandidate]) -> bool:
     """Whether some drafter can use the draft KV of a prompt."""
     return any(w.can(Role.DRAFT) and w.info.draft_fingerprint for w in workers)
 
 
-def _best(workers: Sequence[Candidate], avoid: Collection[str]) -> Candidate | None:
+def _best(workers: Sequence[RouterCandidate], avoid: Collection[str]) -> RouterCandidate | None:
     """The worker that has the prompt first: what is cached counts against what is queued. Then the home of
     the conversation, then the least load. Crowded ones come last.
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 from eyas.common.errors import Unavailable
 from gateway.routing import router
 from gateway.routing.cluster import Cluster
-from gateway.routing.holdings import Prefix
-from gateway.routing.router import Candidate
+from gateway.routing.holdings import PromptPages
+from gateway.routing.router import RouterCandidate
 
 PATIENCE_S = 4.0  # how long a search goes on while no suitable worker serves or is expected
 
@@ -31,7 +31,7 @@ class WorkerSearch:
     def __init__(
         self,
         cluster: Cluster,
-        prefix: Prefix,
+        prefix: PromptPages,
         turn: Callable[[], Awaitable[bool]],
         pause: Callable[[], Awaitable[None]],
         wanted: Callable[[], bool],
@@ -44,7 +44,7 @@ class WorkerSearch:
         self._clock = asyncio.get_running_loop().time
         self.lacks = ""
 
-    async def find(self, choose: Callable[[Sequence[Candidate]], Found | None]) -> Found | None:
+    async def find(self, choose: Callable[[Sequence[RouterCandidate]], Found | None]) -> Found | None:
         """What `choose` finds when the request's turn has come; None once nothing is wanted any more.
 
         Raises Unavailable after `PATIENCE_S` in which no suitable worker served or was expected: meanwhile a
@@ -55,7 +55,7 @@ class WorkerSearch:
             found = await self._first(choose)  # the worker may have left meanwhile
         return found
 
-    async def _first(self, choose: Callable[[Sequence[Candidate]], Found | None]) -> Found | None:
+    async def _first(self, choose: Callable[[Sequence[RouterCandidate]], Found | None]) -> Found | None:
         expected_at = self._clock()
         while self._wanted():
             workers = self._cluster.candidates(self._prefix)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from gateway.text.template_cuts import Cuts
+from gateway.text.template_cuts import TemplateCuts
 
 Value = TypeVar("Value")
 _SIGNS = range(0xE100, 0xF8FF)  # private use: no tokenizer's control tokens have one
@@ -30,7 +30,7 @@ _SIGNS = range(0xE100, 0xF8FF)  # private use: no tokenizer's control tokens hav
 class CallerText:
     """Guards the chats of one tokenizer. Building the second tokenizer waits for a chat that needs it."""
 
-    def __init__(self, hf: HFTokenizer, cuts: Cuts) -> None:
+    def __init__(self, hf: HFTokenizer, cuts: TemplateCuts) -> None:
         """`cuts`: what the chat template does to texts."""
         self._hf = hf
         self._cuts = cuts

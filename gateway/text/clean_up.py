@@ -26,7 +26,7 @@ class CleanUp:
     __slots__ = ("_stages",)
 
     def __init__(self) -> None:
-        self._stages = [_Replacer(pattern, content) for pattern, content in _CLEANED.items()]
+        self._stages = [_TextReplacer(pattern, content) for pattern, content in _CLEANED.items()]
 
     def feed(self, text: str) -> str:
         """Takes a part of the text; gives what has become certain."""
@@ -42,7 +42,7 @@ class CleanUp:
         return text
 
 
-class _Replacer:
+class _TextReplacer:
     """`str.replace`, for a `pattern` that is not empty."""
 
     __slots__ = ("_content", "_held", "_pattern")

@@ -23,7 +23,7 @@ from gateway.text.clean_up import CleanUp
 _CONTEXT = 16  # tokens before a text that can change how it begins
 
 
-class _Alone(dict[int, str | None]):
+class _TokenTexts(dict[int, str | None]):
     """By id: the text of a token that stands alone; None for one with half a character, and for unknown ids.
 
     It is filled as it is asked, so that streams share what they see.
@@ -42,7 +42,7 @@ class _Alone(dict[int, str | None]):
         return text
 
 
-_NEVER = _Alone(())
+_NEVER = _TokenTexts(())
 
 
 class TokenBytes:
@@ -63,7 +63,7 @@ class TokenBytes:
         added = tokenizer.get_added_tokens_decoder()
         self._special = {id for id, token in added.items() if token.special}
         self._table = [b"" if id in self._special else data for id, data in enumerate(self._shown)]
-        self._alone = {True: _Alone(self._table), False: _Alone(self._shown)}
+        self._alone = {True: _TokenTexts(self._table), False: _TokenTexts(self._shown)}
         self._views: dict[frozenset[str], TokenBytes] = {}
 
     def special_id(self, name: str) -> int | None:
@@ -76,7 +76,7 @@ class TokenBytes:
             view = copy.copy(self)
             view._special = {id for id in self._special if self._names[id] not in names}
             view._table = [b"" if id in view._special else data for id, data in enumerate(self._shown)]
-            view._alone = self._alone | {True: _Alone(view._table)}
+            view._alone = self._alone | {True: _TokenTexts(view._table)}
             self._views[names] = view
         return self._views[names]
 

@@ -15,8 +15,8 @@ from typing import Any
 from eyas.common.errors import InvalidRequest
 from gateway.parsers.events import CallArguments, CallBegun, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
-from gateway.parsers.reasoning import Tags
-from gateway.parsers.table import REASONING, TOOL_FORMATS, Ids, ToolFormat, counted_id
+from gateway.parsers.reasoning import ReasoningTags
+from gateway.parsers.table import REASONING, TOOL_FORMATS, CallIds, ToolFormat, counted_id
 from gateway.text.templates import ChatTemplate, TooManySteps
 
 AUTO, NONE = "auto", "none"  # of both flags, beside the names in the tables
@@ -42,7 +42,7 @@ class TemplateDialect:
     """
 
     calls: ToolFormat | None = None
-    reasoning: Tags | None = None
+    reasoning: ReasoningTags | None = None
     text_arguments: bool = False
     object_arguments: bool = False
     no_content: Any = ABSENT
@@ -138,7 +138,7 @@ def _takes_text(template: ChatTemplate, format: ToolFormat, no_content: Any) -> 
 
 def _answer(format: ToolFormat, arguments: Any, no_content: Any) -> dict[str, Any]:
     """A message with a call of the tool."""
-    id = counted_id(_NAME, 0) if format.ids is Ids.COUNTED else "abcdef123"
+    id = counted_id(_NAME, 0) if format.ids is CallIds.COUNTED else "abcdef123"
     call = {"id": id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
     answer: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
     return answer if no_content is ABSENT else answer | {"content": no_content}
@@ -155,7 +155,7 @@ def _has_the_call(events: list[Event]) -> bool:
     return False
 
 
-def _reasoning_of(template: ChatTemplate, parser: str) -> Tags | None:
+def _reasoning_of(template: ChatTemplate, parser: str) -> ReasoningTags | None:
     """The tags that the flag names, or else those that the template has."""
     if parser != AUTO:
         return REASONING.get(parser)

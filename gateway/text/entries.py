@@ -26,7 +26,7 @@ from gateway.text.stop import StopMatcher
 from gateway.text.tokenizer import Tokenizer
 
 
-class Bare(Protocol):
+class BareText(Protocol):
     """The text of tokens alone."""
 
     __slots__ = ()
@@ -150,7 +150,7 @@ class ChoiceText:
         self._include_stop = rules.include_stop
         self._offsets = rules.offsets
         self._min_tokens = request.params.min_tokens
-        self.bare: Bare | None = None if rules.stops or rules.offsets else self._detokenizer
+        self.bare: BareText | None = None if rules.stops or rules.offsets else self._detokenizer
         """None if stop strings are looked for, or offsets are told."""
         self._tokens = 0
         self._length = 0  # characters decoded so far, with those held back
@@ -242,7 +242,7 @@ class TextStream:
         """See `GenerationStream.use_lanes`."""
         self._stream.use_lanes(lanes)
 
-    def bare(self, number: int) -> Bare | None:
+    def bare(self, number: int) -> BareText | None:
         """What shows a choice's next tokens as `take` would, until it finishes; the caller counts `usage`.
 
         None: its first tokens are still to come, or there is more to say than their text.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.formats.chat_fields import ChatMessage, ChatToolCall
-from gateway.parsers.table import Ids, counted_id
+from gateway.parsers.table import CallIds, counted_id
 from gateway.text.dialect import ABSENT, TemplateDialect
 from gateway.text.templates import Message
 
@@ -21,7 +21,7 @@ _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 def template_messages(messages: Sequence[ChatMessage], dialect: TemplateDialect) -> list[Message]:
     """The chat as this dialect's template reads it. Keys without a value are left out."""
-    ids = _Ids(dialect)
+    ids = _ChatCallIds(dialect)
     return [_message(message, dialect, ids) for message in messages]
 
 
@@ -30,7 +30,7 @@ def calls_in(messages: Sequence[ChatMessage]) -> int:
     return sum(len(message.tool_calls or ()) for message in messages)
 
 
-def _message(message: ChatMessage, dialect: TemplateDialect, ids: _Ids) -> Message:
+def _message(message: ChatMessage, dialect: TemplateDialect, ids: _ChatCallIds) -> Message:
     read: dict[str, Any] = {"role": message.role}
     content = _content(message, dialect)
     if content is not ABSENT:
@@ -64,7 +64,7 @@ def texts_of(message: ChatMessage) -> list[str]:
     return [content] if isinstance(content, str) else [part.text for part in content or ()]
 
 
-def _call(call: ChatToolCall, dialect: TemplateDialect, ids: _Ids) -> Mapping[str, Any]:
+def _call(call: ChatToolCall, dialect: TemplateDialect, ids: _ChatCallIds) -> Mapping[str, Any]:
     arguments = call.function.arguments
     if dialect.text_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -90,17 +90,17 @@ def _object(arguments: str) -> Any:
     return read if isinstance(read, dict) else arguments
 
 
-class _Ids:
+class _ChatCallIds:
     """The ids of a chat's calls as the template wants them, in the order in which messages have them."""
 
     def __init__(self, dialect: TemplateDialect) -> None:
-        self._kind = Ids.FREE if dialect.calls is None else dialect.calls.ids
+        self._kind = CallIds.FREE if dialect.calls is None else dialect.calls.ids
         self._counted: dict[str, str] = {}  # by the caller's ids
         self._count = 0
 
     def of_call(self, call: ChatToolCall) -> str | None:
         """Of a call; one without an id gets one only where calls are counted."""
-        if self._kind is Ids.COUNTED:
+        if self._kind is CallIds.COUNTED:
             id = counted_id(call.function.name, self._count)
             self._count += 1
             if call.id is not None:
@@ -110,10 +110,10 @@ class _Ids:
 
     def of_result(self, id: str) -> str:
         """Of the call whose result a message is."""
-        return self._counted.get(id, id) if self._kind is Ids.COUNTED else self._short(id)
+        return self._counted.get(id, id) if self._kind is CallIds.COUNTED else self._short(id)
 
     def _short(self, id: str) -> str:
         """The id; for templates that want nine characters, nine made of any other."""
-        if self._kind is not Ids.SHORT or _SHORT_ID.fullmatch(id):
+        if self._kind is not CallIds.SHORT or _SHORT_ID.fullmatch(id):
             return id
         return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:9]

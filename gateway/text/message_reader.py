@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from eyas.common.types import FinishCause
 from gateway.parsers.events import CallBegun, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
-from gateway.parsers.table import Ids, counted_id
+from gateway.parsers.table import CallIds, counted_id
 from gateway.text.entries import TextDelta
 
 CALLS = "tool_calls"  # why a choice ended, in OpenAI's words
@@ -28,7 +28,7 @@ class MessageReader:
         self.call_ids: list[str] = []
         self.reasoning_tokens = 0
         self._parser = MessageParser(reading)
-        self._ids = Ids.FREE if reading.calls is None else reading.calls.ids
+        self._ids = CallIds.FREE if reading.calls is None else reading.calls.ids
         self._calls_before = reading.calls_before
         self._is_named = reading.is_named
         self._offsets: list[int] | None = [] if reading.reasoning is not None else None
@@ -60,9 +60,9 @@ class MessageReader:
 
     def _new_id(self, call: CallBegun) -> str:
         match self._ids:
-            case Ids.FREE:
+            case CallIds.FREE:
                 return f"call_{secrets.token_hex(12)}"
-            case Ids.SHORT:
+            case CallIds.SHORT:
                 return secrets.token_hex(5)[:9]
-            case Ids.COUNTED:
+            case CallIds.COUNTED:
                 return counted_id(call.name, self._calls_before + call.index)

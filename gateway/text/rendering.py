@@ -27,7 +27,7 @@ QUICK_STEPS = 5_000  # a few milliseconds, which the event loop can spare
 RENDER_S = 5.0
 
 
-class Renderer:
+class TemplateRenderer:
     """Renders with one template. Its process starts with the first chat that needs it."""
 
     def __init__(self, template: ChatTemplate, deadline_s: float = RENDER_S) -> None:

@@ -19,7 +19,7 @@ _SPACES = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
 
 
 @dataclass(frozen=True)
-class Cuts:
+class TemplateCuts:
     """`words`: what is cut out or split at; an empty one is anywhere. `looked_for`: all texts that the
     template could look for. `ends`: characters that it strips. `changes_case`: it writes other letters.
     """
@@ -30,7 +30,7 @@ class Cuts:
     changes_case: bool = False
 
 
-def cuts_of(trees: Iterable[nodes.Template]) -> Cuts:
+def cuts_of(trees: Iterable[nodes.Template]) -> TemplateCuts:
     """What these templates do to texts, by the functions that they call."""
     words: set[str] = set()
     looked_for: set[str] = set()
@@ -44,7 +44,7 @@ def cuts_of(trees: Iterable[nodes.Template]) -> Cuts:
                 words.add(first if name in _CUT and isinstance(first, str) else "")
             elif name in _STRIP and isinstance(first, str):
                 ends |= set(first)
-    return Cuts(frozenset(words), frozenset(looked_for), "".join(sorted(ends)), changes_case)
+    return TemplateCuts(frozenset(words), frozenset(looked_for), "".join(sorted(ends)), changes_case)
 
 
 def _used(tree: nodes.Template) -> Iterator[tuple[str, list[nodes.Expr]]]:

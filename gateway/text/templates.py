@@ -96,7 +96,7 @@ class ChatTemplate:
                 "messages": chat,
                 "tools": tools or None,
                 "add_generation_prompt": add_generation_prompt and not continue_final_message,
-                _STEPS: _Steps(steps),
+                _STEPS: _StepBudget(steps),
             },
         )
         return _cut_at_mark(text, final) if continue_final_message else text
@@ -169,7 +169,7 @@ def _cut_at_mark(text: str, final: str) -> str:
     return before if after.startswith(" ") else before.rstrip()
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _BoundedSandbox(ImmutableSandboxedEnvironment):
     """A sandbox that also bounds how long a template runs and how much it writes."""
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -212,7 +212,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return "".join(kept)
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """`{% generation %}` marks the assistant's words for training. Here only its content matters."""
 
     tags = {"generation"}
@@ -230,7 +230,7 @@ class _OverBudget(TemplateError):
     """A rendering has used up its steps."""
 
 
-class _Steps:
+class _StepBudget:
     """The steps that a rendering has left."""
 
     def __init__(self, most: int) -> None:
@@ -281,8 +281,10 @@ def _strftime_now(pattern: str) -> str:
     return datetime.datetime.now().strftime(pattern)
 
 
-def _environment() -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+def _environment() -> _BoundedSandbox:
+    environment = _BoundedSandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
     environment.filters |= {"tojson": _to_json, "counted": _counted, "bounded": _bounded}
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     return environment

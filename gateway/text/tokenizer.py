@@ -20,8 +20,8 @@ from eyas.common.tokenizers.source import read_tokenizer
 from gateway.heap import give_back
 from gateway.text.caller_text import CallerText, unsigned
 from gateway.text.detokenize import Detokenizer, TokenBytes
-from gateway.text.rendering import Renderer
-from gateway.text.template_cuts import Cuts
+from gateway.text.rendering import TemplateRenderer
+from gateway.text.template_cuts import TemplateCuts
 from gateway.text.templates import ChatTemplate, Message
 from gateway.text.tokenizer_files import (
     cleans_up,
@@ -50,10 +50,10 @@ class Tokenizer:
         `trust_special_tokens`: special tokens count in chats whoever wrote them, as in other servers.
         """
         self._hf = hf
-        cuts = Cuts() if template is None else template.cuts
+        cuts = TemplateCuts() if template is None else template.cuts
         self._callers = None if trust_special_tokens else CallerText(hf, cuts)
         self.template = template
-        self._renderer = None if template is None else Renderer(template)
+        self._renderer = None if template is None else TemplateRenderer(template)
         self._long = ThreadPoolExecutor(2, "tokenize")
         self._huge = ThreadPoolExecutor(1, "tokenize-huge")
         self.table = TokenBytes(hf, clean_up=clean_up)

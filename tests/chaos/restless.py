@@ -9,17 +9,17 @@ from prometheus_client import CollectorRegistry
 
 from gateway.observe.metrics import PlacementMetrics
 from gateway.routing.auto import AutoLayout
-from gateway.routing.placement import Preference, Targets
-from gateway.routing.router import Candidate
+from gateway.routing.placement import AdmissionPreference, LatencyTargets
+from gateway.routing.router import RouterCandidate
 
-EASY = Targets(ttft_s=60.0, tpot_s=1.0)
+EASY = LatencyTargets(ttft_s=60.0, tpot_s=1.0)
 """Always kept, so that preferences alone say where a prompt goes."""
 
 
 class Restless(AutoLayout):
     """Second by second: none of two or more workers prefers prompts, the first one, the second, and so on."""
 
-    def __init__(self, workers: Callable[[], Sequence[Candidate]]) -> None:
+    def __init__(self, workers: Callable[[], Sequence[RouterCandidate]]) -> None:
         super().__init__(workers, EASY, PlacementMetrics(CollectorRegistry()))
         self._all = workers
         self._turns = itertools.count()
@@ -29,5 +29,5 @@ class Restless(AutoLayout):
         first = next(self._turns) % (len(names) + 1)
         self.preferences = {}
         if first:
-            roles = {name: Preference.DECODE for name in names}
-            self.preferences = roles | {names[first - 1]: Preference.PREFILL}
+            roles = {name: AdmissionPreference.DECODE for name in names}
+            self.preferences = roles | {names[first - 1]: AdmissionPreference.PREFILL}

@@ -28,7 +28,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from eyas.cluster.child import Child
+from eyas.cluster.child import ChildProcess
 from eyas.cluster.plan import ClusterPlan, HostResources, gateway_argv, plan, worker_argv
 from eyas.common.config import GatewayConfig, ServeConfig, WorkerConfig
 from eyas.common.machine.ports import free_ports
@@ -80,7 +80,7 @@ class ByHand:
         commands = {name: worker_argv(worker) for name, worker in made.workers.items()}
         commands[GATEWAY] = gateway_argv(made.gateway)
         self._children = {
-            name: Child(name, (sys.executable, "-m", "eyas.cli", *argv), self._heard)
+            name: ChildProcess(name, (sys.executable, "-m", "eyas.cli", *argv), self._heard)
             for name, argv in commands.items()
         }
         self.http = httpx.AsyncClient(

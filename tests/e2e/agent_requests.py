@@ -23,8 +23,8 @@ from eyas.common.types import GenerationRequest
 from gateway.formats.chat_request import ChatModel, chat_prompt, reading_of
 from gateway.formats.fields import validated
 from gateway.grammars.tool_grammar import answer_grammar
-from gateway.grpc.chat import Chat
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, merged
+from gateway.grpc.chat import GrpcChat
+from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, merged
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.text.dialect import dialect_of
 from gateway.text.templates import ChatTemplate
@@ -144,7 +144,7 @@ class Dialogue:
         fields = {"messages": self._messages, "tools": self._tools, "tool_choice": choice}
         if "enable_thinking" in self._model.dialect.reads:
             fields["enable_thinking"] = False  # a small model would reason to the end
-        chat = validated(Chat, fields)
+        chat = validated(GrpcChat, fields)
         text, ids = asyncio.run(chat_prompt(self._model, chat.messages, chat))
         reading = reading_of(self._model.dialect, chat, chat.messages, text)
         assert reading is not None
@@ -177,7 +177,7 @@ def read(reading: MessageReading, text: str, cuts: random.Random | None = None) 
     arguments = {event.index: event.text for event in events if isinstance(event, CallArguments)}
     if len([event for event in events if isinstance(event, CallDone)]) != len(begun):
         raise ValueError("a call is not complete")
-    content = "".join(event.text for event in events if isinstance(event, Content))
+    content = "".join(event.text for event in events if isinstance(event, ContentText))
     return Found(content, tuple((name, arguments[index]) for index, name in begun.items()))
 
 

@@ -19,10 +19,10 @@ import subprocess
 import sys
 import time
 
-from eyas.bench.asking import Target
+from eyas.bench.asking import TargetServer
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.cases import make_case
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import fit
 from eyas.bench.measure import SAFE_VOCABULARY, look
 from eyas.bench.runner import Workload, run_load
@@ -38,9 +38,9 @@ def ours(url: str, case_name: str) -> Figures:
     """The medians of `eyas bench`, in ms, with the other's definition of a median."""
 
     async def measured() -> Figures:
-        server = Server(url)
+        server = MeasuredServer(url)
         facts = await look(server)
-        target = Target(server, COMPLETIONS, RequestTemplate(facts.model or "stub"))
+        target = TargetServer(server, COMPLETIONS, RequestTemplate(facts.model or "stub"))
         for name in (WARM_UP, case_name):
             case = make_case(name)
             load = Workload(

@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Iterator
 
-from eyas.common.grammars.regex_syntax import Unheld
+from eyas.common.grammars.regex_syntax import UnsupportedPattern
 from eyas.common.grammars.string_rules import JSON, PLAIN, StringPattern, rules_of
 from tests.fuzz.walks import Walker, campaign
 
@@ -77,7 +77,7 @@ def faults(walks: int, seed: int) -> Iterator[str]:
         try:
             re.compile(pattern)
             rules = rules_of(text, JSON if inside else PLAIN, "text" if inside else "root")
-        except (Unheld, re.error):
+        except (UnsupportedPattern, re.error):
             continue
         compiled = walker.compile(f'root ::= "\\"" text\n{rules}' if inside else rules)
         for _ in range(8):

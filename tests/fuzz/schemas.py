@@ -18,7 +18,7 @@ import jsonschema
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars.compiler import rules_of_schema
-from eyas.common.grammars.json_rules import Style
+from eyas.common.grammars.json_rules import JsonStyle
 from tests.fuzz.grammars import random_pattern
 from tests.fuzz.walks import Walker, campaign
 
@@ -106,7 +106,7 @@ def faults(walks: int, seed: int) -> Iterator[str]:
     while left > 0:
         schema = random_schema(rng)
         try:
-            style = rng.choice((Style.JSON, Style.COMPACT))
+            style = rng.choice((JsonStyle.JSON, JsonStyle.COMPACT))
             compiled = walker.compile(rules_of_schema(deepcopy(schema), style=style))
             jsonschema.Draft202012Validator(schema).is_valid("")
         except (InvalidRequest, re.error):

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from eyas.bench.asking import Target
+from eyas.bench.asking import TargetServer
 from eyas.bench.backends import COMPLETIONS, ParsedEvent
 from eyas.bench.jobs import LoadJob
 from tests.gpu.pair_load import token_ids
@@ -93,7 +93,7 @@ async def _layout(setting: Setting, variant: Variant, prompts: Sequence[int], co
     _tell(setting, str(variant), found)
 
 
-async def ask(target: Target, ids: tuple[int, ...]) -> Asked:
+async def ask(target: TargetServer, ids: tuple[int, ...]) -> Asked:
     """Asks one prompt. Raises RuntimeError if it fails."""
     told: dict[str, Any] = {}
 

@@ -15,16 +15,16 @@ from functools import partial
 
 from eyas.planning.command import NOISE
 from eyas.simulator.cluster import ClusterLayout, ClusterShape
-from eyas.simulator.goodput import Draw, Effort, Knee, best_knee, find_knee
+from eyas.simulator.goodput import Draw, GoodputKnee, SearchEffort, best_knee, find_knee
 from eyas.simulator.hardware import example
-from eyas.simulator.workload import Traffic, poisson
-from gateway.routing.placement import Targets
+from eyas.simulator.workload import RandomTraffic, poisson
+from gateway.routing.placement import LatencyTargets
 from tests.gpu.pair_workloads import WORKLOADS
 
 LOADS: dict[str, Draw] = {name: workload.draw for name, workload in WORKLOADS.items()}
-LOADS["16 at once"] = partial(poisson, Traffic(1024, 256, burst=16))
+LOADS["16 at once"] = partial(poisson, RandomTraffic(1024, 256, burst=16))
 
-TARGETS = (Targets(1.0, 0.008), Targets(1.0, 0.015))
+TARGETS = (LatencyTargets(1.0, 0.008), LatencyTargets(1.0, 0.015))
 HEAD = (
     "| load | GPUs | TPOT within | unified | split | `auto` | split over unified | `auto` over the better |"
 )
@@ -36,19 +36,19 @@ class Question:
 
     workers: int
     draw: Draw
-    targets: Targets
-    effort: Effort
+    targets: LatencyTargets
+    effort: SearchEffort
 
     def shape(self, layout: ClusterLayout, prefill: int = 0) -> ClusterShape:
         """The cluster in a layout."""
         return ClusterShape(example(), self.workers, layout, self.targets, prefill)
 
-    def knee(self, layout: ClusterLayout, guess: float) -> Knee:
+    def knee(self, layout: ClusterLayout, guess: float) -> GoodputKnee:
         """What a layout bears that has no number of prefill workers."""
         return find_knee(self.shape(layout), self.draw, self.effort, guess)
 
 
-def best_split(asked: Question, guess: float) -> tuple[int, Knee]:
+def best_split(asked: Question, guess: float) -> tuple[int, GoodputKnee]:
     """The number of prefill workers that bears most, and what it bears."""
     shapes = [asked.shape(ClusterLayout.SPLIT, n) for n in range(1, asked.workers)]
     best, knee = best_knee(shapes, asked.draw, asked.effort, guess)
@@ -76,7 +76,7 @@ def _over(one: float, other: float) -> str:
     return "1" if abs(value - 1) <= NOISE else f"{value:.2f}"
 
 
-def rows(workers: int, loads: list[str], effort: Effort) -> Iterator[str]:
+def rows(workers: int, loads: list[str], effort: SearchEffort) -> Iterator[str]:
     """A line per load and bound."""
     for name in loads:
         for targets in TARGETS:
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of load that count (%(default)g)")
     args = parser.parse_args()
     print(f"{HEAD}\n|---|--:|---|--:|--:|--:|--:|--:|")
-    for line in rows(args.gpus, args.loads, Effort(seconds=args.seconds)):
+    for line in rows(args.gpus, args.loads, SearchEffort(seconds=args.seconds)):
         print(line, flush=True)
 
 

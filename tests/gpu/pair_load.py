@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.bench.asking import Target
+from eyas.bench.asking import TargetServer
 from eyas.bench.jobs import FIRST_PLAIN_ID, LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import ClientMeter
@@ -35,7 +35,7 @@ def token_ids(vocabulary: int, count: int, *seed: int) -> tuple[int, ...]:
     return tuple(drawn.tolist())
 
 
-async def send(target: Target, jobs: Sequence[LoadJob], drain_s: float) -> Sent:
+async def send(target: TargetServer, jobs: Sequence[LoadJob], drain_s: float) -> Sent:
     """Sends jobs of one turn when they are due; ends `drain_s` after the last one at the latest.
 
     `start_s` of a record is from the run's zero; `waited_s` is how late the client sent it.
@@ -57,7 +57,7 @@ async def send(target: Target, jobs: Sequence[LoadJob], drain_s: float) -> Sent:
     return Sent(records, meter.cpu_s / (time.perf_counter() - zero), meter.lag_ms())
 
 
-async def _one(target: Target, job: LoadJob, zero: float) -> RequestRecord:
+async def _one(target: TargetServer, job: LoadJob, zero: float) -> RequestRecord:
     due = zero + (job.due_s or 0.0)
     await asyncio.sleep(max(0.0, due - time.perf_counter()))
     turn = job.turns[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eyas.bench.bootstrap import LEVEL, mean, ratio
 from eyas.simulator.cluster import ClusterLayout
-from eyas.simulator.hardware import Hardware, example, read_hardware
+from eyas.simulator.hardware import WorkerHardware, example, read_hardware
 from eyas.simulator.outcome import LoadOutcome
 from tests.gpu.pair_runs import Run, bears, read_runs
 from tests.gpu.pair_workloads import Cluster, simulated
@@ -40,7 +40,7 @@ def main() -> None:
     print("\n".join(chain.from_iterable(tables)))
 
 
-def against_simulator(runs: Sequence[Run], hardware: Hardware) -> Iterator[str]:
+def against_simulator(runs: Sequence[Run], hardware: WorkerHardware) -> Iterator[str]:
     """A row per run. Near a knee a step that is 2 % longer halves a goodput, so the error is one of rates: of
     the rate at which the simulator has the part within the targets that was measured.
     """
@@ -56,7 +56,7 @@ def against_simulator(runs: Sequence[Run], hardware: Hardware) -> Iterator[str]:
         yield f"{row} {told.attainment:.1%} | {told.goodput:.2f} | {_like(run, told, hardware)} |"
 
 
-def _like(run: Run, told: LoadOutcome, hardware: Hardware) -> str:
+def _like(run: Run, told: LoadOutcome, hardware: WorkerHardware) -> str:
     """The rate at which the simulator has the run's attainment, over the run's own; near 0 and 1 many do."""
     if not SURE[0] < run.attainment < SURE[1]:
         return "- | -" if abs(told.attainment - run.attainment) < ERROR else "- | !"
@@ -84,7 +84,7 @@ def at_rates(runs: Sequence[Run]) -> Iterator[str]:
         yield f"| {name} | {rate:g} | {' | '.join(told)} | {between} | {over} |"
 
 
-def knees(runs: Sequence[Run], hardware: Hardware) -> Iterator[str]:
+def knees(runs: Sequence[Run], hardware: WorkerHardware) -> Iterator[str]:
     """A row per workload and layout: the rate at which 90 % keep the targets, measured and simulated."""
     yield _head("tokens in / out", "layout", "bears, per second", "simulated", "error")
     for name, group in groupby(runs, key=lambda run: run.workload.name):
@@ -117,7 +117,7 @@ def _best(runs: Iterable[Run]) -> dict[str, Run]:
     return best
 
 
-def _simulated(run: Run, hardware: Hardware, rate: float | None = None) -> LoadOutcome | None:
+def _simulated(run: Run, hardware: WorkerHardware, rate: float | None = None) -> LoadOutcome | None:
     """At the run's rate or another one. None for a layout that the simulator does not know."""
     if run.layout not in KNOWN:
         return None

@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from eyas.bench.asking import Target
+from eyas.bench.asking import TargetServer
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
 from eyas.bench.files import append_line
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.bench.measure import look
 from eyas.bench.shapes import SHAPES, write_model
 from eyas.cluster.serve import GATEWAY, LocalCluster
@@ -31,7 +31,7 @@ from eyas.common.errors import ConfigError
 from eyas.configuration import own_config
 from eyas.flags import add_engine
 from eyas.layout_flags import add_layout
-from gateway.routing.placement import Targets
+from gateway.routing.placement import LatencyTargets
 
 LAYOUTS = {  # split21: prompts by two GPUs, tokens by one of them
     "unified": ("--layout", "unified", "--workers", "{workers}"),
@@ -192,7 +192,7 @@ async def step(setting: Setting, name: str, seconds: float, work: Awaitable[None
 class Served:
     """How a cluster is asked, the size of its vocabulary, and its gateway's process."""
 
-    target: Target
+    target: TargetServer
     vocabulary: int
     gateway: psutil.Process
 
@@ -203,7 +203,9 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(setting: Setting, variant: Variant, targets: Targets | None = None) -> AsyncIterator[Served]:
+async def served(
+    setting: Setting, variant: Variant, targets: LatencyTargets | None = None
+) -> AsyncIterator[Served]:
     """A cluster that is ready. `targets`: what `auto` aims at; None: its own.
 
     Raises ConfigError for a layout that the command line does not have, DeadlineExceeded at start.
@@ -223,11 +225,11 @@ async def served(setting: Setting, variant: Variant, targets: Targets | None = N
     async with LocalCluster(config, setting.journal.log) as cluster:
         setting.journal.write("start", layout=str(variant), seconds=round(cluster.start_s, 1))
         setting.journal.say(f"# {variant}: ready after {cluster.start_s:.1f} s")
-        server = Server(cluster.url)
+        server = MeasuredServer(cluster.url)
         facts = await look(server)
         template = RequestTemplate(cluster.model, timings=True)
         gateway = psutil.Process(cluster.pids[GATEWAY])
-        yield Served(Target(server, COMPLETIONS, template), facts.vocab_size or 0, gateway)
+        yield Served(TargetServer(server, COMPLETIONS, template), facts.vocab_size or 0, gateway)
 
 
 def rounded(values: Sequence[float]) -> list[float]:

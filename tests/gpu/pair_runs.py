@@ -16,7 +16,7 @@ import numpy as np
 from eyas.bench.saved import Floats
 from eyas.simulator.goodput import ATTAINMENT
 from eyas.simulator.workload import SimulatedRequest
-from gateway.routing.placement import Targets
+from gateway.routing.placement import LatencyTargets
 from tests.gpu.pair_workloads import WORKLOADS, Workload, small
 
 
@@ -36,7 +36,7 @@ class Run:
         """From a line's object."""
         workload = WORKLOADS[fields["workload"]]
         workload = small(workload) if fields["small"] else workload
-        workload = replace(workload, targets=Targets(*fields["targets"]))
+        workload = replace(workload, targets=LatencyTargets(*fields["targets"]))
         return cls(fields["layout"], fields["mixed"], workload, fields["rate"], fields["seed"], fields)
 
     @property
@@ -111,7 +111,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     Raises ValueError if they are of clusters that one table cannot compare.
     """
     found: dict[tuple[object, ...], Run] = {}
-    clusters: set[tuple[int, Targets]] = set()
+    clusters: set[tuple[int, LatencyTargets]] = set()
     for path in paths:
         for line in path.read_text().splitlines():
             fields = json.loads(line)

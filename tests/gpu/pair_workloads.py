@@ -16,21 +16,21 @@ from functools import partial
 from pathlib import Path
 
 from eyas.bench.jobs import LoadJob
-from eyas.bench.slo import Slo
+from eyas.bench.slo import LatencySlo
 from eyas.common.step_times import StepBudget
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, play
 from eyas.simulator.goodput import ATTAINMENT, Draw
-from eyas.simulator.hardware import Hardware, example, read_hardware
+from eyas.simulator.hardware import WorkerHardware, example, read_hardware
 from eyas.simulator.outcome import LoadOutcome, outcome
-from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traffic, chats, poisson
-from gateway.routing.placement import Targets
+from eyas.simulator.workload import BLOCK_TOKENS, ChatTraffic, RandomTraffic, SimulatedRequest, chats, poisson
+from gateway.routing.placement import LatencyTargets
 from tests.gpu.pair_load import token_ids
 from tests.gpu.pair_rig import PAIR
 
 MIXED = (256, 512, 1024)
 SEED = 1
 PRECISION = 1.02
-TARGETS = Targets(1.0, 0.008)
+TARGETS = LatencyTargets(1.0, 0.008)
 """One pair for all workloads: a cluster that decides per request is told it at its start."""
 
 SHARES = (0.85, 1.0)
@@ -48,7 +48,7 @@ class Workload:
     name: str
     draw: Draw
     knee: float
-    targets: Targets = TARGETS
+    targets: LatencyTargets = TARGETS
     more: tuple[float, ...] = ()
     seconds: float = 16.0
     warm_s: float = 4.0
@@ -77,7 +77,9 @@ class Workload:
         return self.targets.ttft_s + self.targets.tpot_s * longest + 1.0
 
 
-def gamma(traffic: Traffic, rate: float, count: int, seed: int, cv: float = 3.0) -> list[SimulatedRequest]:
+def gamma(
+    traffic: RandomTraffic, rate: float, count: int, seed: int, cv: float = 3.0
+) -> list[SimulatedRequest]:
     """Requests in bursts: gaps of a gamma distribution, `cv` its standard deviation over its mean."""
     rng, shape = random.Random(f"gamma {seed}"), cv**-2
     at_s, arrivals = 0.0, []
@@ -88,7 +90,7 @@ def gamma(traffic: Traffic, rate: float, count: int, seed: int, cv: float = 3.0)
 
 
 def _plain(prompt: int, answer: int) -> Draw:
-    return partial(poisson, Traffic(prompt, answer))
+    return partial(poisson, RandomTraffic(prompt, answer))
 
 
 WORKLOADS = {
@@ -98,8 +100,8 @@ WORKLOADS = {
         Workload("1024/1024", _plain(1024, 1024), 13.1, seconds=20.0, warm_s=8.0),
         Workload("2000/1000", _plain(2000, 1000), 7.5, seconds=20.0, warm_s=8.0),
         Workload("8192/256", _plain(8192, 256), 3.8, more=(2.0,), seconds=30.0, warm_s=12.0),
-        Workload("chats", partial(chats, Chats(6, 512, 256, 1.5)), 22.6, seconds=22.0, warm_s=9.0),
-        Workload("bursts", partial(gamma, Traffic(1024, 256)), 32.1, seconds=28.0, warm_s=12.0),
+        Workload("chats", partial(chats, ChatTraffic(6, 512, 256, 1.5)), 22.6, seconds=22.0, warm_s=9.0),
+        Workload("bursts", partial(gamma, RandomTraffic(1024, 256)), 32.1, seconds=28.0, warm_s=12.0),
     )
 }
 
@@ -107,12 +109,14 @@ WORKLOADS = {
 def small(workload: Workload) -> Workload:
     """The same in little, to try a script with the embedded model on a CPU."""
     draws: dict[str, Draw] = {
-        "chats": partial(chats, Chats(2, 600, 8, 0.5)),
-        "bursts": partial(gamma, Traffic(32, 8)),
+        "chats": partial(chats, ChatTraffic(2, 600, 8, 0.5)),
+        "bursts": partial(gamma, RandomTraffic(32, 8)),
         "8192/256": _plain(256, 8),
     }
     draw = draws.get(workload.name, _plain(16, 16))
-    return replace(workload, draw=draw, targets=Targets(2.0, 0.2), knee=2.0, more=(), seconds=5.0, warm_s=1.0)
+    return replace(
+        workload, draw=draw, targets=LatencyTargets(2.0, 0.2), knee=2.0, more=(), seconds=5.0, warm_s=1.0
+    )
 
 
 def jobs(arrivals: Sequence[SimulatedRequest], vocabulary: int, *seed: int) -> list[LoadJob]:
@@ -140,9 +144,9 @@ class Cluster:
     layout: ClusterLayout
     mixed: int | None = None
     workers: int = PAIR
-    hardware: Hardware = field(default_factory=example)
+    hardware: WorkerHardware = field(default_factory=example)
 
-    def shape(self, targets: Targets) -> ClusterShape:
+    def shape(self, targets: LatencyTargets) -> ClusterShape:
         """As the simulator has it."""
         hardware, prefill = self.hardware, self.workers // 2 if self.layout is ClusterLayout.SPLIT else 0
         if self.mixed is not None:
@@ -170,7 +174,12 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--workers", type=int, default=PAIR, help="of a cluster (%(default)d)")
     add("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    add("--slo", type=Slo.parse, metavar="ttft=T,tpot=T", help="bounds of a good request (ttft=1s,tpot=8ms)")
+    add(
+        "--slo",
+        type=LatencySlo.parse,
+        metavar="ttft=T,tpot=T",
+        help="bounds of a good request (ttft=1s,tpot=8ms)",
+    )
 
 
 def workloads(args: argparse.Namespace) -> list[Workload]:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from eyas.bench.answering import AnswerLink, EnginePrompt
-from eyas.bench.busy import BatchesLink, Steps
+from eyas.bench.busy import BatchesLink, BatchSteps
 from eyas.bench.files import append_line
 from eyas.common.config import SpeculationConfig
 from eyas.common.params import SamplingParams
 from eyas.engine.loading.build import build_engine
 from eyas.train.answers import engine_of
-from eyas.train.conversations import Speech, read_lines
+from eyas.train.conversations import ChatTokenizer, read_lines
 from tests.gpu.steady import going_on
 
 CHAINS = (3, 5)
@@ -55,8 +55,8 @@ def measured(plan: Plan, steps: int) -> Iterator[dict[str, Any]]:
     if steps:
         options["speculation"] = SpeculationConfig(steps, 1, steps + 1)
     config = engine_of(plan.device, str(plan.target), str(plan.draft) if steps else None, **options)
-    cases = [(temperature, Steps(batch)) for temperature in TEMPERATURES for batch in plan.batches]
-    runs = [(0.0, Steps(plan.batches[0])), *cases]
+    cases = [(temperature, BatchSteps(batch)) for temperature in TEMPERATURES for batch in plan.batches]
+    runs = [(0.0, BatchSteps(plan.batches[0])), *cases]
     links = [
         AnswerLink(
             plan.asked(run.size),
@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=192, help="tokens of an answer (192)")
     parser.add_argument("--each", type=int, default=4, help="questions per place in a batch (4)")
     given = parser.parse_args()
-    speech = Speech(given.target)
+    speech = ChatTokenizer(given.target)
     asked = [ids for line in read_lines(given.prompts, "prompts") if (ids := speech.question(line))]
     questions = [EnginePrompt(i, ids, given.longest) for i, ids in enumerate(asked)]
     plan = Plan(given.device, given.target, given.draft, questions, given.batches, given.each)

@@ -22,18 +22,18 @@ import torch
 from eyas.common.config import NANO
 from eyas.train.model import LlamaShape
 from eyas.train.plot import plot_training
-from eyas.train.recipe import Recipe, descend, optimisers
+from eyas.train.recipe import TrainingRecipe, descend, optimisers
 from tools.nano import build as nano
 from tools.nano.model import Nano
 from tools.nano.target import next_token_loss
 
 SHAPE = LlamaShape(hidden=768, layers=14, heads=12, kv_heads=4, head_dim=64, intermediate=2304)
-RECIPE = Recipe(steps=1000, rows=64, length=2048, rate=2e-3)
+RECIPE = TrainingRecipe(steps=1000, rows=64, length=2048, rate=2e-3)
 SETTLING, TIMED, LEAST = 4, 4, 50  # steps
 START_S = 25.0  # of the run itself: text, compilation from the cache, the file at the end
 
 
-def step_s(recipe: Recipe) -> float:
+def step_s(recipe: TrainingRecipe) -> float:
     """Seconds of a step on text that means nothing."""
     model = Nano(SHAPE).to("cuda")
     objective = torch.compile(next_token_loss)
@@ -50,7 +50,7 @@ def step_s(recipe: Recipe) -> float:
     return (time.perf_counter() - began) / TIMED
 
 
-def fitting(file: Path, seconds: float) -> Recipe:
+def fitting(file: Path, seconds: float) -> TrainingRecipe:
     """The recipe with as many steps as fit, or as many as the file says."""
     if file.exists():
         return replace(RECIPE, **json.loads(file.read_text()))

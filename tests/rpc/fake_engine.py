@@ -67,7 +67,7 @@ from eyas.engine.ipc.messages import (
     WatchUpdate,
     WireFailure,
 )
-from eyas.worker.front import Front
+from eyas.worker.front import WorkerFront
 from tests.rpc.local_link import LocalEngine, LocalFront
 
 REFUSE, STALL, DIE, SLOW, WEDGE = 900, 901, 902, 903, 904
@@ -301,7 +301,7 @@ class FakeWorker:
 
     async def start(self) -> FakeWorker:
         link = LocalFront()
-        self.front = Front(self._config, link)
+        self.front = WorkerFront(self._config, link)
         self.address = await self.front.start()
         config = dataclasses.replace(self._config.engine, worker=self.address)
         self.link = LocalEngine(link)

@@ -21,7 +21,7 @@ from eyas.common.types import GenerationRequest, KvHandle, Role
 from eyas.common.wire import clients, replies, rpc
 from eyas.engine.ipc.messages import Load
 from eyas.engine.loading.build import build_engine
-from eyas.worker.front import Front
+from eyas.worker.front import WorkerFront
 from tests.rpc.local_link import LocalEngine, LocalFront
 from tests.unit.tiny import write_tiny_eagle3, write_tiny_llama
 from tests.unit.unwarmed import unwarmed
@@ -58,7 +58,7 @@ class RealWorker:
         torch.set_num_threads(1)
         Path(self._config.engine.pool_dir).mkdir(exist_ok=True)
         link = LocalFront()
-        self.front = Front(self._config, link)
+        self.front = WorkerFront(self._config, link)
         self.address = await self.front.start()
         config = dataclasses.replace(self._config.engine, worker=self.address)
         with unwarmed(timed=self._timed):

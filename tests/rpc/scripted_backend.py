@@ -23,7 +23,7 @@ from eyas.common.types import (
     WorkerInfo,
 )
 from gateway.backends.base import BackendHealth, Lanes
-from gateway.routing.router import Candidate
+from gateway.routing.router import RouterCandidate
 from gateway.text.tokenizer import Tokenizer
 
 EOS = 2
@@ -89,8 +89,8 @@ class ScriptedBackend:
     async def models(self) -> list[WorkerInfo]:
         return self.infos
 
-    def links(self) -> list[Candidate]:
-        return [Candidate(info) for info in self.infos]
+    def links(self) -> list[RouterCandidate]:
+        return [RouterCandidate(info) for info in self.infos]
 
     async def flush(self, wait_s: float) -> dict[str, int]:
         self.flushes.append(wait_s)

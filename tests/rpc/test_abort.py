@@ -16,7 +16,7 @@ from scripted_backend import ScriptedBackend, nano_tokenizer
 
 from eyas.common.config import GatewayConfig
 from gateway.http.front import create_app
-from gateway.http.siblings import Siblings
+from gateway.http.siblings import GatewaySiblings
 from gateway.observe.metrics import GatewayMetrics
 
 
@@ -102,7 +102,7 @@ async def test_it_ends_requests_of_the_gateway_s_other_processes(
     async with contextlib.AsyncExitStack() as owned:
         clients = []
         for i in range(2):
-            metrics = GatewayMetrics(CollectorRegistry(), Siblings(tmp_path / f"gateway-{i}.sock"))
+            metrics = GatewayMetrics(CollectorRegistry(), GatewaySiblings(tmp_path / f"gateway-{i}.sock"))
             await owned.enter_async_context(metrics)
             transport = httpx.ASGITransport(create_app(config, backend, backend.tokenizer, metrics))
             client = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=20)

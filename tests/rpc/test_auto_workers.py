@@ -29,12 +29,12 @@ from gateway.backends.generate import ClusterBackend
 from gateway.observe.metrics import PlacementMetrics
 from gateway.routing.auto import AutoLayout
 from gateway.routing.cluster import Cluster
-from gateway.routing.placement import Preference, Targets
-from gateway.routing.router import Candidate, RequestRoute
+from gateway.routing.placement import AdmissionPreference, LatencyTargets
+from gateway.routing.router import RequestRoute, RouterCandidate
 
 REQUESTS = 6
 LONG = 32  # tokens
-LOOSE = Targets(1000.0, 1000.0)
+LOOSE = LatencyTargets(1000.0, 1000.0)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ class Pair:
     layout: AutoLayout
     figures: CollectorRegistry
 
-    def prefer(self, first: Preference, second: Preference) -> None:
+    def prefer(self, first: AdmissionPreference, second: AdmissionPreference) -> None:
         names = (worker.address for worker in self.workers)
         self.layout.preferences = dict(zip(names, (first, second), strict=True))
 
@@ -94,7 +94,7 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def pair(config: EngineConfig, tmp_path: Path, targets: Targets = LOOSE) -> AsyncIterator[Pair]:
+async def pair(config: EngineConfig, tmp_path: Path, targets: LatencyTargets = LOOSE) -> AsyncIterator[Pair]:
     ports = free_ports()
     numbers = [next(ports), next(ports)]
     known = "static:" + ",".join(f"127.0.0.1:{port}" for port in numbers)
@@ -113,7 +113,7 @@ async def pair(config: EngineConfig, tmp_path: Path, targets: Targets = LOOSE) -
                 await worker.stop()
 
 
-def _has_room(worker: Candidate) -> bool:
+def _has_room(worker: RouterCandidate) -> bool:
     """Whether its first report has come since it serves."""
     return worker.info.serving and worker.info.backlog.prefill_room > 0
 
@@ -124,9 +124,11 @@ async def test_answers_do_not_depend_on_where_prompts_are_computed(
     async with pair(config, tmp_path) as pair_:
         for number in range(REQUESTS):
             if number % 2:
-                pair_.prefer(Preference.ANY, Preference.ANY)
+                pair_.prefer(AdmissionPreference.ANY, AdmissionPreference.ANY)
             else:
-                pair_.prefer(*((Preference.PREFILL, Preference.DECODE)[:: 1 if number % 4 else -1]))
+                pair_.prefer(
+                    *((AdmissionPreference.PREFILL, AdmissionPreference.DECODE)[:: 1 if number % 4 else -1])
+                )
             assert await pair_.answer(request(number, 6)) == expected[number][:6]
         assert (pair_.placed("apart"), pair_.placed("together")) == (3, 3)
         paths = [worker.load.moved for worker in pair_.workers]
@@ -145,8 +147,8 @@ async def test_a_change_of_preferences_under_load_fails_no_request(
         async def flip() -> None:
             while True:
                 for both in (
-                    (Preference.PREFILL, Preference.DECODE),
-                    (Preference.DECODE, Preference.PREFILL),
+                    (AdmissionPreference.PREFILL, AdmissionPreference.DECODE),
+                    (AdmissionPreference.DECODE, AdmissionPreference.PREFILL),
                 ):
                     pair_.prefer(*both)
                     await asyncio.sleep(0.05)
@@ -170,7 +172,7 @@ async def test_requests_go_on_when_a_worker_is_lost(
 ) -> None:
     """The one that computes prompts, or the one that decodes."""
     async with pair(config, tmp_path) as pair_:
-        pair_.prefer(Preference.PREFILL, Preference.DECODE)
+        pair_.prefer(AdmissionPreference.PREFILL, AdmissionPreference.DECODE)
         asked = [asyncio.create_task(pair_.answer(request(number))) for number in range(4)]
         await asyncio.sleep(0.2)
         await pair_.workers[lost].stop()

@@ -22,7 +22,7 @@ from eyas.common.wire import rpc
 from eyas.common.wire.clients import InfoClient
 from gateway.routing.cache_watch import CacheWatch
 from gateway.routing.cluster import Cluster
-from gateway.routing.holdings import Holdings, Prefix
+from gateway.routing.holdings import CachedPrefixes, PromptPages
 
 BOTH = (Role.PREFILL, Role.DECODE)
 TURN = {"model": "eyas-nano", "max_tokens": 4, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
@@ -39,7 +39,7 @@ async def another_gateway(cluster: RealCluster) -> AsyncIterator[Cluster]:
 
 
 def cached(cluster: Cluster, prompt: list[int]) -> dict[str, int]:
-    return {c.info.worker: c.cached for c in cluster.candidates(Prefix(prompt))}
+    return {c.info.worker: c.cached for c in cluster.candidates(PromptPages(prompt))}
 
 
 async def say(cluster: RealCluster, prompt: list[int]) -> None:
@@ -96,7 +96,7 @@ async def test_what_a_worker_holds_is_forgotten_with_its_stream(monkeypatch: pyt
 
     monkeypatch.setattr(InfoClient, "cached", cached_there)
     monkeypatch.setattr("gateway.routing.cache_watch.AGAIN_S", 0.2)
-    holdings, channels = Holdings(), rpc.Channels()
+    holdings, channels = CachedPrefixes(), rpc.ChannelPool()
     watch = CacheWatch(channels, holdings)
     watch.follow(["127.0.0.1:1"])
     await until(lambda: holdings.of("127.0.0.1:1", 3) is not None)

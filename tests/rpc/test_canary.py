@@ -18,7 +18,7 @@ from eyas.common.config import EngineConfig
 from eyas.common.errors import EyasError, Overloaded, Unavailable
 from eyas.common.types import GenerationRequest, Role
 from gateway.backends.base import GenerationBackend, GenerationStream
-from gateway.observe.canary import PARAMS, PROMPT, Canary, CanarySchedule
+from gateway.observe.canary import PARAMS, PROMPT, CanaryBackend, CanarySchedule
 from gateway.observe.metrics import GatewayMetrics
 
 PACE = CanarySchedule(every_s=0.3, again_s=0.1, timeout_s=0.4, busy_timeout_s=30.0)
@@ -27,9 +27,9 @@ PACE = CanarySchedule(every_s=0.3, again_s=0.1, timeout_s=0.4, busy_timeout_s=30
 @contextlib.asynccontextmanager
 async def flying(
     backend: GenerationBackend, pace: CanarySchedule = PACE
-) -> AsyncIterator[tuple[Canary, GatewayMetrics]]:
+) -> AsyncIterator[tuple[CanaryBackend, GatewayMetrics]]:
     metrics = GatewayMetrics(CollectorRegistry())
-    canary = Canary(backend, metrics, pace)
+    canary = CanaryBackend(backend, metrics, pace)
     task = asyncio.create_task(canary.run())
     try:
         yield canary, metrics
@@ -39,7 +39,7 @@ async def flying(
 
 
 @contextlib.asynccontextmanager
-async def cluster(*roles: tuple[Role, ...]) -> AsyncIterator[tuple[Canary, list[ScriptedWorker]]]:
+async def cluster(*roles: tuple[Role, ...]) -> AsyncIterator[tuple[CanaryBackend, list[ScriptedWorker]]]:
     async with workers(*roles) as started, gateway(started) as (backend, _), flying(backend) as (canary, _):
         yield canary, started
 

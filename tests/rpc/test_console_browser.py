@@ -23,7 +23,7 @@ from eyas.common.machine.ports import free_ports
 from eyas.common.types import GenerationRequest, Role
 from gateway.main import fronts
 from gateway.observe.metrics import GatewayMetrics
-from gateway.routing.router import Candidate
+from gateway.routing.router import RouterCandidate
 from tests.chromium import Browser, Page, chromium, installed
 
 pytestmark = [
@@ -48,7 +48,7 @@ async def served(backend: ScriptedBackend, **config: object) -> AsyncIterator[st
     """The URL of a gateway over the backend, all of whose workers are connected."""
     ports = free_ports()
     given = GatewayConfig(port=next(ports), grpc_port=next(ports), **config)  # type: ignore[arg-type]
-    backend.links = lambda: [Candidate(info, connected=True) for info in backend.infos]  # type: ignore[method-assign]
+    backend.links = lambda: [RouterCandidate(info, connected=True) for info in backend.infos]  # type: ignore[method-assign]
     async with fronts(given, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry())):
         yield f"http://127.0.0.1:{given.port}/"
 

@@ -20,7 +20,7 @@ from certificates import DAY, Certificates
 from prometheus_client import CollectorRegistry
 from scripted_backend import ScriptedBackend, nano_tokenizer
 
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.client import AsyncClient
 from eyas.client.reach import ServerAddress, grpc_target
 from eyas.common.config import DoorFiles, GatewayConfig
@@ -95,13 +95,14 @@ async def test_strangers_are_told_why(door: Door, ours: Certificates) -> None:
             async with door.grpc(ca=ca) as client:
                 await client.models()
         with pytest.raises(EyasError, match="--ca"):
-            grpc_target(door.at(ca=ca)) if ca else await Server(door.at().url, ALICE).get("/health")
+            grpc_target(door.at(ca=ca)) if ca else await MeasuredServer(door.at().url, ALICE).get("/health")
     async with AsyncClient(f"127.0.0.1:{door.config.grpc_port}", api_key=ALICE, retries=0) as client:
         with pytest.raises(Unavailable, match=r"perhaps it wants TLS \(https:// in front .*ca=FILE") as said:
             await client.models()
         assert "--tls-dir" not in said.value.message
     assert (
-        await Server(door.at().url, ALICE, ours.ca).get("/health") == b'{"status":"ok","arithmetic":"fast"}'
+        await MeasuredServer(door.at().url, ALICE, ours.ca).get("/health")
+        == b'{"status":"ok","arithmetic":"fast"}'
     )
 
 

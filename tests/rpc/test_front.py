@@ -29,8 +29,8 @@ from eyas.engine.ipc.client import EngineClient
 from eyas.engine.ipc.messages import Cancel, Command, Load, Prefill, PrefillDone, Submit
 from eyas.engine.ipc.pulse import Pulse
 from eyas.worker import liveness
-from eyas.worker.front import Front
-from eyas.worker.liveness import Liveness
+from eyas.worker.front import WorkerFront
+from eyas.worker.liveness import EngineLiveness
 from prefill_svc.servicer import PrefillServicer
 from protos import common_pb2, decode_pb2, prefill_pb2
 from tests.rpc.local_link import LocalEngine, LocalFront
@@ -188,7 +188,7 @@ async def test_a_prompt_whose_end_the_caller_did_not_take_is_cancelled() -> None
 
 async def test_health_follows_the_engine() -> None:
     link = LocalFront()
-    front = Front(WorkerConfig(engine=EngineConfig(roles=(Role.DECODE,))), link)
+    front = WorkerFront(WorkerConfig(engine=EngineConfig(roles=(Role.DECODE,))), link)
     address = await front.start()
     running = asyncio.create_task(front.run())
     async with rpc.channel(address) as channel:
@@ -300,8 +300,8 @@ async def test_a_draining_worker_is_not_said_to_stall() -> None:
         w.engine.go_on.set()
 
 
-def _liveness(slowest_step_s: float) -> Liveness:
-    live = Liveness()
+def _liveness(slowest_step_s: float) -> EngineLiveness:
+    live = EngineLiveness()
     live.loaded(slowest_step_s, now=0.0)
     return live
 

@@ -28,12 +28,12 @@ from eyas.common.errors import (
 )
 from eyas.common.wire import rpc
 from gateway.grpc.front import GrpcFront
-from gateway.limits.keys import Keys
+from gateway.limits.keys import KeyRing
 from gateway.observe.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(grpc_port=0, max_body_bytes=4096, api_keys=("sesame", "open"))
 KEY = (("authorization", "Bearer open"),)
-KEYS = Keys(CONFIG)
+KEYS = KeyRing(CONFIG)
 GENERATE = "/eyas.v1.Eyas/Generate"
 SOON_S = 5.0
 

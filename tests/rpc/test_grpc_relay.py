@@ -23,7 +23,7 @@ from gateway.grpc import relay as grpc_relay
 from gateway.grpc.door import AdmissionInterceptor
 from gateway.grpc.front import GrpcFront
 from gateway.grpc.http2_opening import MAX_BYTES
-from gateway.grpc.relay import Relay
+from gateway.grpc.relay import GrpcRelay
 from gateway.observe.metrics import GatewayMetrics
 from tests.e2e.attacks.attack import Target
 from tests.e2e.attacks.calls import CONTINUATION, HEADERS, PREFACE, SETTINGS, frame, headers, literal
@@ -49,12 +49,12 @@ async def front() -> AsyncIterator[GrpcFront]:
 
 
 @contextlib.asynccontextmanager
-async def relayed(serve: Serve) -> AsyncIterator[Relay]:
+async def relayed(serve: Serve) -> AsyncIterator[GrpcRelay]:
     """A relay to a server that is not gRPC."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "s")
         async with await asyncio.start_unix_server(serve, path):
-            relay = Relay(listen("127.0.0.1", 0, "grpc-port"), path, None, 1)
+            relay = GrpcRelay(listen("127.0.0.1", 0, "grpc-port"), path, None, 1)
             relay.start()
             yield relay
             await relay.stop()
@@ -285,7 +285,7 @@ async def test_a_gateway_that_is_killed_leaves_no_file_and_needs_none(
 
 
 async def test_without_gRPC_behind_it_a_caller_is_closed() -> None:
-    relay = Relay(listen("127.0.0.1", 0, "grpc-port"), "/nowhere/at/all", None, 1)
+    relay = GrpcRelay(listen("127.0.0.1", 0, "grpc-port"), "/nowhere/at/all", None, 1)
     relay.start()
     reader, _ = await asyncio.open_connection("127.0.0.1", relay.port)
     async with asyncio.timeout(SOON_S):

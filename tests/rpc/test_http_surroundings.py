@@ -27,7 +27,7 @@ from gateway.backends.base import GenerationBackend
 from gateway.http.front import create_app
 from gateway.http.protocol import HttpLimits
 from gateway.http.server import HttpServer
-from gateway.observe.canary import Canary
+from gateway.observe.canary import CanaryBackend
 from gateway.observe.metrics import GatewayMetrics
 
 CHAT = {"model": "eyas-nano", "messages": [{"role": "user", "content": "Hi"}]}
@@ -123,7 +123,7 @@ async def diagnose(started: list[ScriptedWorker], key: str | None = "k") -> int:
     """The same in front of scripted workers, once they are known to serve."""
     async with gateway(started) as (backend, _):
         metrics = GatewayMetrics(CollectorRegistry())
-        canary = Canary(backend, metrics)
+        canary = CanaryBackend(backend, metrics)
         flights = asyncio.create_task(canary.run())
         try:
             await until(lambda: not canary.health().problem)

@@ -21,20 +21,20 @@ from eyas.common.wire import rpc
 from gateway.grpc.front import GrpcFront
 from gateway.http.front import create_app
 from gateway.limits.fair import FairBackend
-from gateway.limits.keys import Keys
-from gateway.limits.quotas import CallerLimits, KeyLimits, Quotas
+from gateway.limits.keys import KeyRing
+from gateway.limits.quotas import CallerLimits, CallerQuotas, KeyLimits
 from gateway.observe.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(grpc_port=0, api_keys=("rich", "poor"))
-POOR = Keys(CONFIG).caller({"authorization": "Bearer poor"}).name
+POOR = KeyRing(CONFIG).caller({"authorization": "Bearer poor"}).name
 BODY = {"model": "eyas-nano", "prompt": "Hi", "max_tokens": 8}
 
 
 @contextlib.asynccontextmanager
 async def fronts(
     limits: CallerLimits, pause_s: float = 0.0
-) -> AsyncIterator[tuple[httpx.AsyncClient, grpc.aio.Channel, Quotas]]:
-    backend, quotas = ScriptedBackend(nano_tokenizer(), pause_s=pause_s), Quotas(limits)
+) -> AsyncIterator[tuple[httpx.AsyncClient, grpc.aio.Channel, CallerQuotas]]:
+    backend, quotas = ScriptedBackend(nano_tokenizer(), pause_s=pause_s), CallerQuotas(limits)
     given = (CONFIG, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()), quotas)
     front = GrpcFront(*given)
     await front.start()

@@ -23,7 +23,7 @@ from gateway.backends import sessions
 from gateway.grpc.front import GrpcFront
 from gateway.http.front import create_app
 from gateway.limits import pace
-from gateway.limits.quotas import Quotas
+from gateway.limits.quotas import CallerQuotas
 from gateway.observe.metrics import GatewayMetrics
 from protos import eyas_pb2
 from tools.bench.gateway_prompts import measure
@@ -35,7 +35,7 @@ async def test_what_waits_to_be_read_is_bounded_on_both_fronts(monkeypatch: pyte
     """What is refused has been sent to no worker; who asks for little is served meanwhile."""
     monkeypatch.setattr(pace, "MAX_WAITING_BYTES", 6 * pace.LARGE_BYTES)
     backend, config = ScriptedBackend(nano_tokenizer()), GatewayConfig(grpc_port=0)
-    given = (config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()), Quotas())
+    given = (config, backend, backend.tokenizer, GatewayMetrics(CollectorRegistry()), CallerQuotas())
     front = GrpcFront(*given)
     await front.start()
     transport = httpx.ASGITransport(create_app(*given))

@@ -17,7 +17,7 @@ from scripted_backend import each
 from scripted_worker import workers
 
 from eyas.common.cluster import discovery, roster
-from eyas.common.cluster.discovery import Presence, WorkerKeys, registry
+from eyas.common.cluster.discovery import WorkerKeys, WorkerPresence, registry
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import Unavailable
 from eyas.common.types import GenerationRequest, Role, WorkerInfo
@@ -138,7 +138,7 @@ async def test_a_loading_worker_says_that_it_starts() -> None:
     """It is expected, and does not serve yet."""
     async with redis_server() as redis, gateway(redis.url) as (_, cluster), workers(UNIFIED) as (loading,):
         loading.script.starting = True
-        presence = Presence(redis.url, lambda: msgspec.structs.replace(GHOST, worker=loading.address))
+        presence = WorkerPresence(redis.url, lambda: msgspec.structs.replace(GHOST, worker=loading.address))
         presence.start()
         await until(lambda: [c.info.worker for c in cluster.returning()] == [loading.address])
         assert not known(cluster)

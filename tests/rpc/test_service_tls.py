@@ -105,7 +105,7 @@ async def test_other_failures_keep_their_words() -> None:
 async def test_channels_that_are_shared_are_secured(ours: Certificates) -> None:
     own = ServiceTls.load(ours.services)
     async with service(own) as address:
-        for channels, serves in ((rpc.Channels(rpc.dialer(own)), True), (rpc.Channels(), False)):
+        for channels, serves in ((rpc.ChannelPool(rpc.dialer(own)), True), (rpc.ChannelPool(), False)):
             assert await rpc.is_serving(channels.get(address), WAITS_S) is serves
             await channels.close()
 

@@ -41,7 +41,7 @@ class Traced:
         provider = sdk.TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._spans))
         self.metrics = GatewayMetrics(CollectorRegistry())
-        self.metrics.tracer = tracing.Tracer(provider)
+        self.metrics.tracer = tracing.RequestTracer(provider)
 
     def take(self) -> tuple[Any, list[Any]]:
         """(the call's span, those below it by the time they began), of the only trace."""

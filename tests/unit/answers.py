@@ -6,7 +6,15 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, Reasoning, merged
+from gateway.parsers.events import (
+    CallArguments,
+    CallBegun,
+    CallDone,
+    ContentText,
+    Event,
+    ReasoningText,
+    merged,
+)
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.table import TOOL_FORMATS
 
@@ -107,12 +115,12 @@ def calls(*named: tuple[str, str]) -> list[Event]:
 
 def told(text: str) -> list[Event]:
     """The events of content."""
-    return [Content(text)] if text else []
+    return [ContentText(text)] if text else []
 
 
 def thought(text: str) -> list[Event]:
     """The events of reasoning."""
-    return [Reasoning(text)] if text else []
+    return [ReasoningText(text)] if text else []
 
 
 def cuts(text: str, rng: random.Random, most: int = 400) -> list[list[str]]:

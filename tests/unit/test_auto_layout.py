@@ -16,13 +16,13 @@ from gateway.backends.delivery import TokenTimes
 from gateway.observe.metrics import PlacementMetrics
 from gateway.routing.auto import AutoLayout, place_of
 from gateway.routing.demand import ENOUGH
-from gateway.routing.ledger import Ledger, Stake, UnderWay
-from gateway.routing.placement import Preference, Targets, WorkerPlace
-from gateway.routing.router import Candidate, RequestRoute
+from gateway.routing.ledger import InFlightLedger, LegLoad, UnderWay
+from gateway.routing.placement import AdmissionPreference, LatencyTargets, WorkerPlace
+from gateway.routing.router import RequestRoute, RouterCandidate
 
 RATES = StepRates(example().times, example().budget)
 IDLE = WorkerBacklog(prefill_room=256, decode_room=512)
-TIGHT = Targets(1.0, 0.008)
+TIGHT = LatencyTargets(1.0, 0.008)
 
 
 def info(name: str, backlog: WorkerBacklog = IDLE, rates: StepRates | None = RATES) -> WorkerInfo:
@@ -32,16 +32,16 @@ def info(name: str, backlog: WorkerBacklog = IDLE, rates: StepRates | None = RAT
 class World:
     """Two workers whose reports are old, the ledger of a gateway, and a clock."""
 
-    def __init__(self, targets: Targets = TIGHT, workers: int = 2) -> None:
+    def __init__(self, targets: LatencyTargets = TIGHT, workers: int = 2) -> None:
         self.now = 1000.0
         self.infos = [info(f"w{i}") for i in range(workers)]
-        self.ledger = Ledger()
+        self.ledger = InFlightLedger()
         self.registry = CollectorRegistry()
         self.layout = AutoLayout(self.workers, targets, PlacementMetrics(self.registry), lambda: self.now)
 
-    def workers(self) -> Sequence[Candidate]:
+    def workers(self) -> Sequence[RouterCandidate]:
         return [
-            Candidate(one, under_way=self.ledger.now(one.worker), reported=self.ledger.at_report(one))
+            RouterCandidate(one, under_way=self.ledger.now(one.worker), reported=self.ledger.at_report(one))
             for one in self.infos
         ]
 
@@ -67,16 +67,18 @@ def test_a_place_is_the_report_and_what_changed_since() -> None:
         decoding=5, context=5000, queued=700, prompt_share=0.5, prefill_room=10, decode_room=20
     )
     then, now = UnderWay(2, 2000, prompts=1, queued=300), UnderWay(4, 4500, prompts=1, queued=900)
-    worker = Candidate(info("w", told), cached=48, under_way=now, reported=then)
-    found = place_of(worker, Preference.DECODE)
+    worker = RouterCandidate(info("w", told), cached=48, under_way=now, reported=then)
+    found = place_of(worker, AdmissionPreference.DECODE)
     # Others have 3 sequences, 3000 tokens and 400 prompt tokens there; 2 more requests need room.
-    assert found == WorkerPlace("w", 4 + 3, 4500 + 3000, 900 + 400, 0.5, 8, 18, 48, Preference.DECODE)
+    assert found == WorkerPlace(
+        "w", 4 + 3, 4500 + 3000, 900 + 400, 0.5, 8, 18, 48, AdmissionPreference.DECODE
+    )
 
 
 def test_a_late_report_never_hides_what_was_sent() -> None:
     """The worker had not yet counted what this gateway had sent before the report came."""
     sent = UnderWay(40, 40_000, queued=40_000)
-    found = place_of(Candidate(info("w"), under_way=sent, reported=sent), Preference.ANY)
+    found = place_of(RouterCandidate(info("w"), under_way=sent, reported=sent), AdmissionPreference.ANY)
     assert (found.sequences, found.context, found.queued) == (40, 40_000, 40_000)
 
 
@@ -90,21 +92,23 @@ def test_a_late_report_never_hides_what_was_sent() -> None:
     ],
 )
 def test_a_worker_has_room_for_its_roles_while_it_serves(change: dict, rooms: tuple[int, int]) -> None:
-    found = place_of(Candidate(msgspec.structs.replace(info("w"), **change)), Preference.ANY)
+    found = place_of(RouterCandidate(msgspec.structs.replace(info("w"), **change)), AdmissionPreference.ANY)
     assert (found.prefill_room, found.decode_room) == rooms
 
 
 def test_without_a_session_nothing_is_decoded() -> None:
-    found = place_of(Candidate(info("w"), connected=False), Preference.ANY)
+    found = place_of(RouterCandidate(info("w"), connected=False), AdmissionPreference.ANY)
     assert (found.prefill_room, found.decode_room) == (256, 0)
 
 
 def test_the_room_for_kv_is_the_report_less_what_was_sent_since() -> None:
     told = msgspec.structs.replace(IDLE, kv_room=1000)
     then, now = UnderWay(1, 500, prompts=1, queued=100), UnderWay(2, 800, prompts=2, queued=300)
-    found = place_of(Candidate(info("w", told), under_way=now, reported=then), Preference.ANY)
+    found = place_of(RouterCandidate(info("w", told), under_way=now, reported=then), AdmissionPreference.ANY)
     assert found.kv_room == 1000 - 300 - 200
-    assert place_of(Candidate(info("w")), Preference.ANY).kv_room == float("inf"), "it did not say"
+    assert place_of(RouterCandidate(info("w")), AdmissionPreference.ANY).kv_room == float("inf"), (
+        "it did not say"
+    )
 
 
 def test_prompts_do_not_cross_between_workers_that_have_no_room_for_both() -> None:
@@ -112,9 +116,9 @@ def test_prompts_do_not_cross_between_workers_that_have_no_room_for_both() -> No
     world = World()
     room = msgspec.structs.replace(IDLE, decoding=30, context=60_000, kv_room=12_000)
     world.infos = [info("w0", room), info("w1", room)]
-    world.layout.preferences = {"w0": Preference.DECODE, "w1": Preference.PREFILL}
+    world.layout.preferences = {"w0": AdmissionPreference.DECODE, "w1": AdmissionPreference.PREFILL}
     assert world.send(8000).prefill == "w1"
-    world.layout.preferences = {"w0": Preference.PREFILL, "w1": Preference.DECODE}
+    world.layout.preferences = {"w0": AdmissionPreference.PREFILL, "w1": AdmissionPreference.DECODE}
     assert world.send(8000).prefill is None
 
 
@@ -122,7 +126,7 @@ def test_prompts_do_not_cross_between_workers_that_have_no_room_for_both() -> No
 
 
 def test_a_burst_between_two_reports_is_spread() -> None:
-    world = World(Targets(1.0, 0.05), workers=4)
+    world = World(LatencyTargets(1.0, 0.05), workers=4)
     counts: dict[str, int] = {}
     for _ in range(40):
         route = world.send(1000)
@@ -131,8 +135,8 @@ def test_a_burst_between_two_reports_is_spread() -> None:
 
 
 def test_a_stake_comes_back_in_parts_and_once() -> None:
-    ledger = Ledger()
-    stake = Stake(lambda part, sign: ledger.add("w", part, sign), UnderWay(2, 600, queued=300))
+    ledger = InFlightLedger()
+    stake = LegLoad(lambda part, sign: ledger.add("w", part, sign), UnderWay(2, 600, queued=300))
     assert ledger.now("w") == UnderWay(2, 600, 0, 300)
     for _ in range(2):
         stake.computed()
@@ -143,7 +147,7 @@ def test_a_stake_comes_back_in_parts_and_once() -> None:
 
 
 def test_what_was_under_way_is_noted_at_each_report() -> None:
-    ledger, first, second = Ledger(), info("w"), info("w")
+    ledger, first, second = InFlightLedger(), info("w"), info("w")
     ledger.add("w", UnderWay(1, 10))
     assert ledger.at_report(first) == UnderWay(1, 10)
     ledger.add("w", UnderWay(1, 10))
@@ -159,7 +163,7 @@ def test_what_was_under_way_is_noted_at_each_report() -> None:
 def test_preferences_part_long_prompts_from_streams() -> None:
     world = World()
     world.infos[0] = info("w0", msgspec.structs.replace(IDLE, decoding=30, context=60_000))
-    world.layout.preferences = {"w0": Preference.DECODE, "w1": Preference.PREFILL}
+    world.layout.preferences = {"w0": AdmissionPreference.DECODE, "w1": AdmissionPreference.PREFILL}
     route = world.send(8000)
     assert (route.decode, route.prefill) == ("w0", "w1")
     assert route.ttft_s is not None and 0.0 < route.ttft_s < 1.0
@@ -169,10 +173,14 @@ def test_preferences_part_long_prompts_from_streams() -> None:
 def test_no_request_is_shared_while_the_pages_of_some_worker_stay() -> None:
     world = World()
     world.infos = [info("w0"), msgspec.structs.replace(info("w1"), stays=True)]
-    world.layout.preferences = {"w0": Preference.DECODE, "w1": Preference.PREFILL}
+    world.layout.preferences = {"w0": AdmissionPreference.DECODE, "w1": AdmissionPreference.PREFILL}
     assert world.send(8000).prefill is None
     load(world, 8192, ENOUGH)
-    assert thought(world) == world.layout.preferences == {"w0": Preference.DECODE, "w1": Preference.PREFILL}
+    assert (
+        thought(world)
+        == world.layout.preferences
+        == {"w0": AdmissionPreference.DECODE, "w1": AdmissionPreference.PREFILL}
+    )
 
 
 def test_where_nothing_is_known_or_free_roles_decide() -> None:
@@ -226,7 +234,7 @@ def load(world: World, prompt: int, requests: int, answer: int = 256) -> None:
         world.layout.ended(RequestRoute("w0", None), TokenTimes(1, answer, answer))
 
 
-def thought(world: World) -> dict[str, Preference]:
+def thought(world: World) -> dict[str, AdmissionPreference]:
     asyncio.run(world.layout.think())
     return world.layout.preferences
 
@@ -242,7 +250,7 @@ def test_preferences_follow_the_mix_and_wait_for_enough_of_it() -> None:
         line = f'eyas_worker_preference{{preference="{preference.value}",worker="{worker}"}} 1.0'
         assert line in world.page()
     load(world, 256, 400, answer=512)
-    assert set(thought(world).values()) == {Preference.ANY}
+    assert set(thought(world).values()) == {AdmissionPreference.ANY}
     assert world.page().count("eyas_worker_preference{") == 2
 
 
@@ -250,9 +258,9 @@ def test_preferences_are_thought_over_again_when_a_worker_goes() -> None:
     world = World(workers=3)
     load(world, 8192, ENOUGH)
     before = thought(world)
-    assert Preference.PREFILL in before.values()
+    assert AdmissionPreference.PREFILL in before.values()
     world.infos = world.infos[:1]
-    assert thought(world) == {"w0": Preference.ANY}
+    assert thought(world) == {"w0": AdmissionPreference.ANY}
 
 
 def test_workers_that_do_not_serve_or_have_one_role_get_no_preference() -> None:
@@ -263,7 +271,7 @@ def test_workers_that_do_not_serve_or_have_one_role_get_no_preference() -> None:
         msgspec.structs.replace(info("w1"), serving=False),
         msgspec.structs.replace(info("w2"), roles=(Role.DECODE,)),
     ]
-    assert thought(world) == {"w0": Preference.ANY}
+    assert thought(world) == {"w0": AdmissionPreference.ANY}
 
 
 def paces(world: World, *told: StepPace) -> None:
@@ -289,12 +297,12 @@ def test_steps_that_turn_out_slow_change_preferences(caplog: pytest.LogCaptureFi
     """And once it was seen that the change made others slow, it is undone for good."""
     world = World()
     load(world, 512, 100, answer=512)
-    assert set(thought(world).values()) == {Preference.ANY}
+    assert set(thought(world).values()) == {AdmissionPreference.ANY}
     paces(world, StepPace(1.0, 0.0, 2.0), StepPace(1.0, 0.0, 2.0))
     with caplog.at_level("INFO", "eyas.gateway"):
-        assert Preference.PREFILL in thought(world).values()
+        assert AdmissionPreference.PREFILL in thought(world).values()
     assert "preferences: w0 prefill, w1 decode" in caplog.text
     paces(world, StepPace(1.5, 1.0, 2.0), StepPace(1.5, 0.0, 2.0))
-    assert set(thought(world).values()) == {Preference.ANY}
+    assert set(thought(world).values()) == {AdmissionPreference.ANY}
     paces(world, StepPace(1.0, 0.0, 2.0), StepPace(1.0, 0.0, 2.0))
-    assert set(thought(world).values()) == {Preference.ANY}
+    assert set(thought(world).values()) == {AdmissionPreference.ANY}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.common.errors import DeadlineExceeded, EyasError
 from eyas.common.machine.ports import free_ports
 from tools.bench import child_server as module
@@ -17,7 +17,7 @@ def port() -> int:
 
 
 async def test_a_server_answers_within_the_context_and_ends_with_it(port: int) -> None:
-    server = Server(f"http://127.0.0.1:{port}")
+    server = MeasuredServer(f"http://127.0.0.1:{port}")
     async with child_server("http.server", (port, "--bind", "127.0.0.1"), server, "/") as child:
         assert child.running and await server.get("/")
     assert not child.running
@@ -25,13 +25,15 @@ async def test_a_server_answers_within_the_context_and_ends_with_it(port: int) -
 
 async def test_one_that_ends_at_start_is_told_with_its_last_words(port: int) -> None:
     with pytest.raises(EyasError, match="ended at start: .*no-such-flag"):
-        async with child_server("http.server", ("--no-such-flag",), Server(f"http://127.0.0.1:{port}"), "/"):
+        async with child_server(
+            "http.server", ("--no-such-flag",), MeasuredServer(f"http://127.0.0.1:{port}"), "/"
+        ):
             pass
 
 
 async def test_one_that_never_answers_is_ended(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "START_S", 0.5)
-    server = Server(f"http://127.0.0.1:{port}")
+    server = MeasuredServer(f"http://127.0.0.1:{port}")
     with pytest.raises(DeadlineExceeded, match="http.server did not answer within 0.5 s"):
         async with child_server("http.server", (port, "--bind", "127.0.0.1"), server, "/none"):
             pass

@@ -116,7 +116,7 @@ def test_runs_that_vary_hide_a_difference_that_one_run_each_would_show() -> None
 
 
 def test_the_same_files_give_the_same_intervals() -> None:
-    def once() -> list[bootstrap.Ratio]:
+    def once() -> list[bootstrap.RatioInterval]:
         return compare.compare([saved(1)], [saved(2)])[0].ratios
 
     assert once() == once()

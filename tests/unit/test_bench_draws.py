@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eyas.bench.cases import make_case
-from eyas.bench.datasets.draw import Draw
+from eyas.bench.datasets.draw import DatasetOptions
 from eyas.bench.datasets.multi_turn import WORDS
 from eyas.bench.datasets.table import DATASETS
 from eyas.bench.datasets.trace import BLOCK_TOKENS
@@ -118,7 +118,7 @@ def test_a_warm_up_prompt_shares_no_prefix() -> None:
 
 
 def test_random_is_pinned_whatever_the_vocabulary() -> None:
-    drawn = DATASETS["random"].jobs(Draw(count=3, seed=1))
+    drawn = DATASETS["random"].jobs(DatasetOptions(count=3, seed=1))
     assert lengths(drawn) == [(160, 8), (148, 34), (60, 76)]
     assert ids(drawn[0])[:3] == (49508, 26898, 126574)
     for size, first in {4096: (476, 2382, 3994), 128256: (49508, 26898, 126574)}.items():
@@ -126,21 +126,23 @@ def test_random_is_pinned_whatever_the_vocabulary() -> None:
         assert lengths(fitted) == lengths(drawn)
         assert ids(fitted[0])[:3] == first
         assert all(10 <= id < size for job in fitted for id in ids(job))
-    assert lengths(DATASETS["random"].jobs(Draw(count=3, seed=2))) != lengths(drawn)
+    assert lengths(DATASETS["random"].jobs(DatasetOptions(count=3, seed=2))) != lengths(drawn)
 
 
 def test_more_requests_begin_with_the_same_ones() -> None:
-    few, many = (DATASETS["random"].jobs(Draw(count=count)) for count in (3, 9))
+    few, many = (DATASETS["random"].jobs(DatasetOptions(count=count)) for count in (3, 9))
     assert many[:3] == few
 
 
 def test_other_lengths_of_answers_leave_prompts_alone() -> None:
-    short, long = (DATASETS["random"].jobs(Draw(count=5, output_len=length)) for length in (4, 4000))
+    short, long = (
+        DATASETS["random"].jobs(DatasetOptions(count=5, output_len=length)) for length in (4, 4000)
+    )
     assert [ids(job) for job in short] == [ids(job) for job in long]
 
 
 def test_multi_turn_invents_conversations() -> None:
-    drawn = DATASETS["multi-turn"].jobs(Draw(count=3, turns=2, input_len=8, range_ratio=1.0))
+    drawn = DATASETS["multi-turn"].jobs(DatasetOptions(count=3, turns=2, input_len=8, range_ratio=1.0))
     assert [len(job.turns) for job in drawn] == [2, 2, 2]
     said = [str(turn.prompt).split() for job in drawn for turn in job.turns]
     assert all(len(words) == 8 and set(words) <= set(WORDS) for words in said)
@@ -149,15 +151,19 @@ def test_multi_turn_invents_conversations() -> None:
 
 def test_a_trace_keeps_its_times_and_shared_blocks(tmp_path: Path) -> None:
     path = lines(tmp_path / "trace.jsonl", TRACE[0], "\n", *TRACE[1:])
-    drawn = DATASETS["trace"].jobs(Draw(path=path))
+    drawn = DATASETS["trace"].jobs(DatasetOptions(path=path))
     assert [job.due_s for job in drawn] == pytest.approx([2.0, 0.0, 0.5])
     assert lengths(drawn) == [(1100, 7), (1024, 5), (600, 9)]
     first, second, third = map(ids, drawn)
     assert first[:1024] == second and second[:BLOCK_TOKENS] == third[:BLOCK_TOKENS]
     assert second[BLOCK_TOKENS : BLOCK_TOKENS + 8] != third[BLOCK_TOKENS : BLOCK_TOKENS + 8]
-    assert [job.due_s for job in DATASETS["trace"].jobs(Draw(path=path, slowdown=3.0))] == [6.0, 0.0, 1.5]
-    assert ids(DATASETS["trace"].jobs(Draw(path=path, seed=2))[1]) != second
-    assert len(DATASETS["trace"].jobs(Draw(path=path, count=2))) == 2
+    assert [job.due_s for job in DATASETS["trace"].jobs(DatasetOptions(path=path, slowdown=3.0))] == [
+        6.0,
+        0.0,
+        1.5,
+    ]
+    assert ids(DATASETS["trace"].jobs(DatasetOptions(path=path, seed=2))[1]) != second
+    assert len(DATASETS["trace"].jobs(DatasetOptions(path=path, count=2))) == 2
 
 
 def conversation(*said: str) -> dict[str, object]:
@@ -179,36 +185,40 @@ TALKS = [
 
 def test_sharegpt_is_filtered_as_sglang_filters(tmp_path: Path) -> None:
     path = lines(tmp_path / "talks.json", TALKS)
-    drawn = DATASETS["sharegpt"].jobs(Draw(path=path))
+    drawn = DATASETS["sharegpt"].jobs(DatasetOptions(path=path))
     assert sorted((str(job.turns[0].prompt)[:9], job.turns[0].max_tokens) for job in drawn) == [
         ("one two t", 4),
         ("one two t", 7),
     ]
-    assert lengths(DATASETS["sharegpt"].jobs(Draw(path=path, context_len=20))) == [(len(LONG), 4)]
-    assert {n for _, n in lengths(DATASETS["sharegpt"].jobs(Draw(path=path, fixed_output_len=9)))} == {9}
-    orders = {tuple(lengths(DATASETS["sharegpt"].jobs(Draw(path=path, seed=seed)))) for seed in range(8)}
+    assert lengths(DATASETS["sharegpt"].jobs(DatasetOptions(path=path, context_len=20))) == [(len(LONG), 4)]
+    assert {
+        n for _, n in lengths(DATASETS["sharegpt"].jobs(DatasetOptions(path=path, fixed_output_len=9)))
+    } == {9}
+    orders = {
+        tuple(lengths(DATASETS["sharegpt"].jobs(DatasetOptions(path=path, seed=seed)))) for seed in range(8)
+    }
     assert len(orders) == 2, "the seed draws the order"
 
 
 def test_sharegpt_counts_by_a_tokenizer_where_there_is_one(tmp_path: Path) -> None:
     path = lines(tmp_path / "talks.json", TALKS[:1])
-    (job,) = DATASETS["sharegpt"].jobs(Draw(path=path, tokenizer=NANO))
+    (job,) = DATASETS["sharegpt"].jobs(DatasetOptions(path=path, tokenizer=NANO))
     assert job.turns[0].max_tokens == 3, "'a short answer' is three words of that vocabulary"
 
 
 def test_multi_turn_takes_whole_conversations_of_a_file(tmp_path: Path) -> None:
     path = lines(tmp_path / "talks.json", TALKS[:2])
-    (job,) = DATASETS["multi-turn"].jobs(Draw(path=path))
+    (job,) = DATASETS["multi-turn"].jobs(DatasetOptions(path=path))
     assert [turn.prompt for turn in job.turns] == [LONG, "and a second question"]
-    assert len(DATASETS["multi-turn"].jobs(Draw(path=path, turns=1))[0].turns) == 1
+    assert len(DATASETS["multi-turn"].jobs(DatasetOptions(path=path, turns=1))[0].turns) == 1
 
 
 def test_schema_has_a_set_of_its_own_or_a_file(tmp_path: Path) -> None:
-    built_in = DATASETS["schema"].jobs(Draw(count=8))
+    built_in = DATASETS["schema"].jobs(DatasetOptions(count=8))
     assert len(built_in) == 8 and built_in[0] == built_in[6]
     assert all(job.may_stop and job.schema is not None and job.schema["type"] for job in built_in)
     path = lines(tmp_path / "s.jsonl", {"prompt": "p", "schema": {"type": "object"}, "max_tokens": 3})
-    (job,) = DATASETS["schema"].jobs(Draw(path=path))
+    (job,) = DATASETS["schema"].jobs(DatasetOptions(path=path))
     assert (job.turns[0].prompt, job.turns[0].max_tokens, job.schema) == ("p", 3, {"type": "object"})
 
 
@@ -230,14 +240,14 @@ def test_a_malformed_line_is_named(tmp_path: Path, name: str, wrong: object, say
     good = TRACE[0] if name == "trace" else {"prompt": "p", "schema": {}}
     path = lines(tmp_path / "file.jsonl", good, wrong)
     with pytest.raises(ConfigError, match=says) as refused:
-        DATASETS[name].jobs(Draw(path=path))
+        DATASETS[name].jobs(DatasetOptions(path=path))
     assert str(path) in str(refused.value)
 
 
 def test_a_line_ends_at_a_newline_alone(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text('{"prompt": "one\u2028two", "schema": {}}\n', encoding="utf-8")
-    (job,) = DATASETS["schema"].jobs(Draw(path=path))
+    (job,) = DATASETS["schema"].jobs(DatasetOptions(path=path))
     assert job.turns[0].prompt == "one\u2028two"
 
 
@@ -253,18 +263,20 @@ def test_a_line_ends_at_a_newline_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["sharegpt", "multi-turn"])
 def test_a_file_of_no_conversations_is_refused(tmp_path: Path, name: str, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        DATASETS[name].jobs(Draw(path=lines(tmp_path / "talks.json", text)))
+        DATASETS[name].jobs(DatasetOptions(path=lines(tmp_path / "talks.json", text)))
 
 
 @pytest.mark.parametrize(
     ("draw", "says"),
     [
-        (lambda folder: Draw(), "--dataset-path: this dataset needs a file"),
-        (lambda folder: Draw(path=folder / "none"), "none: No such file"),
-        (lambda folder: Draw(path=folder), "Is a directory"),
+        (lambda folder: DatasetOptions(), "--dataset-path: this dataset needs a file"),
+        (lambda folder: DatasetOptions(path=folder / "none"), "none: No such file"),
+        (lambda folder: DatasetOptions(path=folder), "Is a directory"),
     ],
 )
-def test_a_dataset_without_its_file_says_so(tmp_path: Path, draw: Callable[[Path], Draw], says: str) -> None:
+def test_a_dataset_without_its_file_says_so(
+    tmp_path: Path, draw: Callable[[Path], DatasetOptions], says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         DATASETS["trace"].jobs(draw(tmp_path))
 
@@ -272,4 +284,4 @@ def test_a_dataset_without_its_file_says_so(tmp_path: Path, draw: Callable[[Path
 def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
     path = lines(tmp_path / "talks.json", TALKS)
     with pytest.raises(ConfigError, match="--tokenizer: "):
-        DATASETS["sharegpt"].jobs(Draw(path=path, tokenizer=tmp_path))
+        DATASETS["sharegpt"].jobs(DatasetOptions(path=path, tokenizer=tmp_path))

@@ -12,7 +12,7 @@ from eyas.bench.backends import CHATS, COMPLETIONS, GENERATE, ServerBackend
 from eyas.bench.figures import figures, without_details
 from eyas.bench.measure import acceptance_length
 from eyas.bench.records import RequestRecord, RunRecord
-from eyas.bench.slo import Slo
+from eyas.bench.slo import LatencySlo
 from eyas.bench.summary import summary, warn
 from eyas.common.errors import ConfigError, EyasError
 
@@ -259,7 +259,7 @@ def test_without_a_sample_a_figure_is_null(run: RunRecord) -> None:
     line = figures(run)
     assert line["mean_tpot_ms"] is None and line["p99_itl_ms"] is None and line["mean_ttft_ms"] is not None
     run.records = []
-    assert figures(run, Slo.parse("ttft=1s"))["slo_attainment"] == 0.0
+    assert figures(run, LatencySlo.parse("ttft=1s"))["slo_attainment"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -274,18 +274,18 @@ def test_without_a_sample_a_figure_is_null(run: RunRecord) -> None:
 def test_goodput_counts_requests_within_every_bound(
     run: RunRecord, slo: str, goodput: float, share: float
 ) -> None:
-    line = figures(run, Slo.parse(slo))
+    line = figures(run, LatencySlo.parse(slo))
     assert (line["goodput"], line["slo_attainment"]) == (goodput, pytest.approx(share))
 
 
 @pytest.mark.parametrize("slo", ["", "ttft", "ttft=5", "ttfb=5ms", "ttft=-1ms", "ttft=1ms,ttft=2ms"])
 def test_what_is_no_slo_is_refused(slo: str) -> None:
     with pytest.raises(ConfigError, match="--slo: "):
-        Slo.parse(slo)
+        LatencySlo.parse(slo)
 
 
 def test_the_summary_says_what_counts(run: RunRecord) -> None:
-    said = summary(figures(run, Slo.parse("ttft=150ms")))
+    said = summary(figures(run, LatencySlo.parse("ttft=150ms")))
     assert "2 of 3" in said and "refused" in said and "all at once" in said
     assert "under ttft=150ms" in said and "0.50 good requests per second" in said
     (row,) = (line for line in said.splitlines() if line.startswith("TTFT with waiting"))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from eyas.bench import http
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.common.errors import DeadlineExceeded, EyasError, Unauthorized, Unavailable
 
 EVENTS = b"""HTTP/1.1 200 OK\r
@@ -44,7 +44,7 @@ async def replies() -> AsyncIterator[tuple[str, list[bytes]]]:
 
 async def events(url: str) -> list[tuple[bytes, float]]:
     found: list[tuple[bytes, float]] = []
-    await Server(url).stream("/x", b"{}", lambda data, now: found.append((data, now)))
+    await MeasuredServer(url).stream("/x", b"{}", lambda data, now: found.append((data, now)))
     return found
 
 
@@ -89,7 +89,7 @@ async def test_what_reading_an_event_raises_ends_the_request(replies: tuple[str,
         raise EyasError(f"{data!r} is wrong")
 
     with pytest.raises(EyasError, match="b'a' is wrong"):
-        await Server(url).stream("/x", b"", refuse)
+        await MeasuredServer(url).stream("/x", b"", refuse)
 
 
 @pytest.mark.parametrize("status", ["429 Too Many", "500 Oh"])
@@ -97,10 +97,10 @@ async def test_a_refusal_says_its_status(replies: tuple[str, list[bytes]], statu
     url, parts = replies
     parts += [f"HTTP/1.1 {status}\r\ncontent-length: 4\r\n\r\nbusy".encode()]
     with pytest.raises(EyasError, match=f"HTTP {status[:3]}: busy"):
-        await Server(url).get("/health")
+        await MeasuredServer(url).get("/health")
     with pytest.raises(EyasError, match=f"HTTP {status[:3]}: busy"):
         await events(url)
-    assert await Server(url).get_json("/health") is None
+    assert await MeasuredServer(url).get_json("/health") is None
 
 
 async def test_a_wrong_key_is_told(replies: tuple[str, list[bytes]]) -> None:
@@ -108,12 +108,12 @@ async def test_a_wrong_key_is_told(replies: tuple[str, list[bytes]]) -> None:
     for key, told in ((None, "wants an API key"), ("old", "refuses the API key")):
         parts[:] = [b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n"]
         with pytest.raises(Unauthorized, match=told):
-            await Server(url, key).get_json("/v1/models")
+            await MeasuredServer(url, key).get_json("/v1/models")
 
 
 async def test_an_address_without_a_server_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="nothing listens"):
-        await Server("http://127.0.0.1:1").get("/health")
+        await MeasuredServer("http://127.0.0.1:1").get("/health")
 
 
 async def test_a_body_without_a_length_ends_with_the_connection(replies: tuple[str, list[bytes]]) -> None:
@@ -132,7 +132,7 @@ async def test_the_addresss_path_comes_before_every_other() -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        await Server(f"http://127.0.0.1:{port}/inner").get("/v1/models")
+        await MeasuredServer(f"http://127.0.0.1:{port}/inner").get("/v1/models")
     assert asked == [b"GET /inner/v1/models HTTP/1.1\r\n"]
 
 
@@ -144,7 +144,7 @@ async def test_a_server_that_never_answers_has_a_deadline(
     monkeypatch.setattr(http, "GET_S", 0.1)
     monkeypatch.setattr(http, "STREAM_S", 0.2)
     with pytest.raises(DeadlineExceeded, match=f"{url} did not answer within 0.1 s"):
-        await Server(url).get_json("/v1/models")
+        await MeasuredServer(url).get_json("/v1/models")
     with pytest.raises(DeadlineExceeded, match="within 0.2 s"):
         await events(url)
 
@@ -155,4 +155,4 @@ async def test_too_many_open_files_are_not_a_server_that_is_down(monkeypatch: py
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
     with pytest.raises(Unavailable, match="no connection to http://127.0.0.1:1: .*Too many open files"):
-        await Server("http://127.0.0.1:1").get("/health")
+        await MeasuredServer("http://127.0.0.1:1").get("/health")

@@ -14,12 +14,12 @@ from eyas import cli
 from eyas.bench import shapes
 from eyas.bench.kernels import attention, command, floors, products, sampling, transfer
 from eyas.bench.kernels.case import Call, KernelCalls, KernelCase, KernelSetting, cache_bytes
-from eyas.bench.kernels.floors import Floors
+from eyas.bench.kernels.floors import MachineLimits
 from eyas.bench.parts import Line
 from eyas.common.config import EngineConfig, SpeculationConfig
 from kv_transfer.own_files import LOCK
 
-FLOORS = Floors({"memory": 100e9, "host": 10e9}, flops=1e12)
+FLOORS = MachineLimits({"memory": 100e9, "host": 10e9}, flops=1e12)
 TREE = SpeculationConfig(steps=2, topk=2, draft_tokens=6)
 
 
@@ -69,7 +69,7 @@ def test_a_floor_is_the_longer_of_bytes_and_operations() -> None:
 
 def test_floors_are_measured_here(setting: KernelSetting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floors, "SIDE_CPU", 64)
-    found = Floors.measure(setting)
+    found = MachineLimits.measure(setting)
     assert set(found.bandwidth) == {"memory", "host"}
     assert min(found.flops, *found.bandwidth.values()) > 0
     assert "GB/s" in str(found)

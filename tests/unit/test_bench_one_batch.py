@@ -12,7 +12,7 @@ from eyas import cli
 from eyas.bench import fits, one_batch, shapes
 from eyas.bench.one_batch import BatchPlan
 from eyas.bench.parts import Line
-from eyas.bench.static_batch import StaticBatch, Trace, figures
+from eyas.bench.static_batch import BatchTrace, StaticBatch, figures
 from eyas.common.config import GPU_DEFAULTS, EngineConfig
 from eyas.common.errors import ConfigError
 from eyas.common.types import FinishCause, TokenEntry
@@ -35,7 +35,7 @@ def entry(i: int, index: int, count: int = 1, end: bool = False) -> TokenEntry:
 
 def test_figures_by_hand() -> None:
     """Two requests, whose prompts end at 0.5 s and 1.0 s; three steps have both; the last one ends them."""
-    trace = Trace(2, began=10.0)
+    trace = BatchTrace(2, began=10.0)
     trace.add(10.5, (entry(0, 0),))
     trace.add(11.0, (entry(0, 1), entry(1, 0)))
     trace.add(11.2, (entry(0, 2, 3), entry(1, 1, 1)))
@@ -62,7 +62,7 @@ def test_figures_by_hand() -> None:
 
 
 def test_answers_of_one_token_have_no_decode_step() -> None:
-    trace = Trace(1, began=0.0)
+    trace = BatchTrace(1, began=0.0)
     trace.add(0.5, (entry(0, 0, end=True),))
     found = figures(StaticBatch(1, 10, 1), [trace])
     assert "median_decode_latency" not in found

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from eyas.bench import surroundings
-from eyas.bench.section import Plot, Section, Table, grid, replaced, write_section
-from eyas.bench.surroundings import Surroundings, look_around
+from eyas.bench.section import MachineSection, ResultPlot, ResultTable, grid, replaced, write_section
+from eyas.bench.surroundings import RunEnvironment, look_around
 
-HERE = Surroundings("A CPU (r), 2 cores", "24 GiB of memory", "abc1234", "2026-11-22", 0.4, 2)
+HERE = RunEnvironment("A CPU (r), 2 cores", "24 GiB of memory", "abc1234", "2026-11-22", 0.4, 2)
 ROW = {"case": "bs1", "drafts": True, "completed": 2, "failed": 0, "median_tpot_ms": 4.105}
-TABLE = Table("Plain", "eyas bench suite bs1", [ROW, {**ROW, "case": "bs8"}], ["Ready after 3 s."])
-SECTION = Section(HERE, "make bench", [TABLE], [Plot("plots/a.svg", "chats")])
+TABLE = ResultTable("Plain", "eyas bench suite bs1", [ROW, {**ROW, "case": "bs8"}], ["Ready after 3 s."])
+SECTION = MachineSection(HERE, "make bench", [TABLE], [ResultPlot("plots/a.svg", "chats")])
 
 
 def test_a_section_says_where_when_and_how() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from eyas import cli
 from eyas.bench import busy, speculative
-from eyas.bench.busy import Steps
+from eyas.bench.busy import BatchSteps
 from eyas.bench.parts import ChildPart, Tell
 from eyas.bench.plots.speculative import plot_speculative
 from eyas.bench.speculative import DraftSetting, best, settings, with_speedup
@@ -84,7 +84,7 @@ def test_steps_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step starts the clock; last ones of answers count as tokens, not as rounds."""
     now = iter([10.0, 10.5, 11.5, 12.0])
     monkeypatch.setattr(busy.time, "perf_counter", lambda: next(now))
-    steps = Steps(2)
+    steps = BatchSteps(2)
     steps.add((entry(3, 4), entry(0, 1)))
     steps.add((entry(7, 3), entry(1, 2)))
     steps.add((entry(10, 1, end=True), entry(3, 4)))
@@ -94,7 +94,7 @@ def test_steps_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["median_step_ms"] == pytest.approx(500.0)
     assert found["accept_length"] == pytest.approx((3 + 2 + 4 + 1) / 4)
     with pytest.raises(EyasError, match="a batch of 2 was never full"):
-        Steps(2).figures()
+        BatchSteps(2).figures()
 
 
 def run_here(parts: Iterable[ChildPart], tell: Tell) -> int:

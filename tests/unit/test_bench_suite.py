@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eyas.bench import suite
-from eyas.bench.measure import Facts
+from eyas.bench.measure import ServerFacts
 from eyas.bench.plan import LoadPlan
 from eyas.bench.records import RequestRecord, RunRecord
 from eyas.bench.setups import ON_CPU, ON_GPU, asked, cases_of, gpus, setups
@@ -27,7 +27,7 @@ class Scripted:
     plans: list[LoadPlan] = []
     failing = ""
 
-    def __init__(self, plan: LoadPlan, server: Any, facts: Facts) -> None:
+    def __init__(self, plan: LoadPlan, server: Any, facts: ServerFacts) -> None:
         self._plan = plan
         self.plans.append(plan)
 
@@ -49,10 +49,10 @@ class Scripted:
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
-    async def facts(server: Any) -> Facts:
-        return Facts("m", 100, tells_timings=True)
+    async def facts(server: Any) -> ServerFacts:
+        return ServerFacts("m", 100, tells_timings=True)
 
-    monkeypatch.setattr(suite, "Measurement", Scripted)
+    monkeypatch.setattr(suite, "LoadMeasurement", Scripted)
     monkeypatch.setattr(suite, "look", facts)
     monkeypatch.setattr(Scripted, "plans", [])
     return Scripted

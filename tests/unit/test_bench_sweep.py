@@ -11,7 +11,7 @@ import pytest
 from eyas.bench import sweep
 from eyas.bench.plan import LoadPlan
 from eyas.bench.records import RequestRecord, RunRecord
-from eyas.bench.sweep import Sweep
+from eyas.bench.sweep import RateSweep
 from eyas.cli import main
 from eyas.common.errors import Unavailable
 
@@ -23,13 +23,13 @@ def line(rate: float, limit: float, complete: bool = True) -> dict[str, Any]:
     return {"request_rate": rate, "slo_attainment": 1.0 if rate <= limit else 0.5, "complete": complete}
 
 
-def scripted(limits: dict[str, float], rates: tuple[float, ...] = ()) -> tuple[Sweep, list[Any]]:
+def scripted(limits: dict[str, float], rates: tuple[float, ...] = ()) -> tuple[RateSweep, list[Any]]:
     told: list[Any] = []
 
     async def measure(name: str, rate: float) -> dict[str, Any]:
         return line(rate, limits[name])
 
-    return Sweep(measure, rates, told.append), told
+    return RateSweep(measure, rates, told.append), told
 
 
 async def test_every_server_is_searched_to_its_own_knee() -> None:
@@ -52,7 +52,7 @@ async def test_an_interruption_ends_the_sweep() -> None:
     async def measure(name: str, rate: float) -> dict[str, Any]:
         return line(rate, 9.0, complete=rate < 2)
 
-    swept = Sweep(measure, (), lambda _: None)
+    swept = RateSweep(measure, (), lambda _: None)
     for name in ("one", "two"):
         await swept.server(name)
     assert not swept.complete and len(swept.lines["one"]) == 2 and swept.lines["two"] == []
@@ -88,7 +88,7 @@ class Scripted:
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "Measurement", Scripted)
+    monkeypatch.setattr(sweep, "LoadMeasurement", Scripted)
 
 
 @pytest.mark.usefixtures("servers")

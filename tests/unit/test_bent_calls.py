@@ -8,7 +8,7 @@ import pytest
 from answers import TWO_CALLS, calls, check_cuts, reading, thought, told
 
 from gateway.parsers.calls import HELD
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event
+from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 
@@ -77,8 +77,8 @@ def test_arguments_that_are_no_object_are_text(format: str, arguments: str) -> N
         else f'{{"name": "f", "{key}": {{"a":1]'
     )
     found = check_cuts(reading(format), f"{before}{call}{after}", RNG)
-    assert all(isinstance(event, Content) for event in found)
-    assert call in "".join(event.text for event in found if isinstance(event, Content))
+    assert all(isinstance(event, ContentText) for event in found)
+    assert call in "".join(event.text for event in found if isinstance(event, ContentText))
 
 
 @pytest.mark.parametrize("format", BEHIND)
@@ -86,8 +86,8 @@ def test_arguments_that_are_no_object_are_text(format: str, arguments: str) -> N
 def test_arguments_behind_a_name_that_are_no_object_are_text(format: str, arguments: str) -> None:
     before, after = BEHIND[format]
     found = check_cuts(reading(format), f"{before}{arguments}{after}", RNG)
-    assert all(isinstance(event, Content) for event in found)
-    assert arguments in "".join(event.text for event in found if isinstance(event, Content))
+    assert all(isinstance(event, ContentText) for event in found)
+    assert arguments in "".join(event.text for event in found if isinstance(event, ContentText))
 
 
 @pytest.mark.parametrize("format", BEHIND)

@@ -15,11 +15,11 @@ from gateway.backends.retries import (
     MAX_RETRIES,
     MOST_SAVED,
     SHARE,
-    Retries,
     RetryBudget,
+    RetryState,
 )
-from gateway.routing.breakers import FAILURES, LONGEST_PAUSE_S, TRIAL_S, Breaker, Breakers
-from gateway.routing.router import Candidate, choose_prefill
+from gateway.routing.breakers import FAILURES, LONGEST_PAUSE_S, TRIAL_S, CircuitBreaker, WorkerBreakers
+from gateway.routing.router import RouterCandidate, choose_prefill
 
 RATE, WORK_S, SICK = 20.0, 0.1, "w0"
 
@@ -27,27 +27,27 @@ RATE, WORK_S, SICK = 20.0, 0.1, "w0"
 def simulate(sick_s: float, total_s: float, breakers: bool) -> tuple[list[float], list[float]]:
     """Four workers, of which one fails at once for `sick_s`: (when it was tried, when it succeeded)."""
     rng, now = random.Random(1), 0.0
-    known: dict[str, Breaker] = {}
+    known: dict[str, CircuitBreaker] = {}
     busy: list[tuple[float, str]] = []  # until when, where
     tried, served = [], []
     while now < total_s:
         now += rng.expovariate(RATE)
         for end, name in [one for one in busy if one[0] <= now]:
             busy.remove((end, name))
-            known[name] = known.get(name, Breaker()).succeeded()
+            known[name] = known.get(name, CircuitBreaker()).succeeded()
             served += [end] if name == SICK else []
         loads = Counter(name for _, name in busy)
         workers = [
-            Candidate(
+            RouterCandidate(
                 worker(name, PREFILL, running=loads[name]).info,
-                broken=breakers and not known.get(name, Breaker()).allows(now),
+                broken=breakers and not known.get(name, CircuitBreaker()).allows(now),
             )
             for name in ("w0", "w1", "w2", "w3")
         ]
         found = choose_prefill(workers)
         assert found is not None
         name = found.info.worker
-        known[name] = known.get(name, Breaker()).sent(now)
+        known[name] = known.get(name, CircuitBreaker()).sent(now)
         if name == SICK and now < sick_s:
             tried.append(now)
             known[name] = known[name].failed(now)
@@ -66,17 +66,17 @@ def test_a_worker_that_fails_at_once_draws_no_requests_and_comes_back() -> None:
 
 
 def test_a_few_failures_pass_nobody_over() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(10):
         for _ in range(FAILURES - 1):
             breaker = breaker.failed(1.0)
         assert breaker.allows(1.0)
         breaker = breaker.succeeded()
-    assert breaker == Breaker()
+    assert breaker == CircuitBreaker()
 
 
 def test_many_failures_at_once_are_one() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(256):
         breaker = breaker.failed(5.0)
     assert not breaker.allows(5.9) and breaker.allows(6.0)
@@ -88,15 +88,15 @@ def test_many_failures_at_once_are_one() -> None:
 
 
 def test_a_new_engine_has_failed_nothing() -> None:
-    breakers = Breakers()
-    breakers.note("w", 1, Breaker().failed(0.0))
-    assert breakers.of("w", 1).failures == 1 and breakers.of("w", 2) == Breaker()
-    breakers.note("w", 1, Breaker())
+    breakers = WorkerBreakers()
+    breakers.note("w", 1, CircuitBreaker().failed(0.0))
+    assert breakers.of("w", 1).failures == 1 and breakers.of("w", 2) == CircuitBreaker()
+    breakers.note("w", 1, CircuitBreaker())
     assert breakers._breakers == {}
 
 
 def test_broken_workers_are_taken_before_none() -> None:
-    broken = Candidate(worker("a", PREFILL).info, broken=True)
+    broken = RouterCandidate(worker("a", PREFILL).info, broken=True)
     sound = worker("b", PREFILL, running=9)
     assert choose_prefill([broken, sound]) == sound
     assert choose_prefill([broken]) == broken
@@ -111,7 +111,7 @@ def test_a_cluster_in_trouble_is_asked_little_more(rate: float) -> None:
     rng, now, budget, tries, asked = random.Random(2), 0.0, RetryBudget(), 0, 0
     while now < 120.0:
         now += rng.expovariate(rate)
-        retries = Retries(budget, now)
+        retries = RetryState(budget, now)
         asked += 1
         try:
             while True:
@@ -128,7 +128,7 @@ def test_admitted_requests_do_not_depend_on_the_budget() -> None:
     budget = RetryBudget()
     while budget.take(0.0):
         pass
-    retries = Retries(budget, 0.0)
+    retries = RetryState(budget, 0.0)
     for _ in range(MAX_RETRIES):
         retries.spend(Unavailable("lost"), 0, 0.0, admitted=True)
     with pytest.raises(Unavailable):
@@ -136,13 +136,13 @@ def test_admitted_requests_do_not_depend_on_the_budget() -> None:
     retries.spend(Unavailable("lost"), 7, 0.0, admitted=True)  # tokens came in between
     retries.spend(Overloaded("full"), 7, 0.0, admitted=True)
     with pytest.raises(Unavailable):
-        Retries(budget, 0.0).spend(Unavailable("lost"), 0, 0.0, admitted=False)
-    Retries(budget, 1.0).spend(Unavailable("lost"), 0, 1.0, admitted=False)  # it fills
+        RetryState(budget, 0.0).spend(Unavailable("lost"), 0, 0.0, admitted=False)
+    RetryState(budget, 1.0).spend(Unavailable("lost"), 0, 1.0, admitted=False)  # it fills
 
 
 def test_tokens_in_between_do_not_make_tries_endless() -> None:
     """A request that brings down whatever runs it, after a token each time, ends all the same."""
-    retries = Retries(RetryBudget(), 0.0)
+    retries = RetryState(RetryBudget(), 0.0)
     for tokens in range(1, 1 + MAX_IN_ALL):
         retries.spend(Unavailable("stalled"), tokens, 0.0, admitted=True)
     with pytest.raises(Unavailable, match="stalled"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_parsers import reading
 
-from gateway.parsers.events import Content
+from gateway.parsers.events import ContentText
 from gateway.parsers.message import MessageParser
 
 
@@ -21,4 +21,4 @@ from gateway.parsers.message import MessageParser
 def test_what_breaks_off_gives_back_no_marker(name: str, text: str, left: str) -> None:
     parser = MessageParser(reading(name))
     events = [*parser.feed(text), *parser.end()]
-    assert "".join(event.text for event in events if isinstance(event, Content)).strip() == left
+    assert "".join(event.text for event in events if isinstance(event, ContentText)).strip() == left

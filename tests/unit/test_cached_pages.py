@@ -15,7 +15,7 @@ from eyas.common.cached_pages import CachedPages
 from eyas.common.page_names import SHORT_BYTES, PageShape, named, packed, split
 from eyas.engine.kv.pages import PagePool
 from eyas.engine.kv.prefix_cache import PrefixCache
-from gateway.routing.holdings import Holdings, Prefix
+from gateway.routing.holdings import CachedPrefixes, PromptPages
 
 SIZE = 4
 
@@ -40,7 +40,7 @@ def test_no_name_is_made_before_it_is_looked_at() -> None:
     tokens = list(range(1001))
     names = made(PageShape(SIZE), tokens)
     for held, looked_at in ((0, 1), (1, 2), (5, 8), (100, 128), (250, 250)):
-        holdings, prefix = Holdings(), Prefix(tokens)
+        holdings, prefix = CachedPrefixes(), PromptPages(tokens)
         pages = CachedPages(1, PageShape(SIZE))
         pages.change(b"".join(names[:held]), b"")
         first = pages.since(None)
@@ -59,7 +59,7 @@ class Worker:
         self.pool = PagePool(24)
         self.cache = PrefixCache(self.pool, SIZE, lookahead=lookahead)
         self.pages = CachedPages(7, PageShape(SIZE, lookahead), most_logged)
-        self.holdings = Holdings()
+        self.holdings = CachedPrefixes()
         self.number: int | None = None
         self.wholes = 0
 
@@ -113,7 +113,7 @@ def test_a_gateway_knows_what_the_cache_holds(seed: int, most_logged: int, looka
         tokens = [worker.rng.randrange(2) for _ in range(30)]
         found = worker.cache.match(tokens)
         worker.pool.drop(found)
-        assert holding.matched(Prefix(tokens)) == SIZE * len(found)
+        assert holding.matched(PromptPages(tokens)) == SIZE * len(found)
     assert worker.pages._logged <= max(most_logged, 64)
 
 
@@ -135,13 +135,13 @@ def test_a_new_pool_makes_the_old_one_forgotten() -> None:
     tokens = list(range(9))
     names = b"".join(made(PageShape(SIZE), tokens))
     old.change(names, b"")
-    holdings = Holdings()
+    holdings = CachedPrefixes()
     first = old.since(None)
     assert first is not None
     holdings.hear("w", first, 0.0)
     assert holdings.of("w", 2) is None
     holding = holdings.of("w", 1)
-    assert holding is not None and holding.matched(Prefix(tokens)) == 2 * SIZE
+    assert holding is not None and holding.matched(PromptPages(tokens)) == 2 * SIZE
     new.change(names[:SHORT_BYTES], b"")
     second = new.since(0)
     assert second is not None and not second.whole
@@ -151,14 +151,14 @@ def test_a_new_pool_makes_the_old_one_forgotten() -> None:
     assert whole is not None
     holdings.hear("w", whole, 0.0)
     fresh = holdings.of("w", 2)
-    assert fresh is not None and fresh.matched(Prefix(tokens)) == SIZE and holdings.of("w", 1) is None
+    assert fresh is not None and fresh.matched(PromptPages(tokens)) == SIZE and holdings.of("w", 1) is None
     holdings.forget("w")
     assert holdings.of("w", 2) is None
 
 
 def test_a_holding_knows_when_it_was_emptied() -> None:
     """What was sent before that is not there any more."""
-    pages, holdings = CachedPages(1, PageShape(SIZE)), Holdings()
+    pages, holdings = CachedPages(1, PageShape(SIZE)), CachedPrefixes()
     names = b"".join(made(PageShape(SIZE), list(range(9))))
     pages.change(names, b"")
     first = pages.since(None)

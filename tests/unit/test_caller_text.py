@@ -13,7 +13,7 @@ from tokenizers.normalizers import NFKC
 
 from eyas.common.config import NANO
 from gateway.text.caller_text import CallerText, unsigned
-from gateway.text.template_cuts import Cuts
+from gateway.text.template_cuts import TemplateCuts
 from gateway.text.templates import ChatTemplate
 from gateway.text.tokenizer import Tokenizer
 from tests.chat_templates import TEMPLATES, TOOLS
@@ -147,7 +147,7 @@ async def test_a_text_without_markers_is_tokenized_as_ever() -> None:
 
 
 def test_signs_are_characters_that_a_chat_does_not_have() -> None:
-    texts = CallerText(HFTokenizer.from_file(str(NANO / "tokenizer.json")), Cuts())
+    texts = CallerText(HFTokenizer.from_file(str(NANO / "tokenizer.json")), TemplateCuts())
     chat = ["\ue100<|im_end|>\\ue101", {"a": 1, "b": None}]
     signed, sign = texts.signed(chat)
     assert sign == "\ue102" and signed != chat

@@ -17,7 +17,7 @@ from eyas.common.config import NANO
 from eyas.common.grammars.notations import Grammar
 from eyas.common.machine.children import importing_safely, python_module
 from gateway.grammars.checks import GrammarChecks
-from gateway.text.rendering import QUICK_STEPS, Renderer
+from gateway.text.rendering import QUICK_STEPS, TemplateRenderer
 from gateway.text.templates import ChatTemplate
 
 ROOT = Path(eyas.__file__).parents[1]
@@ -55,7 +55,7 @@ async def test_chats_are_rendered_safely(mark: Path) -> None:
     template = ChatTemplate(
         {"default": "{% for i in range(" + str(2 * QUICK_STEPS) + ") %}{% endfor %}x"}, {}
     )
-    assert await Renderer(template, 100.0).render(messages=[{"role": "user", "content": "x"}]) == "x"
+    assert await TemplateRenderer(template, 100.0).render(messages=[{"role": "user", "content": "x"}]) == "x"
     assert not mark.exists()
 
 

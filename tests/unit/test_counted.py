@@ -60,14 +60,14 @@ def test_one_more_message_per_token_is_seen(
 ) -> None:
     """Between a worker and its gateway: every step is followed by a message that says nothing new."""
     renew(record, one_answer)
-    on_event = servicer._Session._on_event
+    on_event = servicer._DecodeStream._on_event
 
     def talkative(session: Any, event: Any) -> None:
         on_event(session, event)
         if isinstance(event, StepReply):
             on_event(session, Admitted(event.entries[0].id, event.entries[0].attempt))
 
-    monkeypatch.setattr(servicer._Session, "_on_event", talkative)
+    monkeypatch.setattr(servicer._DecodeStream, "_on_event", talkative)
     assert check(record, one_answer) == 1
     said = capsys.readouterr().err
     name = "wires: DecodeServiceSessionResponse admitted"

@@ -18,8 +18,8 @@ from eyas.common.types import (
     TokenEntry,
     TokenLogprob,
 )
-from gateway.backends.base import Lane
-from gateway.backends.delivery import MAX_TAKEN, Delivery
+from gateway.backends.base import FastPath
+from gateway.backends.delivery import MAX_TAKEN, OutputBuffer
 
 
 def entry(index: int, *tokens: int, choice: int = 0, finish: FinishCause | None = None) -> TokenEntry:
@@ -27,7 +27,7 @@ def entry(index: int, *tokens: int, choice: int = 0, finish: FinishCause | None 
     return TokenEntry("r", 1, choice, index, tokens, logprobs, finish)
 
 
-async def drain(delivery: Delivery) -> list[TokenEntry]:
+async def drain(delivery: OutputBuffer) -> list[TokenEntry]:
     entries: list[TokenEntry] = []
     while taken := await asyncio.wait_for(delivery.take(), 1):
         entries += taken
@@ -39,7 +39,7 @@ def test_overlaps_are_trimmed(pieces: list[tuple[int, int]]) -> None:
     """Any pieces of 0, 1, 2, ... that leave no hole come out as 0, 1, 2, ... each once."""
 
     async def run() -> None:
-        delivery = Delivery([RequestChoice(0)])
+        delivery = OutputBuffer([RequestChoice(0)])
         known = 0
         for start, length in pieces:
             if start <= known:
@@ -58,7 +58,7 @@ def test_overlaps_are_trimmed(pieces: list[tuple[int, int]]) -> None:
 
 async def test_what_was_asked_of_the_prompt_comes_once() -> None:
     """Prefill says it with token 0, and decode repeats both; a cancelled choice may bring it."""
-    delivery = Delivery([RequestChoice(0), RequestChoice(1)])
+    delivery = OutputBuffer([RequestChoice(0), RequestChoice(1)])
     delivery.close(1)
     told = msgspec.structs.replace(entry(0, 5, choice=1), prompt=PromptTokenLogprobs(1))
     delivery.push(told)
@@ -69,7 +69,7 @@ async def test_what_was_asked_of_the_prompt_comes_once() -> None:
 
 
 async def test_a_resumed_choice_goes_on_from_its_ids() -> None:
-    delivery = Delivery([RequestChoice(0, (5, 6)), RequestChoice(1)])
+    delivery = OutputBuffer([RequestChoice(0, (5, 6)), RequestChoice(1)])
     delivery.push(entry(1, 6, 7))
     assert [e.tokens for e in await delivery.take()] == [(7,)]
     delivery.push(entry(0, 9, choice=1, finish=FinishCause.STOP))
@@ -80,14 +80,14 @@ async def test_a_resumed_choice_goes_on_from_its_ids() -> None:
 
 
 async def test_nothing_after_the_finish() -> None:
-    delivery = Delivery([RequestChoice(0)])
+    delivery = OutputBuffer([RequestChoice(0)])
     delivery.push(entry(0, 1, finish=FinishCause.LENGTH))
     delivery.push(entry(1, 2))
     assert [e.tokens for e in await drain(delivery)] == [(1,)]
 
 
 async def test_a_hole_is_an_error_after_what_came_before_it() -> None:
-    delivery = Delivery([RequestChoice(0)])
+    delivery = OutputBuffer([RequestChoice(0)])
     delivery.push(entry(0, 1))
     delivery.push(entry(2, 3))
     delivery.push(entry(1, 2))
@@ -97,7 +97,7 @@ async def test_a_hole_is_an_error_after_what_came_before_it() -> None:
 
 
 async def test_a_slow_reader_is_ended_and_its_buffer_freed() -> None:
-    delivery = Delivery([RequestChoice(0)], limit=3)
+    delivery = OutputBuffer([RequestChoice(0)], limit=3)
     for index in range(5):
         delivery.push(entry(index, 1))
     assert delivery.over
@@ -106,7 +106,7 @@ async def test_a_slow_reader_is_ended_and_its_buffer_freed() -> None:
 
 
 async def test_the_first_end_stands_and_wakes_the_reader() -> None:
-    delivery = Delivery([RequestChoice(0)])
+    delivery = OutputBuffer([RequestChoice(0)])
     reader = asyncio.create_task(delivery.take())
     await asyncio.sleep(0)
     delivery.end(Unavailable("gone"))
@@ -118,7 +118,7 @@ async def test_the_first_end_stands_and_wakes_the_reader() -> None:
 async def test_timings_come_through_without_their_tokens() -> None:
     """Decode repeats token 0 and says how the transfer went; a choice may have ended at prefill by then."""
     timings = EngineTimings(transfer_ms=1.0)
-    delivery = Delivery([RequestChoice(0), RequestChoice(1)])
+    delivery = OutputBuffer([RequestChoice(0), RequestChoice(1)])
     delivery.push(entry(0, 5, finish=FinishCause.STOP))
     delivery.push(entry(0, 6, choice=1))
     for choice in (0, 1):
@@ -131,7 +131,7 @@ async def test_timings_come_through_without_their_tokens() -> None:
     assert entries[2].offered == 0 and delivery.tokens == 2
 
 
-class Told(Lane):
+class Told(FastPath):
     """Takes all entries but last ones."""
 
     def __init__(self, told: list[TokenEntry]) -> None:
@@ -145,7 +145,7 @@ class Told(Lane):
 
 async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
     """Otherwise it could overtake what the reader has taken and not yet dealt with."""
-    delivery, told = Delivery([RequestChoice(0)]), list[TokenEntry]()
+    delivery, told = OutputBuffer([RequestChoice(0)]), list[TokenEntry]()
 
     delivery.use_lanes(lambda choice: Told(told))
     delivery.push(entry(0, 1))
@@ -165,7 +165,7 @@ async def test_a_lane_gets_entries_only_while_the_reader_waits() -> None:
 
 async def test_a_lane_that_cannot_begin_ends_the_delivery_and_nothing_else() -> None:
     """Other requests' entries come by the same call."""
-    delivery = Delivery([RequestChoice(0)])
+    delivery = OutputBuffer([RequestChoice(0)])
     delivery.use_lanes(lambda choice: 1 // 0)
     delivery.push(entry(0, 1))
     with pytest.raises(EyasError, match="internal error"):
@@ -173,7 +173,7 @@ async def test_a_lane_that_cannot_begin_ends_the_delivery_and_nothing_else() -> 
 
 
 async def test_a_reader_that_went_away_leaves_no_lane_open() -> None:
-    delivery = Delivery([RequestChoice(0)])
+    delivery = OutputBuffer([RequestChoice(0)])
     delivery.use_lanes(lambda choice: Told([]))
     reading = asyncio.create_task(delivery.take())
     await asyncio.sleep(0)
@@ -184,7 +184,7 @@ async def test_a_reader_that_went_away_leaves_no_lane_open() -> None:
 
 
 async def test_a_reader_that_comes_back_gets_a_part_at_a_time() -> None:
-    delivery = Delivery([RequestChoice(0)])
+    delivery = OutputBuffer([RequestChoice(0)])
     for index in range(MAX_TAKEN + 2):
         delivery.push(entry(index, 1))
     assert [len(await delivery.take()) for _ in range(2)] == [MAX_TAKEN, 2]

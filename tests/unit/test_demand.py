@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.routing.demand import COUNTS, ENOUGH, DemandMeter, Evenness, FadingMean
+from gateway.routing.demand import COUNTS, ENOUGH, ArrivalDispersion, DemandMeter, FadingMean
 
 
 def arrivals(rng: random.Random, rate: float, seconds: float, together: int = 1) -> list[float]:
@@ -18,7 +18,7 @@ def arrivals(rng: random.Random, rate: float, seconds: float, together: int = 1)
 
 
 def burst(times: list[float]) -> float:
-    evenness = Evenness(0.0)
+    evenness = ArrivalDispersion(0.0)
     for at_s in times:
         evenness.came(at_s)
     return evenness.burst
@@ -40,7 +40,7 @@ def test_a_rate_that_changes_is_no_burst() -> None:
 
 
 def test_a_few_counts_say_nothing() -> None:
-    evenness = Evenness(0.0)
+    evenness = ArrivalDispersion(0.0)
     for at_s in (0.1, 0.1, 0.1, 0.1, 2.5, 2.5, 2.5):
         evenness.came(at_s)
     assert evenness.burst == 1.0

@@ -292,7 +292,7 @@ def test_a_wrong_name_is_found(planted: str) -> None:
 @pytest.mark.parametrize(
     "right",
     [
-        "`gateway/backends/generate.py::ClusterBackend.start`, `Delivery.take`",
+        "`gateway/backends/generate.py::ClusterBackend.start`, `OutputBuffer.take`",
         "`gateway.backends.generate.ClusterBackend`",
         "`eyas/engine/`, `router.route`, `DecodeService.Session`, `eyas.v1.Eyas`, `model.layers.0`",
         "`make test`, `eyas serve --num-pages 7`, `--tp 2`, `python -m tests.chaos --seconds 600`",

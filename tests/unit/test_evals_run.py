@@ -11,11 +11,11 @@ import pytest
 from eyas import cli
 from eyas.commands import USAGE_ERROR
 from eyas.common.errors import ConfigError
-from eyas.evals.asking import Outcome, TaskAnswer
+from eyas.evals.asking import SideOutcome, TaskAnswer
 from eyas.evals.compare import compare, mcnemar
-from eyas.evals.questions import EvalTask, Question
-from eyas.evals.scores import Judged, figures, judge
-from eyas.evals.sides import Side, read_side
+from eyas.evals.questions import EvalQuestion, EvalTask
+from eyas.evals.scores import JudgedOutcome, figures, judge
+from eyas.evals.sides import EvalSide, read_side
 from tests.unit.scripted_server import Body, scripted
 from tests.unit.test_evals_tasks import CHOICES, PROBLEMS, write_problems, write_subject
 
@@ -226,10 +226,10 @@ def test_a_missed_bar_fails_the_command(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_side_is_read_from_settings() -> None:
-    first = Side("http://a", "k", "m", True)
-    assert read_side("no-speculative", first) == Side("http://a", "k", "m", False)
-    assert read_side("http://b:1/,model=n,api-key=z", first) == Side("http://b:1", "z", "n", True)
-    assert read_side("speculative", Side("http://a", speculative=False)).speculative
+    first = EvalSide("http://a", "k", "m", True)
+    assert read_side("no-speculative", first) == EvalSide("http://a", "k", "m", False)
+    assert read_side("http://b:1/,model=n,api-key=z", first) == EvalSide("http://b:1", "z", "n", True)
+    assert read_side("speculative", EvalSide("http://a", speculative=False)).speculative
     assert "api_key" not in repr(first)
     with pytest.raises(ConfigError, match="'model=' is none of"):
         read_side("model=", first)
@@ -281,12 +281,12 @@ def test_mcnemar_is_exact(counts: tuple[int, int], p_value: float) -> None:
     assert mcnemar(*counts) == pytest.approx(p_value, abs=1e-6)
 
 
-def judged(*texts: str | None) -> Judged:
+def judged(*texts: str | None) -> JudgedOutcome:
     """Answers to as many questions, to each of which "yes" is right; None: the request failed."""
-    questions = [Question("?", "yes", str.__eq__) for _ in texts]
+    questions = [EvalQuestion("?", "yes", str.__eq__) for _ in texts]
     answers = [TaskAnswer(error="gone") if text is None else TaskAnswer(text) for text in texts]
     task = EvalTask("t", tuple(questions), 1)
-    return judge(task, Outcome(Side("http://a"), 1.0, tuple(answers)), lambda: None)
+    return judge(task, SideOutcome(EvalSide("http://a"), 1.0, tuple(answers)), lambda: None)
 
 
 def test_only_questions_that_both_answered_are_compared() -> None:

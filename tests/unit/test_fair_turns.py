@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.limits.turns import Claim, FairQueue
+from gateway.limits.turns import FairQueue, QueueClaim
 
 Served = list[tuple[float, str, int]]  # when, caller, number
 
@@ -24,7 +24,7 @@ class ByArrival(FairQueue[int]):
 
 
 def simulate(
-    make: Callable[[], FairQueue[int]], arrivals: list[Claim], service_s: Callable[[Claim], float]
+    make: Callable[[], FairQueue[int]], arrivals: list[QueueClaim], service_s: Callable[[QueueClaim], float]
 ) -> tuple[Served, dict[int, float]]:
     """One server: (what it began when, and how long each claim waited)."""
     turns, claims = make(), dict(enumerate(sorted(arrivals, key=lambda claim: claim.arrived)))
@@ -46,20 +46,20 @@ def simulate(
     return served, waited
 
 
-def by_cost(claim: Claim) -> float:
+def by_cost(claim: QueueClaim) -> float:
     return claim.cost
 
 
-def worst(waited: dict[int, float], arrivals: list[Claim], caller: str) -> float:
+def worst(waited: dict[int, float], arrivals: list[QueueClaim], caller: str) -> float:
     ordered = sorted(arrivals, key=lambda claim: claim.arrived)
     return max(waited[number] for number, claim in enumerate(ordered) if claim.caller == caller)
 
 
-def flood(seed: int) -> list[Claim]:
+def flood(seed: int) -> list[QueueClaim]:
     """A asks for a thousand at once; B now and then, for less than half of the server."""
     rng = random.Random(seed)
-    ours = [Claim("b", rng.uniform(0.5, 1.5), arrived=3.0 * i + rng.random()) for i in range(200)]
-    return [Claim("a", rng.uniform(0.5, 2.0), arrived=0.0) for _ in range(1000)] + ours
+    ours = [QueueClaim("b", rng.uniform(0.5, 1.5), arrived=3.0 * i + rng.random()) for i in range(200)]
+    return [QueueClaim("a", rng.uniform(0.5, 2.0), arrived=0.0) for _ in range(1000)] + ours
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -76,7 +76,7 @@ def test_who_floods_waits_behind_himself_alone(seed: int) -> None:
 def test_a_full_server_is_shared_by_weight(weights: tuple[float, float]) -> None:
     rng = random.Random(1)
     arrivals = [
-        Claim(caller, rng.uniform(0.2, 3.0) * size, weight)
+        QueueClaim(caller, rng.uniform(0.2, 3.0) * size, weight)
         for caller, weight, size in (("a", weights[0], 1.0), ("b", weights[1], 4.0))
         for _ in range(2000)
     ]
@@ -90,25 +90,25 @@ def test_a_full_server_is_shared_by_weight(weights: tuple[float, float]) -> None
 
 
 def test_an_idle_caller_saves_nothing_up() -> None:
-    busy = [Claim("a", 1.0, arrived=0.0) for _ in range(300)]
-    late = [Claim("b", 1.0, arrived=100.0) for _ in range(100)]
+    busy = [QueueClaim("a", 1.0, arrived=0.0) for _ in range(300)]
+    late = [QueueClaim("b", 1.0, arrived=100.0) for _ in range(100)]
     served, _ = simulate(FairQueue, busy + late, by_cost)
     after = Counter(caller for at, caller, _ in served if 100.0 <= at < 140.0)
     assert abs(after["a"] - after["b"]) <= 1
 
 
 def test_priorities_order_the_requests_of_one_caller() -> None:
-    arrivals = [Claim("a", priority=p, arrived=0.0) for p in (5, -3, 0, 9, -3)]
+    arrivals = [QueueClaim("a", priority=p, arrived=0.0) for p in (5, -3, 0, 9, -3)]
     served, _ = simulate(FairQueue, arrivals, by_cost)
     assert [number for _, _, number in served] == [1, 4, 2, 0, 3]
-    beside = [Claim("b", arrived=0.0), *(Claim("a", priority=-100, arrived=0.0) for _ in range(9))]
+    beside = [QueueClaim("b", arrived=0.0), *(QueueClaim("a", priority=-100, arrived=0.0) for _ in range(9))]
     served, _ = simulate(FairQueue, beside, by_cost)
     assert 0 in [number for _, _, number in served[:2]]  # no priority of one caller moves another's
 
 
 def test_no_request_starves_behind_urgent_ones() -> None:
-    urgent = [Claim("a", 1.0, priority=-20, arrived=0.9 * i) for i in range(1000)]  # more than is served
-    patient = Claim("a", 1.0, priority=20, arrived=10.0)
+    urgent = [QueueClaim("a", 1.0, priority=-20, arrived=0.9 * i) for i in range(1000)]  # more than is served
+    patient = QueueClaim("a", 1.0, priority=20, arrived=10.0)
     arrivals = sorted([*urgent, patient], key=lambda claim: claim.arrived)
     _, waited = simulate(FairQueue, arrivals, by_cost)
     number = next(i for i, claim in enumerate(arrivals) if claim is patient)
@@ -120,9 +120,9 @@ def test_no_request_starves_behind_urgent_ones() -> None:
 def test_what_leaves_is_forgotten() -> None:
     turns: FairQueue[int] = FairQueue()
     for number in range(1000):
-        turns.add(number, Claim(f"caller {number}", arrived=float(number)))
+        turns.add(number, QueueClaim(f"caller {number}", arrived=float(number)))
         turns.serve(turns.first())
-    turns.add(-1, Claim("one"))
+    turns.add(-1, QueueClaim("one"))
     turns.remove(-1)
     turns.remove(-1)
     assert turns._lines == turns._claims == turns._times == {}

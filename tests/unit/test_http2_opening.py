@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from gateway.grpc.http2_opening import ACKNOWLEDGED, MAX_BYTES, MAX_FRAMES, Opening
+from gateway.grpc.http2_opening import ACKNOWLEDGED, MAX_BYTES, MAX_FRAMES, SettingsOpening
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6
@@ -24,7 +24,7 @@ LATER = frame(HEADERS, 4, 3, b"x" * 40) + ACK + frame(SETTINGS, 0, 0)
 
 
 def passed(*pieces: bytes) -> bytes:
-    opening = Opening()
+    opening = SettingsOpening()
     return b"".join(opening.passes(piece) for piece in pieces)
 
 
@@ -56,7 +56,7 @@ def test_an_acknowledgement_that_says_something_is_left_to_the_server() -> None:
 
 
 def test_what_comes_without_an_acknowledgement_is_bounded() -> None:
-    opening = Opening()
+    opening = SettingsOpening()
     opening.passes(OWN)
     block = frame(DATA, 0, 1, bytes(1 << 14))
     fit = (MAX_BYTES - len(OWN)) // len(block)
@@ -64,7 +64,7 @@ def test_what_comes_without_an_acknowledgement_is_bounded() -> None:
         assert opening.passes(block) == block
     with pytest.raises(ValueError, match="no acknowledgement of SETTINGS"):
         opening.passes(block)
-    acknowledged = Opening()
+    acknowledged = SettingsOpening()
     acknowledged.passes(OWN + ACK)
     for _ in range(2 * fit):
         assert acknowledged.passes(block) == block
@@ -72,7 +72,7 @@ def test_what_comes_without_an_acknowledgement_is_bounded() -> None:
 
 def test_frames_without_an_acknowledgement_are_bounded() -> None:
     """Each costs a look, however small it is."""
-    opening = Opening()
+    opening = SettingsOpening()
     opening.passes(OWN)
     unknown = frame(99, 0, 0)
     assert opening.passes(unknown * (MAX_FRAMES - 1)) == unknown * (MAX_FRAMES - 1)

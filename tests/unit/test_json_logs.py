@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.cluster.screen import Screen
+from eyas.cluster.screen import ClusterScreen
 from eyas.common.config import NANO
 from eyas.common.logging import as_record, message_in
 from eyas.common.machine.ports import free_ports
@@ -100,7 +100,7 @@ def test_a_whole_cluster_writes_json_alone(tmp_path: Path) -> None:
 
 
 def test_a_child_s_line_is_its_own_record_or_a_new_one(capfd: pytest.CaptureFixture[str]) -> None:
-    screen = Screen(quiet=False, json=True)
+    screen = ClusterScreen(quiet=False, json=True)
     own = '{"time": "t", "level": "INFO", "process": "engine", "logger": "l", "message": "é"}'
     lines = [own, "E0000 a library's line", '{"a": 1}', "{broken", '["message"]', "", "\x1b[1m\ttab"]
     for line in lines:

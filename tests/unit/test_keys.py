@@ -16,7 +16,7 @@ from eyas.common.config import GatewayConfig
 from eyas.common.errors import ConfigError, Unauthorized
 from eyas.common.security import key_file
 from gateway.limits import keys as gateway_keys
-from gateway.limits.keys import Keys
+from gateway.limits.keys import KeyRing
 from gateway.main import warn_if_open
 
 PLAIN = GatewayConfig(api_keys=("first-key", "second-key"))
@@ -40,11 +40,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_callers_have_names_that_tell_keys_apart_and_do_not_show_them() -> None:
-    keys = Keys(PLAIN)
+    keys = KeyRing(PLAIN)
     names = [keys.caller(bearer(key)).name for key in PLAIN.api_keys]
     assert len(set(names)) == 2 and all(names)
     assert not any("key" in name for name in names)
-    alone = Keys(GatewayConfig(api_keys=("first-key",)))  # after a restart, at another gateway
+    alone = KeyRing(GatewayConfig(api_keys=("first-key",)))  # after a restart, at another gateway
     assert names[0] == alone.caller({"x-api-key": "first-key"}).name
 
 
@@ -54,16 +54,16 @@ def test_callers_have_names_that_tell_keys_apart_and_do_not_show_them() -> None:
 def test_others_are_not_let_in(given: str) -> None:
     for headers in ({"authorization": given}, {"x-api-key": given.replace("first-key", "")}, {}):
         with pytest.raises(Unauthorized, match="Bearer KEY"):
-            Keys(PLAIN).caller(headers)
+            KeyRing(PLAIN).caller(headers)
 
 
 def test_without_keys_the_door_is_open() -> None:
-    keys = Keys(GatewayConfig())
+    keys = KeyRing(GatewayConfig())
     assert keys.caller({}).name == keys.caller(bearer("anything")).name == ""
 
 
 def test_a_browsers_password_reads_and_writes_from_our_own_page_only() -> None:
-    keys, own, other = Keys(PLAIN), {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "cross-site"}
+    keys, own, other = KeyRing(PLAIN), {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "cross-site"}
     assert keys.reader(basic("first-key"), "GET").name == keys.caller(bearer("first-key")).name
     assert keys.reader(basic("first-key") | own, "POST").name
     assert keys.reader(bearer("first-key") | other, "POST").name  # a page that knows the key may use it
@@ -94,14 +94,14 @@ def test_a_file_has_names_and_no_keys(file: Path) -> None:
     text = file.read_text()
     assert text.startswith("alice sha256:") and "brings" not in text
     assert file.stat().st_mode & 0o077 == 0
-    keys = Keys(GatewayConfig(api_key_file=str(file)))
+    keys = KeyRing(GatewayConfig(api_key_file=str(file)))
     assert keys.caller(bearer("a-key-that-alice-brings")).name == "alice"
     with pytest.raises(Unauthorized):
         keys.caller(bearer(text.split()[1].removeprefix("sha256:")))  # who reads the file is not let in
 
 
 def test_a_file_that_changes_is_read_again(file: Path) -> None:
-    keys = Keys(GatewayConfig(api_key_file=str(file)))
+    keys = KeyRing(GatewayConfig(api_key_file=str(file)))
     key_file.add(str(file), "bob", "a-key-that-bob-brings-too")
     assert keys.caller(bearer("a-key-that-bob-brings-too")).name == "bob"
     key_file.remove(str(file), "alice")
@@ -116,7 +116,7 @@ def test_a_file_that_changes_is_read_again(file: Path) -> None:
 def test_a_file_that_turns_bad_changes_nothing_but_the_log(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys, good = Keys(GatewayConfig(api_key_file=str(file))), file.read_text()
+    keys, good = KeyRing(GatewayConfig(api_key_file=str(file))), file.read_text()
     for bad in (good + "oops\n", None, good):
         file.write_text(bad) if bad else file.unlink()
         for _ in range(3):
@@ -128,7 +128,7 @@ def test_a_file_that_turns_bad_changes_nothing_but_the_log(
 
 def test_it_is_looked_at_once_in_a_while(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_keys, "LOOK_S", 60.0)
-    keys = Keys(GatewayConfig(api_key_file=str(file)))
+    keys = KeyRing(GatewayConfig(api_key_file=str(file)))
     os.unlink(file)
     monkeypatch.setattr(gateway_keys.os, "stat", lambda *_: pytest.fail("it was looked at"))
     assert keys.caller(bearer("a-key-that-alice-brings")).name == "alice"
@@ -169,7 +169,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path = tmp_path / "keys"
     assert main(["keys", "add", str(path), "carol"]) == 0
     key = capsys.readouterr().out.strip()
-    assert Keys(GatewayConfig(api_key_file=str(path))).caller(bearer(key)).name == "carol"
+    assert KeyRing(GatewayConfig(api_key_file=str(path))).caller(bearer(key)).name == "carol"
     path.write_text("# ours\n" + path.read_text())
     assert main(["keys", "add", str(path), "carol"]) == 2  # the first one stays valid
     assert "has a key of carol" in capsys.readouterr().err

@@ -28,10 +28,10 @@ from eyas.common.types import (
     TokenLogprob,
 )
 from gateway.backends.base import GenerationStream, Lanes
-from gateway.backends.delivery import Delivery
+from gateway.backends.delivery import OutputBuffer
 from gateway.backends.lane import EntryLane, TextEvent, lane_of
 from gateway.http.parts import BodyParts
-from gateway.observe.metrics import GatewayMetrics, Meter
+from gateway.observe.metrics import CallMeter, GatewayMetrics
 from gateway.text.entries import TextDelta, TextRules, TextStream
 from gateway.text.tokenizer import Tokenizer
 
@@ -84,7 +84,7 @@ class Body(BodyParts):
 class Stream(GenerationStream):
     """A delivery and nothing behind it."""
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: OutputBuffer) -> None:
         self._delivery = delivery
 
     def take(self) -> Awaitable[Sequence[TokenEntry]]:
@@ -148,14 +148,14 @@ class World:
     ) -> None:
         asked = tuple(RequestChoice(index) for index in range(choices))
         request = GenerationRequest("r", (5, 6), SamplingParams(max_tokens=1000), asked)
-        self.delivery = Delivery(asked)
+        self.delivery = OutputBuffer(asked)
         self.text = TextStream(Stream(self.delivery), request, tokenizer, rules)
         self.registry = CollectorRegistry()
         self.body, self.goes = Body(), asyncio.Event()
         self.goes.set()
         self._logprobs = logprobs
         self._events = events
-        self._meter = Meter(GatewayMetrics(self.registry))
+        self._meter = CallMeter(GatewayMetrics(self.registry))
         self._told: dict[int, list[int]] = {index: [] for index in range(3)}
         if by_lane:
             self.text.use_lanes(partial(lane_of, self.text, events, self._meter, self.body))

@@ -16,10 +16,10 @@ import pytest
 from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.simulator.cluster import ClusterLayout
-from eyas.simulator.goodput import Effort, find_knee
+from eyas.simulator.goodput import SearchEffort, find_knee
 from eyas.simulator.hardware import example
-from eyas.simulator.workload import BLOCK_TOKENS, Chats, Traffic, chats, poisson
-from gateway.routing.placement import Targets
+from eyas.simulator.workload import BLOCK_TOKENS, ChatTraffic, RandomTraffic, chats, poisson
+from gateway.routing.placement import LatencyTargets
 from tests.gpu.pair_gaps import ratio, read_gaps
 from tests.gpu.pair_landing import Asked, landed
 from tests.gpu.pair_layouts import Question, best_split, row
@@ -33,7 +33,7 @@ from tests.gpu.pair_workloads import WORKLOADS, Cluster, add_load, gamma, jobs, 
 
 
 def test_requests_are_sent_as_they_are_simulated() -> None:
-    arrivals = chats(Chats(4, 400, 100, 1.0), 5.0, 60, seed=2)
+    arrivals = chats(ChatTraffic(4, 400, 100, 1.0), 5.0, 60, seed=2)
     sent = jobs(arrivals, 5000, 1, 2)
     for arrival, job in zip(arrivals, sent, strict=True):
         (turn,) = job.turns
@@ -53,7 +53,7 @@ def test_requests_are_sent_as_they_are_simulated() -> None:
 
 
 def test_bursts_have_the_rate_and_the_spread_that_were_asked_for() -> None:
-    times = [one.at_s for one in gamma(Traffic(10, 10), 20.0, 40_000, seed=1)]
+    times = [one.at_s for one in gamma(RandomTraffic(10, 10), 20.0, 40_000, seed=1)]
     gaps = np.diff(times)
     assert 1 / gaps.mean() == pytest.approx(20.0, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(3.0, rel=0.05)
@@ -150,7 +150,7 @@ def test_a_bound_that_is_not_given_stays() -> None:
     parser = argparse.ArgumentParser()
     add_load(parser)
     (workload,) = workloads(parser.parse_args(["--workloads", "8192/256", "--slo", "ttft=2s"]))
-    assert workload.targets == Targets(2.0, 0.008)
+    assert workload.targets == LatencyTargets(2.0, 0.008)
 
 
 def test_runs_of_other_clusters_are_not_compared(tmp_path: Path) -> None:
@@ -229,9 +229,11 @@ def test_what_had_not_landed_shows_in_the_gap() -> None:
 # --- layouts of more GPUs --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("traffic", [Traffic(16384, 64), Traffic(4096, 2048)])
-def test_the_best_split_is_that_of_all_of_them(traffic: Traffic) -> None:
-    asked = Question(4, partial(poisson, traffic), Targets(1.0, 0.010), Effort(seconds=2.0, fewest=60))
+@pytest.mark.parametrize("traffic", [RandomTraffic(16384, 64), RandomTraffic(4096, 2048)])
+def test_the_best_split_is_that_of_all_of_them(traffic: RandomTraffic) -> None:
+    asked = Question(
+        4, partial(poisson, traffic), LatencyTargets(1.0, 0.010), SearchEffort(seconds=2.0, fewest=60)
+    )
     knees = {
         n: find_knee(asked.shape(ClusterLayout.SPLIT, n), asked.draw, asked.effort, 5.0).rate
         for n in (1, 2, 3)
@@ -242,8 +244,8 @@ def test_the_best_split_is_that_of_all_of_them(traffic: Traffic) -> None:
 
 
 def test_a_row_tells_each_layout_per_gpu_and_the_ratios() -> None:
-    effort = Effort(seconds=2.0, fewest=60)
-    asked = Question(2, partial(poisson, Traffic(16384, 256)), Targets(2.0, 0.015), effort)
+    effort = SearchEffort(seconds=2.0, fewest=60)
+    asked = Question(2, partial(poisson, RandomTraffic(16384, 256)), LatencyTargets(2.0, 0.015), effort)
     name, gpus, bound, unified, split, auto, over, of_auto = row("long", asked).strip("| ").split(" | ")
     assert (name, gpus, bound) == ("long", "2", "15 ms") and split.endswith(" (1 + 1)")
     assert float(over) == pytest.approx(float(split.split()[0]) / float(unified), abs=0.02)

@@ -11,7 +11,7 @@ from answers import TOOLS, TWO_CALLS, calls, check_cuts, fed, reading, thought, 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.parsers.events import CallArguments, CallBegun, CallDone, Content, Event, merged
+from gateway.parsers.events import CallArguments, CallBegun, CallDone, ContentText, Event, merged
 from gateway.parsers.message import MessageParser, MessageReading
 from gateway.parsers.reasoning import is_open
 from gateway.parsers.table import REASONING, TOOL_FORMATS
@@ -335,7 +335,7 @@ def check_markers(how: MessageReading, text: str) -> None:
         return
     parser = MessageParser(how)
     for event in [*parser.feed(text), *parser.end()]:
-        if isinstance(event, Content):
+        if isinstance(event, ContentText):
             assert not any(marker in event.text for marker in how.calls.markers)
 
 

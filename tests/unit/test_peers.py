@@ -18,14 +18,14 @@ from eyas.peers.meanings import (
     SGLANG,
     SWITCH,
     VLLM,
-    Alias,
+    AcceptedFlag,
+    AcceptedValues,
+    AcceptedWith,
+    AliasFlag,
     FlagRow,
-    Only,
-    Refused,
-    Same,
-    Translated,
-    Usual,
-    With,
+    RefusedFlag,
+    SameFlag,
+    TranslatedFlag,
 )
 from eyas.peers.reading import read
 from eyas.peers.table import BY_NAME, ROWS
@@ -53,7 +53,7 @@ def refused(capsys: pytest.CaptureFixture[str], parser: argparse.ArgumentParser,
 
 def spelled(parser: argparse.ArgumentParser, name: str, row: FlagRow) -> list[str]:
     """The flag with its example, or alone if it takes nothing."""
-    own = row.meaning.flag if isinstance(row.meaning, Alias) else name
+    own = row.meaning.flag if isinstance(row.meaning, AliasFlag) else name
     action = parser._option_string_actions.get(own)
     takes = row.takes if action is None else NONE if action.nargs == 0 else ONE
     return [name] if takes in (NONE, SWITCH) else [name, row.example]
@@ -67,25 +67,25 @@ def test_every_row(
 ) -> None:
     words, meaning = spelled(serve, name, row), row.meaning
     own = name in serve._option_string_actions
-    if isinstance(meaning, Refused) and not own:
+    if isinstance(meaning, RefusedFlag) and not own:
         said = refused(capsys, serve, *words)
         assert f"{name}: {meaning.instead}" in said
         return
-    if isinstance(meaning, With):
+    if isinstance(meaning, AcceptedWith):
         assert f"{name}: {meaning.instead}" in refused(capsys, serve, *words)
         words += [meaning.flags[0], "1"]
     reading = read(serve, words)
-    if isinstance(meaning, Alias):
+    if isinstance(meaning, AliasFlag):
         assert (
             reading.words[0].partition("=")[0] == serve._option_string_actions[meaning.flag].option_strings[0]
         )
-    if isinstance(meaning, Usual | Only | With):
+    if isinstance(meaning, AcceptedFlag | AcceptedValues | AcceptedWith):
         assert any(note.startswith(f"{name} changes nothing: ") for note in reading.notes)
-    if isinstance(meaning, Same):
+    if isinstance(meaning, SameFlag):
         assert own
-    if isinstance(meaning, Only):
+    if isinstance(meaning, AcceptedValues):
         assert meaning.instead in refused(capsys, serve, name, "no-such-value")
-    if isinstance(meaning, Alias | Same | Translated):
+    if isinstance(meaning, AliasFlag | SameFlag | TranslatedFlag):
         serve.parse_args(words)  # argparse takes what was made of it
 
 

@@ -12,19 +12,21 @@ from eyas.cli import main
 from eyas.common.errors import ConfigError
 from eyas.planning import plot
 from eyas.planning.command import demand, line, verdict
-from eyas.planning.inquiry import Inquiry, parse_targets
-from eyas.planning.search import Option, layouts, likely_splits, needed
+from eyas.planning.inquiry import PlanRequest, parse_targets
+from eyas.planning.search import LayoutOption, layouts, likely_splits, needed
 from eyas.simulator.cluster import ClusterLayout
-from eyas.simulator.goodput import Effort, Knee
+from eyas.simulator.goodput import GoodputKnee, SearchEffort
 from eyas.simulator.hardware import EXAMPLE, example, parse_hardware
-from eyas.simulator.workload import Traffic
-from gateway.routing.placement import Targets
+from eyas.simulator.workload import RandomTraffic
+from gateway.routing.placement import LatencyTargets
 
 QUICK = ("--seconds", "5")
 
 
-def inquiry(targets: Targets, traffic: Traffic | None = None) -> Inquiry:
-    return Inquiry(example(), traffic or Traffic(8192, 256), targets, Effort(seconds=5.0, fewest=120))
+def inquiry(targets: LatencyTargets, traffic: RandomTraffic | None = None) -> PlanRequest:
+    return PlanRequest(
+        example(), traffic or RandomTraffic(8192, 256), targets, SearchEffort(seconds=5.0, fewest=120)
+    )
 
 
 def fields(**changes: Any) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def test_the_table_says_that_splitting_wins_where_it_does(capsys: pytest.Capture
 
 
 def test_one_worker_has_one_answer() -> None:
-    answers = layouts(inquiry(Targets(1.0, 0.02), Traffic(512, 128)), 1)
+    answers = layouts(inquiry(LatencyTargets(1.0, 0.02), RandomTraffic(512, 128)), 1)
     assert [answer.layout for answer in answers] == [ClusterLayout.UNIFIED] and answers[0].knee.rate > 1
     assert verdict(answers) == "One worker has nothing to split."
 
@@ -60,13 +62,13 @@ def test_one_worker_has_one_answer() -> None:
 )
 def test_the_verdict_follows_the_figures(unified: float, split: float, says: str) -> None:
     rates = {ClusterLayout.UNIFIED: unified, ClusterLayout.SPLIT: split}
-    answers = [Option(layout, 2, 0, Knee(rate, None)) for layout, rate in rates.items()]
+    answers = [LayoutOption(layout, 2, 0, GoodputKnee(rate, None)) for layout, rate in rates.items()]
     assert verdict(answers) == says
     assert "not even at a low rate" in line(answers[0])
 
 
 def test_a_rate_needs_as_many_workers_as_bear_it_and_no_fewer() -> None:
-    asked = inquiry(Targets(1.0, 0.008))
+    asked = inquiry(LatencyTargets(1.0, 0.008))
     found = {layout: needed(asked, layout, 6.0) for layout in (ClusterLayout.UNIFIED, ClusterLayout.SPLIT)}
     unified, split = found[ClusterLayout.UNIFIED], found[ClusterLayout.SPLIT]
     assert unified is not None and split is not None and split[0] < unified[0]
@@ -150,17 +152,18 @@ def test_a_faster_machine_needs_a_table_only(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_targets_are_seconds() -> None:
-    assert parse_targets("tpot=8ms,ttft=1.5s") == Targets(1.5, 0.008)
+    assert parse_targets("tpot=8ms,ttft=1.5s") == LatencyTargets(1.5, 0.008)
 
 
 def test_the_figure_has_a_panel_per_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def layouts_by_bound(asked: Inquiry, workers: int) -> list[Option]:
+    def layouts_by_bound(asked: PlanRequest, workers: int) -> list[LayoutOption]:
         return [
-            Option(layout, workers, 0, Knee(1e3 * asked.targets.tpot_s, None)) for layout in ClusterLayout
+            LayoutOption(layout, workers, 0, GoodputKnee(1e3 * asked.targets.tpot_s, None))
+            for layout in ClusterLayout
         ]
 
     monkeypatch.setattr(plot, "layouts", layouts_by_bound)
-    asked = inquiry(Targets(1.0, 0.010), Traffic(512, 64))
+    asked = inquiry(LatencyTargets(1.0, 0.010), RandomTraffic(512, 64))
     known = {workers: layouts_by_bound(asked, workers) for workers in (2, 3)}
     curves = plot.sweep(asked, 2, known[2])
     bounds, rates = zip(*curves[ClusterLayout.AUTO], strict=True)

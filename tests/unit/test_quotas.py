@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eyas.common.errors import ConfigError, RateLimited
-from gateway.limits.quotas import Bucket, CallerLimits, KeyLimits, Quotas, read_limits
+from gateway.limits.quotas import CallerLimits, CallerQuotas, KeyLimits, TokenBucket, read_limits
 
 RATE = 60
 
@@ -22,7 +22,7 @@ class Clock:
 
 def test_a_bucket_keeps_its_rate_over_any_time() -> None:
     rng = random.Random(3)
-    bucket, now, taken = Bucket(RATE, 0.0), 0.0, []
+    bucket, now, taken = TokenBucket(RATE, 0.0), 0.0, []
     while now < 1200:
         now += rng.expovariate(5.0)
         if bucket.level(now) >= 1:
@@ -35,7 +35,7 @@ def test_a_bucket_keeps_its_rate_over_any_time() -> None:
 
 def test_tokens_may_be_overdrawn_and_are_paid_back() -> None:
     clock = Clock()
-    quotas = Quotas(CallerLimits(KeyLimits(tokens_per_minute=600)), clock)
+    quotas = CallerQuotas(CallerLimits(KeyLimits(tokens_per_minute=600)), clock)
     use = quotas.use("a")
     use.enter()
     use.pay(1800)
@@ -49,7 +49,7 @@ def test_tokens_may_be_overdrawn_and_are_paid_back() -> None:
 
 def test_requests_and_requests_at_a_time() -> None:
     clock = Clock()
-    quotas = Quotas(CallerLimits(KeyLimits(requests_per_minute=2, concurrent_requests=1)), clock)
+    quotas = CallerQuotas(CallerLimits(KeyLimits(requests_per_minute=2, concurrent_requests=1)), clock)
     first = quotas.use("a")
     first.enter()
     with pytest.raises(RateLimited, match="1 requests of this key are open"):
@@ -76,7 +76,7 @@ def test_requests_and_requests_at_a_time() -> None:
 
 def test_idle_accounts_are_forgotten_and_used_ones_are_not() -> None:
     clock = Clock()
-    quotas = Quotas(CallerLimits(KeyLimits(requests_per_minute=60)), clock)
+    quotas = CallerQuotas(CallerLimits(KeyLimits(requests_per_minute=60)), clock)
     for number in range(100):
         use = quotas.use(f"caller {number}")
         use.enter()

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from eyas.common.logging import request_id
 from eyas.common.types import EngineTimings, FinishCause, Role, TokenEntry
 from gateway.observe.metrics import GatewayMetrics
-from gateway.observe.recent import KEPT, MAX_PROMPTS, Recent
+from gateway.observe.recent import KEPT, MAX_PROMPTS, RecentRequests
 from gateway.text.entries import RequestTrace, UsageCounts
 
 PREFILL = EngineTimings(queue_ms=10.0, prefill_ms=200.0, worker="p:1", role=Role.PREFILL, sent=100.0)
@@ -37,7 +37,7 @@ def trace() -> RequestTrace:
 
 
 def test_a_request_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    recent = Recent()
+    recent = RecentRequests()
     monkeypatch.setattr(time, "monotonic", lambda: 101.0)
     named = request_id.set("mine")
     recent.add(99.99, [FinishCause.STOP], USAGE, [trace()])
@@ -75,7 +75,7 @@ def test_a_request_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_ring_is_bounded_and_newest_first() -> None:
-    recent = Recent()
+    recent = RecentRequests()
     for count in range(2 * KEPT):
         recent.add(0.0, [], UsageCounts(prompt_tokens=count), [RequestTrace()] * 64)
     told = recent.newest_first()

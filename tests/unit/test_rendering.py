@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eyas.common.errors import InvalidRequest
-from gateway.text.rendering import QUICK_STEPS, Renderer
+from gateway.text.rendering import QUICK_STEPS, TemplateRenderer
 from gateway.text.templates import MAX_STEPS, ChatTemplate
 
 CHAT = [{"role": "user", "content": "Größe \U0001f642 <&>"}]
@@ -32,7 +32,7 @@ async def test_what_takes_many_steps_is_rendered_elsewhere_with_the_same_result(
         LONG + "{{ messages | tojson }}{{ tools | tojson }}{{ bos_token }}{{ x }}{{ add_generation_prompt }}"
     )
     template = ChatTemplate(source, {"bos_token": "<s>"})
-    renderer = Renderer(template)
+    renderer = TemplateRenderer(template)
     for more in (
         {},
         {"tools": [{"type": "function"}], "add_generation_prompt": False},
@@ -40,17 +40,17 @@ async def test_what_takes_many_steps_is_rendered_elsewhere_with_the_same_result(
     ):
         assert await renderer.render(**chat(**more)) == template.render(**chat(**more))
     assert renderer._child is not None
-    quick = Renderer(ChatTemplate("{{ messages[0].content }}", {}))
+    quick = TemplateRenderer(ChatTemplate("{{ messages[0].content }}", {}))
     assert await quick.render(**chat()) == CHAT[0]["content"] and quick._child is None
 
 
 async def test_a_refusal_comes_back_too() -> None:
-    renderer = Renderer(ChatTemplate(LONG + "{{ raise_exception('no ' ~ messages[0].role) }}", {}))
+    renderer = TemplateRenderer(ChatTemplate(LONG + "{{ raise_exception('no ' ~ messages[0].role) }}", {}))
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="refused the messages: no user") as refused:
             await renderer.render(**chat())
         assert refused.value.param == "messages"
-    endless = Renderer(
+    endless = TemplateRenderer(
         ChatTemplate("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", {})
     )
     with pytest.raises(InvalidRequest, match=f"more than {MAX_STEPS} steps"):
@@ -59,7 +59,7 @@ async def test_a_refusal_comes_back_too() -> None:
 
 @pytest.mark.parametrize("kind", STUCK)
 async def test_a_deadline_ends_it_and_others_go_on(kind: str) -> None:
-    renderer = Renderer(
+    renderer = TemplateRenderer(
         ChatTemplate("{% if x %}" + STUCK[kind] + "{% else %}" + LONG + "{% endif %}", {}), 2.0
     )
     await renderer.render(**chat())  # its process has started
@@ -90,7 +90,7 @@ async def test_a_deadline_ends_it_and_others_go_on(kind: str) -> None:
 async def test_an_operator_alone_cannot_take_long(source: str, reason: str) -> None:
     start = time.monotonic()
     with pytest.raises(InvalidRequest, match=reason):
-        await Renderer(ChatTemplate(source, {})).render(**chat())
+        await TemplateRenderer(ChatTemplate(source, {})).render(**chat())
     assert time.monotonic() - start < 2
 
 

@@ -7,8 +7,8 @@ import msgspec
 from eyas.common.types import Role, WorkerBacklog, WorkerInfo
 from gateway.routing.ledger import UnderWay
 from gateway.routing.router import (
-    Candidate,
     RequestRoute,
+    RouterCandidate,
     affinity,
     choose_decode,
     choose_prefill,
@@ -20,12 +20,12 @@ PREFILL, DECODE, DRAFT = (Role.PREFILL,), (Role.DECODE,), (Role.DRAFT,)
 UNIFIED = (Role.PREFILL, Role.DECODE, Role.DRAFT)
 
 
-def worker(name: str, roles: tuple[Role, ...], **changes: object) -> Candidate:
+def worker(name: str, roles: tuple[Role, ...], **changes: object) -> RouterCandidate:
     info = WorkerInfo(name, roles, 1, "m", "f", "d", 2048, 1000, 100)
     in_flight = changes.pop("in_flight", 0)
     connected = changes.pop("connected", True)
     cached = changes.pop("cached", 0)
-    return Candidate(msgspec.structs.replace(info, **changes), in_flight, connected, cached)
+    return RouterCandidate(msgspec.structs.replace(info, **changes), in_flight, connected, cached)
 
 
 def test_a_unified_worker_needs_no_prefill() -> None:
@@ -83,7 +83,7 @@ def test_a_prefix_counts_against_what_is_queued() -> None:
     assert choose_prefill([late, worker("idle", PREFILL)]).info.worker == "idle"
     # This gateway's own part of the report is as it is now: 600 were reported, and 300 of them are computed.
     own = msgspec.structs.replace(late.info, backlog=WorkerBacklog(queued=600))
-    now = Candidate(own, cached=500, under_way=UnderWay(queued=300), reported=UnderWay(queued=600))
+    now = RouterCandidate(own, cached=500, under_way=UnderWay(queued=300), reported=UnderWay(queued=600))
     assert choose_prefill([now, worker("idle", PREFILL)]) == now
 
 
@@ -92,7 +92,7 @@ def test_a_conversation_has_a_home_where_nothing_is_cached() -> None:
 
     def home(session: str, known: list[str], **changes: object) -> str:
         workers = [worker(name, PREFILL, **(changes if name == "w1" else {})) for name in known]
-        at = [Candidate(**{**vars(w), "affinity": affinity(session, w.info.worker)}) for w in workers]
+        at = [RouterCandidate(**{**vars(w), "affinity": affinity(session, w.info.worker)}) for w in workers]
         return choose_prefill(at).info.worker
 
     homes = {f"s{i}": home(f"s{i}", names) for i in range(400)}

@@ -10,7 +10,7 @@ from test_router import DECODE, PREFILL, worker
 
 from eyas.common.page_names import packed
 from gateway.routing.prefixes import COARSE, FINE, FINE_BLOCKS, Holder, PrefixIndex, block_names, tokens_of
-from gateway.routing.router import CROWD, Candidate, RequestRoute, choose_decode, choose_prefill, route
+from gateway.routing.router import CROWD, RequestRoute, RouterCandidate, choose_decode, choose_prefill, route
 
 A, B = ("a:1", 7), ("b:1", 7)
 
@@ -19,7 +19,7 @@ def prefix_of(ids: Sequence[int]) -> list[bytes]:
     return block_names(packed(ids))
 
 
-def chosen(*workers: Candidate) -> str:
+def chosen(*workers: RouterCandidate) -> str:
     found = choose_prefill(workers)
     assert found is not None
     return found.info.worker

@@ -17,13 +17,13 @@ from eyas.common.types import WorkerBacklog
 from eyas.simulator.cluster import ClusterLayout, ClusterShape, Policy, play
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import outcome
-from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, chats
-from gateway.routing.placement import RequestPlacement, Targets, WorkerPlace
-from gateway.routing.router import Candidate, route
+from eyas.simulator.workload import BLOCK_TOKENS, ChatTraffic, SimulatedRequest, chats
+from gateway.routing.placement import LatencyTargets, RequestPlacement, WorkerPlace
+from gateway.routing.router import RouterCandidate, route
 
 PREFILLS, WORKERS = 4, 8
-TARGETS = Targets(1.0, 0.05)
-CHATS = Chats(turns=8, message=1024, output_len=200, pause_s=20.0)
+TARGETS = LatencyTargets(1.0, 0.05)
+CHATS = ChatTraffic(turns=8, message=1024, output_len=200, pause_s=20.0)
 Known = Callable[
     [SimulatedRequest, WorkerPlace], int
 ]  # how many tokens a gateway believes to be cached there
@@ -49,12 +49,12 @@ def round_robin() -> Policy:
     return choose
 
 
-def candidate(place: WorkerPlace, cached: int) -> Candidate:
+def candidate(place: WorkerPlace, cached: int) -> RouterCandidate:
     """The place as the router sees a worker: its report is never late."""
     roles = PREFILL if int(place.worker) < PREFILLS else DECODE
     backlog = WorkerBacklog(queued=place.queued)
     seen = worker(place.worker, roles, running=place.sequences, backlog=backlog)
-    return Candidate(msgspec.structs.replace(seen.info), cached=cached)
+    return RouterCandidate(msgspec.structs.replace(seen.info), cached=cached)
 
 
 class Routed:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from eyas.cluster import keeper
-from eyas.cluster.child import Child
+from eyas.cluster.child import ChildProcess
 from eyas.cluster.plan import HostResources, plan
 from eyas.cluster.serve import LocalCluster
 from eyas.common.config import EngineConfig, GatewayConfig, ServeConfig
@@ -101,7 +101,9 @@ def alive(pid: int) -> bool:
 
 async def test_log_lines_are_forwarded_and_the_code_is_told() -> None:
     lines: list[tuple[str, str]] = []
-    child = Child("one", python("print('hello'); raise SystemExit(3)"), lambda *line: lines.append(line))
+    child = ChildProcess(
+        "one", python("print('hello'); raise SystemExit(3)"), lambda *line: lines.append(line)
+    )
     child.start()
     assert await child.exited() == 3
     child.kill()
@@ -111,7 +113,7 @@ async def test_log_lines_are_forwarded_and_the_code_is_told() -> None:
 async def test_a_process_has_the_environment_that_it_is_given() -> None:
     lines: list[tuple[str, str]] = []
     code = "import os; print(sorted(name for name in os.environ if name.startswith('EYAS')))"
-    child = Child("one", python(code), lambda *line: lines.append(line), {"EYAS_TOLD": "1"})
+    child = ChildProcess("one", python(code), lambda *line: lines.append(line), {"EYAS_TOLD": "1"})
     child.start()
     await child.exited()
     await until(lambda: lines)
@@ -122,13 +124,13 @@ async def test_a_process_has_the_environment_that_it_is_given() -> None:
 async def test_only_the_gateway_is_handed_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, str | None] = {}
 
-    class NotStarted(Child):
+    class NotStarted(ChildProcess):
         def start(self) -> None:
             assert self._env is not None and not any("sesame" in word for word in self.argv)
             told[self.name] = self._env.get(api_keys.VARIABLE)
 
     monkeypatch.setenv(api_keys.VARIABLE, "of a client")
-    monkeypatch.setattr("eyas.cluster.serve.Child", NotStarted)
+    monkeypatch.setattr("eyas.cluster.serve.ChildProcess", NotStarted)
     monkeypatch.setattr("eyas.cluster.serve.START_S", 0.0)
     ports = free_ports()
     gateway = GatewayConfig(port=next(ports), grpc_port=next(ports), api_keys=("sesame", "open"))
@@ -139,7 +141,7 @@ async def test_only_the_gateway_is_handed_the_keys(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_stubborn_process_is_killed_in_bounded_time() -> None:
-    child = Child("stubborn", python(STUBBORN), lambda *_: None)
+    child = ChildProcess("stubborn", python(STUBBORN), lambda *_: None)
     child.start()
     await until(lambda: child.tail)
     began = time.monotonic()
@@ -161,7 +163,7 @@ async def test_a_process_that_cannot_be_started_is_started_later(
         program.chmod(0o700)
 
     install()
-    child = Child("worker", (str(program),), lambda name, line: said.append(line))
+    child = ChildProcess("worker", (str(program),), lambda name, line: said.append(line))
     child.start()
     keeping = asyncio.create_task(keeper.keep(child, lambda name, line: said.append(line)))
     program.unlink()
@@ -175,7 +177,7 @@ async def test_a_process_that_cannot_be_started_is_started_later(
 
 
 async def test_grandchildren_go_too() -> None:
-    child = Child("parent", python(WITH_GRANDCHILD), lambda *_: None)
+    child = ChildProcess("parent", python(WITH_GRANDCHILD), lambda *_: None)
     child.start()
     await until(lambda: child.tail)
     grandchild = int(child.tail[0])
@@ -234,12 +236,12 @@ OTHERS = (
 
 FAILS = "import time; time.sleep(3); exit('eyas: it has no such thing')"
 
-class Doomed(serve.Child):
+class Doomed(serve.ChildProcess):
     def __init__(self, name, argv, *rest):
         code = FAILS if name == "decode-0" else OTHERS
         super().__init__(name, (sys.executable, "-c", code), *rest)
 
-serve.Child = Doomed
+serve.ChildProcess = Doomed
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -265,15 +267,15 @@ async def test_a_start_that_is_given_up_says_whether_it_had_failed(
     monkeypatch: pytest.MonkeyPatch, code: int, error: type[BaseException]
 ) -> None:
     """A process that a signal ended, or that left in order, may have been asked to by who gives it up."""
-    children: list[Child] = []
+    children: list[ChildProcess] = []
 
-    class Ending(Child):
+    class Ending(ChildProcess):
         def __init__(self, name: str, argv: tuple[str, ...], *rest: object) -> None:
             ends = f"raise SystemExit({code})" if name == "decode-0" else "import time; time.sleep(60)"
             super().__init__(name, python(ends), *rest)  # type: ignore[arg-type]
             children.append(self)
 
-    monkeypatch.setattr("eyas.cluster.serve.Child", Ending)
+    monkeypatch.setattr("eyas.cluster.serve.ChildProcess", Ending)
     monkeypatch.setattr("eyas.cluster.serve.LocalCluster._ready", lambda *_: asyncio.sleep(60))
     ports = free_ports()
     gateway = GatewayConfig(port=next(ports), grpc_port=next(ports))

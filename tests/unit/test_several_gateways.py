@@ -7,9 +7,9 @@ import pytest
 
 from eyas.common.types import Role, WorkerBacklog, WorkerInfo
 from gateway.routing.auto import place_of
-from gateway.routing.ledger import Ledger, UnderWay
-from gateway.routing.placement import Preference
-from gateway.routing.router import Candidate
+from gateway.routing.ledger import InFlightLedger, UnderWay
+from gateway.routing.placement import AdmissionPreference
+from gateway.routing.router import RouterCandidate
 
 IDLE = WorkerInfo("w", (Role.PREFILL, Role.DECODE), 1, "m", "f", "", 4096, 1000, 100)
 ONE = UnderWay(sequences=1, context=100, queued=100)
@@ -25,7 +25,7 @@ class Gateway:
     """One of several: its ledger, and the last report that it has seen."""
 
     def __init__(self) -> None:
-        self._ledger = Ledger()
+        self._ledger = InFlightLedger()
         self.hears(report(0))
 
     def hears(self, info: WorkerInfo) -> None:
@@ -37,9 +37,9 @@ class Gateway:
             self._ledger.add("w", ONE, 1 if requests > 0 else -1)
 
     @property
-    def sees(self) -> Candidate:
+    def sees(self) -> RouterCandidate:
         now = self._ledger.now("w")
-        return Candidate(
+        return RouterCandidate(
             self._info,
             in_flight=now.total,
             connected=True,
@@ -56,8 +56,10 @@ def test_both_policies_count_each_request_once(others: int) -> None:
     for gateway in gateways:
         gateway.hears(report(4 + others, queued=100 * (4 + others)))
     for gateway in gateways:
-        assert gateway.sees.sequences == place_of(gateway.sees, Preference.ANY).sequences == 4 + others
-        assert place_of(gateway.sees, Preference.ANY).queued == 100 * (4 + others)
+        assert (
+            gateway.sees.sequences == place_of(gateway.sees, AdmissionPreference.ANY).sequences == 4 + others
+        )
+        assert place_of(gateway.sees, AdmissionPreference.ANY).queued == 100 * (4 + others)
     gateways[0].sends(2)  # known at once to the one that sent them, and by the next report to the other
     assert [gateway.sees.sequences for gateway in gateways] == [6 + others, 4 + others]
     gateways[0].sends(-6)
@@ -71,4 +73,4 @@ def test_a_report_older_than_what_was_sent_hides_nothing() -> None:
     gateway = Gateway()
     gateway.sends(3)
     gateway.hears(report(0))  # the worker said so before they arrived
-    assert gateway.sees.sequences == place_of(gateway.sees, Preference.ANY).sequences == 3
+    assert gateway.sees.sequences == place_of(gateway.sees, AdmissionPreference.ANY).sequences == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.http.siblings import METRICS, Siblings, labelled
+from gateway.http.siblings import METRICS, GatewaySiblings, labelled
 from gateway.observe.metrics import GatewayMetrics
 from gateway.text.entries import TextDelta
 
@@ -53,7 +53,7 @@ async def test_one_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
     held: list[asyncio.StreamWriter] = []
     stuck = await asyncio.start_unix_server(lambda _, to: held.append(to), tmp_path / "gateway-2.sock")
     (tmp_path / "gateway-3.sock").touch()  # left behind by a process that was killed
-    first, second = (Siblings(tmp_path / f"gateway-{i}.sock") for i in range(2))
+    first, second = (GatewaySiblings(tmp_path / f"gateway-{i}.sock") for i in range(2))
     (tmp_path / "gateway-0.sock").touch()  # by the one before this
     first.on(METRICS, lambda _: b"# TYPE a_total counter\na_total 1.0\n")
     second.on(METRICS, lambda _: b"# TYPE a_total counter\na_total 2.0\n")
@@ -74,7 +74,7 @@ async def test_one_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
 
 
 async def test_others_are_asked_by_the_name_of_the_question(tmp_path: Path) -> None:
-    asker, other = (Siblings(tmp_path / f"gateway-{i}.sock") for i in range(2))
+    asker, other = (GatewaySiblings(tmp_path / f"gateway-{i}.sock") for i in range(2))
     asker.on("twice", lambda about: b"itself is not asked")
     other.on("twice", lambda about: 2 * about)
     for one in (asker, other):

@@ -13,14 +13,22 @@ import pytest
 from eyas.bench.cases import make_case
 from eyas.common.step_times import PiecewiseCurve, StepBudget, StepTimes, prompt_s
 from eyas.simulator.cache import BlockCache
-from eyas.simulator.cluster import ClusterLayout, ClusterShape, Played, play
-from eyas.simulator.goodput import ATTAINMENT, Effort, find_knee, measure
+from eyas.simulator.cluster import ClusterLayout, ClusterShape, SimulationResult, play
+from eyas.simulator.goodput import ATTAINMENT, SearchEffort, find_knee, measure
 from eyas.simulator.hardware import example
 from eyas.simulator.outcome import LoadOutcome, outcome, quantile, tpot_s, ttft_s
-from eyas.simulator.workload import BLOCK_TOKENS, Chats, SimulatedRequest, Traffic, chats, means, poisson
-from gateway.routing.capacity import Mix, steady
+from eyas.simulator.workload import (
+    BLOCK_TOKENS,
+    ChatTraffic,
+    RandomTraffic,
+    SimulatedRequest,
+    chats,
+    means,
+    poisson,
+)
+from gateway.routing.capacity import RequestMix, steady
 from gateway.routing.demand import DemandMeter
-from gateway.routing.placement import Rates, Targets
+from gateway.routing.placement import LatencyTargets, MeasuredRates
 from tests import shape
 from tests.unit.crossed import crossed
 
@@ -33,13 +41,13 @@ CONSTANT = replace(
 )
 """Every step takes 10 ms, and computes one prompt of 100 tokens."""
 
-TARGETS = Targets(1.0, 0.008)
+TARGETS = LatencyTargets(1.0, 0.008)
 SMALL = replace(example(), pool_tokens=20_000, max_running=8, max_waiting=4)
 
 
 def run(
     layout: ClusterLayout, arrivals: Sequence[SimulatedRequest], workers: int = 2, prefill: int = 0
-) -> Played:
+) -> SimulationResult:
     return play(ClusterShape(example(), workers, layout, TARGETS, prefill), arrivals)
 
 
@@ -48,7 +56,7 @@ def run(
 
 @pytest.mark.parametrize("busy", crossed([0.1, 0.5, 0.8], quick=lambda busy: busy == 0.5))
 def test_prompts_wait_as_in_an_m_d_1_queue(busy: float) -> None:
-    arrivals = poisson(Traffic(100, 1), busy / 0.01, 10_000, seed=3)
+    arrivals = poisson(RandomTraffic(100, 1), busy / 0.01, 10_000, seed=3)
     played = play(ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS), arrivals)
     mean = sum(ttft_s(job, 0.0) for job in played.jobs) / len(played.jobs)
     waiting = busy * 0.01 / (2 * (1 - busy))
@@ -56,7 +64,7 @@ def test_prompts_wait_as_in_an_m_d_1_queue(busy: float) -> None:
 
 
 def test_a_saturated_worker_serves_at_its_rate_and_refuses_the_rest() -> None:
-    arrivals = poisson(Traffic(100, 1), 1.5 / 0.01, 6000, seed=3)
+    arrivals = poisson(RandomTraffic(100, 1), 1.5 / 0.01, 6000, seed=3)
     played = play(ClusterShape(CONSTANT, 1, ClusterLayout.UNIFIED, TARGETS), arrivals)
     served = len(played.jobs) - len(played.refused)
     assert served / played.end_s == pytest.approx(1 / 0.01, rel=0.01)
@@ -72,9 +80,12 @@ def test_a_saturated_worker_serves_at_its_rate_and_refuses_the_rest() -> None:
 def test_one_request_in_ten_is_slower_than_the_closed_form_says(prefill: int, burst: int) -> None:
     """Whether requests come one by one or in bunches, and whether two workers do both or one each."""
     layout = ClusterLayout.SPLIT if prefill else ClusterLayout.UNIFIED
-    rates, mix = Rates(example().times, example().budget, TARGETS), Mix(1024, 1024, 256, burst=burst)
+    rates, mix = (
+        MeasuredRates(example().times, example().budget, TARGETS),
+        RequestMix(1024, 1024, 256, burst=burst),
+    )
     for rate in (8.0, 16.0):
-        played = run(layout, poisson(Traffic(1024, 256, burst=burst), rate, 2000, 1), 2, prefill)
+        played = run(layout, poisson(RandomTraffic(1024, 256, burst=burst), rate, 2000, 1), 2, prefill)
         tail = quantile(sorted(tpot_s(job) for job in played.jobs), 0.9)
         assert steady(mix, rate, 2, prefill, rates).tpot_s == pytest.approx(tail, rel=0.1)
 
@@ -96,12 +107,12 @@ def test_an_arrival_waits_for_the_step_that_runs_and_the_one_launched_behind_it(
 # --- what holds in every world -------------------------------------------------------------------------
 
 LOADS = {
-    "alike": poisson(Traffic(1024, 200), 20.0, 400, 1),
-    "mixed": poisson(Traffic(8192, 400, 0.01), 6.0, 300, 2),
-    "shared": poisson(Traffic(4096, 100, 0.5, shared=0.8, prefixes=3), 12.0, 300, 3),
-    "bursts": poisson(Traffic(512, 64, burst=16), 40.0, 400, 4),
-    "single tokens": poisson(Traffic(300, 1), 50.0, 300, 5),
-    "chats": chats(Chats(5, 400, 120, 3.0), 20.0, 300, 6),
+    "alike": poisson(RandomTraffic(1024, 200), 20.0, 400, 1),
+    "mixed": poisson(RandomTraffic(8192, 400, 0.01), 6.0, 300, 2),
+    "shared": poisson(RandomTraffic(4096, 100, 0.5, shared=0.8, prefixes=3), 12.0, 300, 3),
+    "bursts": poisson(RandomTraffic(512, 64, burst=16), 40.0, 400, 4),
+    "single tokens": poisson(RandomTraffic(300, 1), 50.0, 300, 5),
+    "chats": chats(ChatTraffic(5, 400, 120, 3.0), 20.0, 300, 6),
 }
 SHAPES = [
     (ClusterLayout.UNIFIED, 3, 0),
@@ -140,22 +151,22 @@ def test_a_request_that_fits_no_worker_is_refused() -> None:
 @pytest.mark.parametrize("layout", list(ClusterLayout))
 def test_the_same_seed_gives_the_same_run(layout: ClusterLayout) -> None:
     def once() -> list[tuple[float | None, float | None, int, int]]:
-        arrivals = poisson(Traffic(4000, 300, 0.1), 8.0, 300, 7)
+        arrivals = poisson(RandomTraffic(4000, 300, 0.1), 8.0, 300, 7)
         return [(j.first_s, j.end_s, j.prefill, j.decode) for j in run(layout, arrivals, 2, 1).jobs]
 
     assert once() == once()
 
 
 def test_draws_depend_on_the_seed_and_lengths_not_on_the_rate() -> None:
-    slow, fast = (poisson(Traffic(1000, 500, 0.2), rate, 50, 1) for rate in (1.0, 4.0))
+    slow, fast = (poisson(RandomTraffic(1000, 500, 0.2), rate, 50, 1) for rate in (1.0, 4.0))
     assert [(a.prompt, a.output) for a in slow] == [(a.prompt, a.output) for a in fast]
     assert slow[-1].at_s == pytest.approx(4 * fast[-1].at_s)
-    assert slow != poisson(Traffic(1000, 500, 0.2), 1.0, 50, 2)
-    prompt, output, spread = means(poisson(Traffic(1000, 500, 0.001), 1.0, 5000, 1))
+    assert slow != poisson(RandomTraffic(1000, 500, 0.2), 1.0, 50, 2)
+    prompt, output, spread = means(poisson(RandomTraffic(1000, 500, 0.001), 1.0, 5000, 1))
     assert [prompt, output, spread] == pytest.approx([500, 250, 4 / 3], rel=0.05)
 
 
-def demanded(arrivals: Sequence[SimulatedRequest]) -> Mix:
+def demanded(arrivals: Sequence[SimulatedRequest]) -> RequestMix:
     demand = DemandMeter()
     for arrival in arrivals:
         demand.asked(arrival.at_s, arrival.prompt, arrival.prompt)
@@ -166,15 +177,18 @@ def demanded(arrivals: Sequence[SimulatedRequest]) -> Mix:
 
 
 def test_demand_tells_bursts_from_a_rate_that_changes() -> None:
-    even = poisson(Traffic(1000, 100), 20.0, 1000, 1)
+    even = poisson(RandomTraffic(1000, 100), 20.0, 1000, 1)
     assert demanded(even).burst < 2.0
-    assert demanded(poisson(Traffic(1000, 100, burst=16), 20.0, 1000, 1)).burst > 8.0
-    slower = [replace(a, at_s=even[-1].at_s + a.at_s) for a in poisson(Traffic(1000, 100), 3.0, 60, 2)]
+    assert demanded(poisson(RandomTraffic(1000, 100, burst=16), 20.0, 1000, 1)).burst > 8.0
+    slower = [replace(a, at_s=even[-1].at_s + a.at_s) for a in poisson(RandomTraffic(1000, 100), 3.0, 60, 2)]
     assert demanded([*even, *slower]).burst < 2.5
 
 
 def test_demand_follows_the_latest_requests_and_is_silent_about_few() -> None:
-    short, long = poisson(Traffic(100, 50), 10.0, 400, 1), poisson(Traffic(9000, 50), 10.0, 400, 1)
+    short, long = (
+        poisson(RandomTraffic(100, 50), 10.0, 400, 1),
+        poisson(RandomTraffic(9000, 50), 10.0, 400, 1),
+    )
     assert demanded([*short, *long]).prompt == pytest.approx(9000, rel=0.15)
     demand = DemandMeter()
     demand.asked(short[0].at_s, 100, 100)
@@ -199,7 +213,9 @@ def test_a_cache_serves_prefixes_and_forgets_the_oldest() -> None:
 def test_shared_prefixes_make_first_tokens_earlier() -> None:
     alone, shared = (
         outcome(
-            run(ClusterLayout.UNIFIED, poisson(Traffic(4096, 64, shared=part), 8.0, 300, 1)), TARGETS, 0.2
+            run(ClusterLayout.UNIFIED, poisson(RandomTraffic(4096, 64, shared=part), 8.0, 300, 1)),
+            TARGETS,
+            0.2,
         )
         for part in (0.0, 0.9)
     )
@@ -274,9 +290,9 @@ def test_s8k_is_within_ten_percent_but_for_its_first_tokens() -> None:
 # --- layouts -------------------------------------------------------------------------------------------
 
 COMPARED = {
-    "tight 8k, where splitting wins": (Traffic(8192, 256), Targets(1.0, 0.008)),
-    "loose 8k, where it changes nothing": (Traffic(8192, 256), Targets(2.0, 0.015)),
-    "long answers, where it loses": (Traffic(2000, 1000), Targets(0.5, 0.012)),
+    "tight 8k, where splitting wins": (RandomTraffic(8192, 256), LatencyTargets(1.0, 0.008)),
+    "loose 8k, where it changes nothing": (RandomTraffic(8192, 256), LatencyTargets(2.0, 0.015)),
+    "long answers, where it loses": (RandomTraffic(2000, 1000), LatencyTargets(0.5, 0.012)),
 }
 
 
@@ -289,14 +305,14 @@ def test_auto_does_not_lose_to_the_better_static_layout(case: str) -> None:
     knees = []
     for layout, prefill in ((ClusterLayout.UNIFIED, 0), (ClusterLayout.SPLIT, 1), (ClusterLayout.AUTO, 0)):
         shape = ClusterShape(example(), 2, layout, targets, prefill)
-        knees.append(find_knee(shape, partial(poisson, traffic), Effort(seconds=25.0), 4.0).rate)
+        knees.append(find_knee(shape, partial(poisson, traffic), SearchEffort(seconds=25.0), 4.0).rate)
     assert knees[2] >= 0.97 * max(knees[:2]) > 0
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
 def test_auto_bears_bunches_at_every_rate_that_the_split_bears(seed: int) -> None:
     """16 requests at once: a knee alone would not show rates below it at which preferences go wrong."""
-    draw, effort = partial(poisson, Traffic(1024, 256, burst=16)), Effort(seconds=30.0, seed=seed)
+    draw, effort = partial(poisson, RandomTraffic(1024, 256, burst=16)), SearchEffort(seconds=30.0, seed=seed)
     split, auto = (
         ClusterShape(example(), 2, layout, TARGETS, 1) for layout in (ClusterLayout.SPLIT, ClusterLayout.AUTO)
     )
@@ -308,7 +324,8 @@ def test_auto_bears_bunches_at_every_rate_that_the_split_bears(seed: int) -> Non
 def test_preferences_change_when_the_load_does_and_lose_no_request() -> None:
     """Short prompts, then long ones under a tight target: workers part, and come together again."""
     parts = [
-        poisson(Traffic(*lengths), rate, 300, 1) for lengths, rate in (((256, 512), 12.0), ((8192, 256), 3.0))
+        poisson(RandomTraffic(*lengths), rate, 300, 1)
+        for lengths, rate in (((256, 512), 12.0), ((8192, 256), 3.0))
     ]
     phases = [*parts, parts[0]]
     arrivals, start = list[SimulatedRequest](), 0.0
@@ -325,7 +342,7 @@ def test_preferences_change_when_the_load_does_and_lose_no_request() -> None:
 def test_a_day_of_traffic_takes_about_a_minute() -> None:
     """Processor time: other work may run beside it."""
     begun = time.process_time()
-    arrivals = poisson(Traffic(2048, 256, 0.1), 3.0, 3 * 86_400, 1)
+    arrivals = poisson(RandomTraffic(2048, 256, 0.1), 3.0, 3 * 86_400, 1)
     played = run(ClusterLayout.AUTO, arrivals)
     assert time.process_time() - begun < 90
     assert not played.refused

@@ -11,7 +11,7 @@ import pytest
 
 from eyas.common.grammars.automata import both, of_pattern
 from eyas.common.grammars.characters import NAMED
-from eyas.common.grammars.regex_syntax import Unheld, read
+from eyas.common.grammars.regex_syntax import UnsupportedPattern, read
 from eyas.common.grammars.string_rules import JSON, PLAIN, StringPattern, rules_of
 from tests.fuzz import grammars, schemas
 from tests.fuzz.walks import Walker
@@ -92,7 +92,7 @@ def test_patterns_and_lengths_stand_together() -> None:
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_name(pattern: str, reason: str) -> None:
-    with pytest.raises(Unheld, match=reason):
+    with pytest.raises(UnsupportedPattern, match=reason):
         rules_of(StringPattern((pattern,)), JSON, "text")
 
 

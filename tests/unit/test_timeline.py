@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from eyas.common.errors import InvalidRequest, Overloaded
 from gateway.observe.metrics import GatewayMetrics
-from gateway.observe.timeline import FAILURES, SAMPLES, Timeline
+from gateway.observe.timeline import FAILURES, SAMPLES, GatewayTimeline
 from tests.unit.console_node import needs_node, run
 
 
@@ -29,7 +29,7 @@ def test_samples_hold_the_totals_of_their_moment_and_are_bounded() -> None:
 
 
 def test_failures_are_bounded_and_quote_no_request() -> None:
-    timeline = Timeline(CollectorRegistry())
+    timeline = GatewayTimeline(CollectorRegistry())
     for _ in range(FAILURES):
         timeline.failed("/v1/completions", 400, InvalidRequest("stop: Xylograph is bad"))
     timeline.failed("/v1/completions", 429, Overloaded("the queue is full"))

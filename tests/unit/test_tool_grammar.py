@@ -16,7 +16,7 @@ from gateway.formats.tool_fields import ToolFields
 from gateway.grammars.tool_grammar import answer_grammar
 from gateway.parsers.events import CallArguments, CallBegun
 from gateway.parsers.message import MessageReading
-from gateway.parsers.reasoning import Tags
+from gateway.parsers.reasoning import ReasoningTags
 from gateway.parsers.table import REASONING, TOOL_FORMATS
 from tests.chat_templates import TOOLS
 
@@ -101,7 +101,7 @@ def _filled(call: str, name: str, arguments: str) -> str:
 
 
 def grammar(
-    format: str, asked: Grammar | None = None, reasoning: Tags | None = None, **body: Any
+    format: str, asked: Grammar | None = None, reasoning: ReasoningTags | None = None, **body: Any
 ) -> Grammar | None:
     fields = ToolFields.model_validate({"tools": TOOLS} | body)
     reading = MessageReading(TOOL_FORMATS[format], reasoning=reasoning, is_open=body.get("is_open", False))

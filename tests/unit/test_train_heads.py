@@ -14,10 +14,10 @@ from eyas.common.errors import ConfigError
 from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.config import ExpertsSpec
 from eyas.train.export import save_trained
-from eyas.train.heads.base import DraftHead, Lesson
+from eyas.train.heads.base import DraftHead, TrainingBatch
 from eyas.train.heads.table import KINDS, head_kind
-from eyas.train.packing import Example, batch_of
-from eyas.train.teacher import Teacher
+from eyas.train.packing import TrainingExample, batch_of
+from eyas.train.teacher import TeacherModel
 from eyas.train.teachers import load_teacher
 from eyas.train.unroll import DISCOUNT, unrolled, unrolled_loss
 from tests.unit.model_rig import HeadRig, Rig
@@ -46,7 +46,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def teacher(target: Path) -> Teacher:
+def teacher(target: Path) -> TeacherModel:
     return load_teacher(target, "cpu", ROOM)
 
 
@@ -65,7 +65,7 @@ def layer(prefix: str, *, attention: int = 1) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def test_an_eagle3_head_has_the_official_tensors(teacher: Teacher) -> None:
+def test_an_eagle3_head_has_the_official_tensors(teacher: TeacherModel) -> None:
     norms = {name: (32,) for name in ("midlayer.input_layernorm.weight", "midlayer.hidden_norm.weight")}
     own = {
         "fc.weight": (32, 96),
@@ -81,11 +81,11 @@ def test_an_eagle3_head_has_the_official_tensors(teacher: Teacher) -> None:
     assert shapes(new_head("eagle3", teacher)).keys() == shapes(head).keys() - {"d2t", "t2d"}
 
 
-def test_an_eagle_head_has_the_official_tensors(teacher: Teacher) -> None:
+def test_an_eagle_head_has_the_official_tensors(teacher: TeacherModel) -> None:
     assert shapes(new_head("eagle", teacher)) == layer("layers.0.") | {"fc.weight": (32, 64)}
 
 
-def test_an_mtp_head_has_mimos_tensors(teacher: Teacher) -> None:
+def test_an_mtp_head_has_mimos_tensors(teacher: TeacherModel) -> None:
     prefix = "model.mtp_layers.0."
     names = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layernorm")
     norms = {f"{prefix}{name}.weight": (32,) for name in names}
@@ -98,7 +98,7 @@ def test_an_mtp_head_has_mimos_tensors(teacher: Teacher) -> None:
     assert len(found) == 16 and found[f"{prefix}self_attn.q_proj.bias"] == (32,)
 
 
-def test_a_layer_that_no_equation_trains_is_refused_by_name(teacher: Teacher) -> None:
+def test_a_layer_that_no_equation_trains_is_refused_by_name(teacher: TeacherModel) -> None:
     attention = dataclasses.replace(teacher.config.layers[-1].attention, head_norms=True)
     strange = dataclasses.replace(teacher.config.layers[-1], attention=attention)
     config = dataclasses.replace(teacher.config, layers=(strange,) * 3)
@@ -118,11 +118,11 @@ def test_a_layer_that_no_equation_trains_is_refused_by_name(teacher: Teacher) ->
 
 
 @pytest.fixture
-def lesson() -> Lesson:
+def lesson() -> TrainingBatch:
     torch.manual_seed(5)
     rows = torch.randn(2, 3, 32)
     learnt = torch.ones(2, 3, dtype=torch.bool)
-    return Lesson(rows, torch.arange(3)[None], None, 2 * torch.randn(2, 3, VOCAB), rows, learnt)
+    return TrainingBatch(rows, torch.arange(3)[None], None, 2 * torch.randn(2, 3, VOCAB), rows, learnt)
 
 
 def cross_entropy(logits: Tensor, wanted: Tensor) -> list[float]:
@@ -134,13 +134,13 @@ def cross_entropy(logits: Tensor, wanted: Tensor) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_the_distribution_is_learnt(kind: str, teacher: Teacher, lesson: Lesson) -> None:
+def test_the_distribution_is_learnt(kind: str, teacher: TeacherModel, lesson: TrainingBatch) -> None:
     head, state = new_head(kind, teacher), torch.randn(2, 3, 32)
     expected = cross_entropy(head.logits(state), lesson.wanted)
     torch.testing.assert_close(head.loss(state, lesson), torch.tensor(expected))
 
 
-def test_eagle_learns_the_feature_too(teacher: Teacher, lesson: Lesson) -> None:
+def test_eagle_learns_the_feature_too(teacher: TeacherModel, lesson: TrainingBatch) -> None:
     head, state = new_head("eagle", teacher), 2 * torch.randn(2, 3, 32)
     expected = []
     tokens = cross_entropy(head.logits(state), lesson.wanted)
@@ -151,7 +151,7 @@ def test_eagle_learns_the_feature_too(teacher: Teacher, lesson: Lesson) -> None:
     torch.testing.assert_close(head.loss(state, lesson), torch.tensor(expected))
 
 
-def test_eagle_has_noise_in_training_alone(teacher: Teacher) -> None:
+def test_eagle_has_noise_in_training_alone(teacher: TeacherModel) -> None:
     head, features = new_head("eagle", teacher), torch.randn(1, 512, 32)
     assert torch.equal(head.enter(features), features)
     noise = head.train().enter(features) - features
@@ -159,7 +159,7 @@ def test_eagle_has_noise_in_training_alone(teacher: Teacher) -> None:
     assert abs(float(noise.mean())) < 0.01
 
 
-def test_losses_of_later_steps_count_less(teacher: Teacher) -> None:
+def test_losses_of_later_steps_count_less(teacher: TeacherModel) -> None:
     head = new_head("eagle3", teacher)
     course = course_of("eagle3", teacher, batch_of([texts(2, 1)], LENGTH))
     losses = [float(loss) for _, loss in unrolled(head, course, 3)]
@@ -171,7 +171,7 @@ def test_losses_of_later_steps_count_less(teacher: Teacher) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_of_a_row_do_not_see_each_other(kind: str, teacher: Teacher) -> None:
+def test_texts_of_a_row_do_not_see_each_other(kind: str, teacher: TeacherModel) -> None:
     """Every step of two packed texts is that of each alone, and so is what counts."""
     head, (first, second) = new_head(kind, teacher), texts(2, 4, length=12)
     with torch.no_grad():
@@ -205,7 +205,9 @@ def served(engine: HeadRig, rig: Rig, features: Tensor, tokens: list[int], depth
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_trained_is_what_is_served(kind: str, teacher: Teacher, target: Path, tmp_path: Path) -> None:
+def test_what_is_trained_is_what_is_served(
+    kind: str, teacher: TeacherModel, target: Path, tmp_path: Path
+) -> None:
     """A head's folder through the engine's own equations: the same logits along a chain of drafts."""
     token_map = torch.arange(1, 33) if kind == "eagle3" else None
     head = new_head(kind, teacher, token_map)
@@ -220,7 +222,7 @@ def test_what_is_trained_is_what_is_served(kind: str, teacher: Teacher, target: 
     _, tapped = rig.forward([Span(rig.table(10), 0, 10)], ids, engine.capture.layers)
     features = engine.capture.features(tapped)[:9]
     for step, logits in enumerate(served(engine, rig, features, ids[1:], depth=3)):
-        batch = batch_of([[Example(np.array(ids, np.int32), np.ones(len(ids), bool))]], 24)
+        batch = batch_of([[TrainingExample(np.array(ids, np.int32), np.ones(len(ids), bool))]], 24)
         with torch.no_grad():
             *_, (state, _) = unrolled(head, course_of(kind, teacher, batch, token_map), step + 1)
         torch.testing.assert_close(head.logits(state)[0, 8], logits, atol=2e-4, rtol=1e-3)

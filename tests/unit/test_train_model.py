@@ -12,11 +12,11 @@ from torch import Tensor
 
 import eyas
 from eyas.common.errors import ConfigError
-from eyas.train.checkpoint import Checkpoint
-from eyas.train.heads.base import Lesson
+from eyas.train.checkpoint import TrainingCheckpoint
+from eyas.train.heads.base import TrainingBatch
 from eyas.train.model import LlamaShape
-from eyas.train.recipe import Recipe
-from eyas.train.unroll import Unrolled, unrolled_attention, unrolled_step
+from eyas.train.recipe import TrainingRecipe
+from eyas.train.unroll import UnrolledKv, unrolled_attention, unrolled_step
 from tools.nano.build import TINY, train_nano
 from tools.nano.files import STOP, load_head, load_target, read_config, save_head, save_target
 from tools.nano.generate import Acceptance, HeadRows, SamplingOptions, draft_chain, generate, speculate
@@ -92,7 +92,7 @@ def test_unrolled_attention_is_the_naive_loop(self_fed: int) -> None:
     torch.manual_seed(self_fed)
     steps = [(torch.randn(2, 2, 6, 4), torch.randn(2, 2, 6, 4)) for _ in range(self_fed + 1)]
     q = torch.randn(2, 2, 6, 4)
-    made = unrolled_attention(q, *steps[-1], Unrolled.of(steps[:-1], UNROLL - 2), None)
+    made = unrolled_attention(q, *steps[-1], UnrolledKv.of(steps[:-1], UNROLL - 2), None)
     for t in range(6):
         torch.testing.assert_close(made[:, :, t], _naive(q, steps, t))
 
@@ -107,7 +107,7 @@ def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
         state, tokens, steps = head.fc(features[:, :11]), ids[:, 1:], []
         for step, drafted in enumerate(drafts):
             positions = torch.arange(step, step + 11)[None]
-            lesson = Lesson(
+            lesson = TrainingBatch(
                 embeds=small.embed_tokens(tokens),
                 positions=positions,
                 mask=None,
@@ -115,7 +115,7 @@ def test_unrolled_steps_are_the_chain_of_the_serving_loop(small: Nano) -> None:
                 hidden=state,
                 learnt=torch.ones(1, 11, dtype=torch.bool),
             )
-            past = Unrolled.of(steps, UNROLL - 2) if steps else None
+            past = UnrolledKv.of(steps, UNROLL - 2) if steps else None
             state, made, _ = unrolled_step(head, state, lesson, past)
             steps.append(made)
             tokens = head.logits(state).argmax(-1)
@@ -131,7 +131,7 @@ def test_both_trainings_lower_their_loss(small: Nano, caplog: pytest.LogCaptureF
         lambda recipe: train_head(head_of(small), small, iter([rows] * recipe.steps), recipe),
     ):
         caplog.clear()
-        train(Recipe(steps=25, rows=4, length=48))
+        train(TrainingRecipe(steps=25, rows=4, length=48))
         losses = [float(record.getMessage().split("loss ")[1].split()[0]) for record in caplog.records]
         assert losses[-1] < 0.5 * losses[0]
 
@@ -139,7 +139,10 @@ def test_both_trainings_lower_their_loss(small: Nano, caplog: pytest.LogCaptureF
 def test_a_target_goes_on_where_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, of the same batches."""
     monkeypatch.setattr("tools.nano.target.SAVE_EVERY", 2)
-    recipe, checkpoint = Recipe(steps=3, rows=1, length=16), Checkpoint(tmp_path / "target.pt", {"steps": 3})
+    recipe, checkpoint = (
+        TrainingRecipe(steps=3, rows=1, length=16),
+        TrainingCheckpoint(tmp_path / "target.pt", {"steps": 3}),
+    )
     rows = [torch.randint(0, SMALL.vocab, (1, 17)).int() | ANSWER_BIT for _ in range(3)]
 
     def run() -> TargetRun:
@@ -164,7 +167,7 @@ def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path, con
     else:
         torch.save(content, path)
     with pytest.raises(ConfigError, match=r"^--resume: \S+ [^\n]*$"):
-        Checkpoint(path, {"steps": 3}).load("cpu")
+        TrainingCheckpoint(path, {"steps": 3}).load("cpu")
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from eyas.engine.batch.spans import Span
 from eyas.engine.checkpoint.weights import Placement
 from eyas.engine.models.table import read_model
 from eyas.train.acceptance import ByDepth, count_chains
-from eyas.train.checkpoint import Checkpoint
+from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.device_teacher import DeviceTeacher
-from eyas.train.head_run import HeadRun, RunIntervals, Settings, Texts, frequent
-from eyas.train.packing import Batches, Example, batch_of
+from eyas.train.head_run import HeadRun, HeadSettings, RunIntervals, TrainingTexts, frequent
+from eyas.train.packing import PackedBatches, TrainingExample, batch_of
 from eyas.train.plain_teacher import PlainTeacher
-from eyas.train.recipe import Recipe
-from eyas.train.teacher import Room, Teacher
+from eyas.train.recipe import TrainingRecipe
+from eyas.train.teacher import BatchLimit, TeacherModel
 from eyas.train.teachers import load_teacher
 from tests.unit.model_rig import Rig
 from tests.unit.tiny_training import LENGTH, ROOM, VOCAB, course_of, new_head, texts, write_sure_target
@@ -38,23 +38,23 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def teacher(target: Path) -> Teacher:
+def teacher(target: Path) -> TeacherModel:
     return load_teacher(target, "cpu", ROOM)
 
 
 # --- runs ------------------------------------------------------------------------------------------------
 
 
-def run_of(kind: str, teacher: Teacher, folder: Path, steps: int = 16) -> HeadRun:
-    settings = Settings(
+def run_of(kind: str, teacher: TeacherModel, folder: Path, steps: int = 16) -> HeadRun:
+    settings = HeadSettings(
         kind,
-        Recipe(steps, rows=2, length=LENGTH, rate=0.01),
+        TrainingRecipe(steps, rows=2, length=LENGTH, rate=0.01),
         unroll=3 if kind == "eagle3" else 1,
         seed=0,
         draft_vocab=40 if kind == "eagle3" else None,
     )
-    checkpoint = Checkpoint(folder / "checkpoint.pt", {"kind": kind, "steps": steps})
-    return HeadRun(settings, teacher, Texts(texts(60, 1), texts(12, 2)), checkpoint)
+    checkpoint = TrainingCheckpoint(folder / "checkpoint.pt", {"kind": kind, "steps": steps})
+    return HeadRun(settings, teacher, TrainingTexts(texts(60, 1), texts(12, 2)), checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def run_of(kind: str, teacher: Teacher, folder: Path, steps: int = 16) -> HeadRu
         ("mtp", 4.0),
     ],
 )
-def test_training_makes_drafts_right(kind: str, least: float, teacher: Teacher, tmp_path: Path) -> None:
+def test_training_makes_drafts_right(kind: str, least: float, teacher: TeacherModel, tmp_path: Path) -> None:
     """On texts that were held out; of the 48 successors only 40 are in the EAGLE-3 head's vocabulary."""
     run, lines = run_of(kind, teacher, tmp_path), []
     assert run.measure().length < 1.3
@@ -81,7 +81,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("eagle3", marks=pytest.mark.slow), "eagle"])
-def test_a_killed_run_ends_as_if_it_had_not_been(kind: str, teacher: Teacher, tmp_path: Path) -> None:
+def test_a_killed_run_ends_as_if_it_had_not_been(kind: str, teacher: TeacherModel, tmp_path: Path) -> None:
     """Bit for bit; the eagle head also has noise. The kill comes two steps after the last checkpoint."""
     whole = run_of(kind, teacher, tmp_path / "whole", steps=6)
     whole.train(RunIntervals(measured=5, saved=3), lambda line: None)
@@ -102,7 +102,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(kind: str, teacher: Teacher, tm
     assert told[0] == told[1] and [line["step"] for line in told[0]] == [5, 6]
 
 
-def test_a_run_of_other_settings_is_not_continued(teacher: Teacher, tmp_path: Path) -> None:
+def test_a_run_of_other_settings_is_not_continued(teacher: TeacherModel, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--resume: there is no"):
         run_of("eagle", teacher, tmp_path).resume()
     run_of("eagle", teacher, tmp_path, steps=6).save()
@@ -113,7 +113,7 @@ def test_a_run_of_other_settings_is_not_continued(teacher: Teacher, tmp_path: Pa
         run_of("eagle", teacher, tmp_path).resume()
 
 
-def test_chains_are_counted_by_hand(teacher: Teacher) -> None:
+def test_chains_are_counted_by_hand(teacher: TeacherModel) -> None:
     """A head that drafts the successor of what it is fed, except of one id."""
     head, text = new_head("mtp", teacher), texts(1, 7, length=8)[0]
     course = course_of("mtp", teacher, batch_of([[text]], 20))
@@ -143,17 +143,21 @@ def test_chains_are_counted_by_hand(teacher: Teacher) -> None:
 
 def test_the_vocabulary_is_what_answers_use() -> None:
     ids, answer = np.array([9, 9, 9, 3, 3, 5, 7], np.int32), np.array([0, 0, 0, 1, 1, 1, 1], bool)
-    assert frequent([Example(ids, answer)], 3, 12).tolist() == [3, 5, 7]  # 9 stands in questions alone
-    assert frequent([Example(ids, answer)], 5, 12).tolist() == [0, 1, 3, 5, 7]
-    assert frequent([Example(ids, answer)], 1, 12).tolist() == [3]
+    assert frequent([TrainingExample(ids, answer)], 3, 12).tolist() == [
+        3,
+        5,
+        7,
+    ]  # 9 stands in questions alone
+    assert frequent([TrainingExample(ids, answer)], 5, 12).tolist() == [0, 1, 3, 5, 7]
+    assert frequent([TrainingExample(ids, answer)], 1, 12).tolist() == [3]
     assert frequent([], None, 12) is None and frequent([], 12, 12) is None
     with pytest.raises(ConfigError, match="--draft-vocab: 13 is more than the target's 12 ids"):
         frequent([], 13, 12)
 
 
 def test_every_text_comes_once_before_any_comes_again() -> None:
-    examples = [Example(np.full(n, n, np.int32), np.arange(n) > 1) for n in (3, 9, 4, 7, 5, 12, 6)]
-    batches = Batches(examples, rows=2, length=10, seed=1)
+    examples = [TrainingExample(np.full(n, n, np.int32), np.arange(n) > 1) for n in (3, 9, 4, 7, 5, 12, 6)]
+    batches = PackedBatches(examples, rows=2, length=10, seed=1)
     once = list(batches.once())
     assert sorted(length for batch in once for length in batch.lengths) == [3, 4, 5, 6, 7, 9, 10]
     for batch in once:
@@ -169,8 +173,8 @@ def test_every_text_comes_once_before_any_comes_again() -> None:
 
 
 def test_batches_go_on_where_they_ended() -> None:
-    examples = [Example(np.full(n, n, np.int32), np.ones(n, bool)) for n in range(2, 14)]
-    batches = Batches(examples, rows=2, length=16, seed=1)
+    examples = [TrainingExample(np.full(n, n, np.int32), np.ones(n, bool)) for n in range(2, 14)]
+    batches = PackedBatches(examples, rows=2, length=16, seed=1)
     stream, later = batches.start(0), batches.start(7)
     first = [next(stream) for _ in range(10)]
     for known in first[7:]:
@@ -182,7 +186,7 @@ def test_batches_go_on_where_they_ended() -> None:
 # --- the target ------------------------------------------------------------------------------------------
 
 
-def test_a_teacher_says_what_the_target_does(target: Path, teacher: Teacher) -> None:
+def test_a_teacher_says_what_the_target_does(target: Path, teacher: TeacherModel) -> None:
     assert isinstance(teacher, PlainTeacher)
     rig, batch = Rig(target), batch_of([texts(2, 8, length=9), texts(1, 9, length=30)], 40)
     seen = teacher.observe(batch, (1, 3))
@@ -195,7 +199,7 @@ def test_a_teacher_says_what_the_target_does(target: Path, teacher: Teacher) -> 
     assert not seen.tapped[0, 18:].any() and not seen.hidden[1, 30:].any()
 
 
-def test_a_gpu_teacher_is_the_plain_one(target: Path, teacher: Teacher) -> None:
+def test_a_gpu_teacher_is_the_plain_one(target: Path, teacher: TeacherModel) -> None:
     """Under Triton's interpreter, on the CPU."""
     fast = DeviceTeacher(read_model(target), Placement(), ROOM)
     batch = batch_of([texts(2, 8, length=9), texts(1, 9, length=21)], 24)
@@ -208,4 +212,4 @@ def test_a_gpu_teacher_is_the_plain_one(target: Path, teacher: Teacher) -> None:
 
 def test_a_teacher_is_refused_by_name(target: Path) -> None:
     with pytest.raises(ConfigError, match="--max-length: 4096 is more than the 2048 tokens"):
-        load_teacher(target, "cpu", Room(4096, 1, 4096))
+        load_teacher(target, "cpu", BatchLimit(4096, 1, 4096))

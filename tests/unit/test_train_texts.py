@@ -14,7 +14,7 @@ from eyas.common.config import NANO, NANO_HEAD
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.params import SamplingParams
 from eyas.train.answers import AnswerOptions, answers, engine_of
-from eyas.train.conversations import ConversationLine, Speech, answered, read_lines
+from eyas.train.conversations import ChatTokenizer, ConversationLine, answered, read_lines
 from eyas.train.served import count_rounds
 from tools.nano.tokenizer import END_OF_TEXT, IM_END, IM_END_ID, load_tokenizer
 
@@ -23,8 +23,8 @@ REPLY = {"role": "assistant", "content": "It is Tokyo."}
 
 
 @pytest.fixture(scope="module")
-def speech() -> Speech:
-    return Speech(NANO)
+def speech() -> ChatTokenizer:
+    return ChatTokenizer(NANO)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,7 @@ def parts(example: Any) -> tuple[str, str]:
 # --- tokens ----------------------------------------------------------------------------------------------
 
 
-def test_a_question_is_the_chat_up_to_its_last_answer(speech: Speech) -> None:
+def test_a_question_is_the_chat_up_to_its_last_answer(speech: ChatTokenizer) -> None:
     asked = f"{END_OF_TEXT}<|im_start|>user\n{QUESTION['content']}{IM_END}\n<|im_start|>assistant\n"
     assert text(speech.question(chat(QUESTION))) == asked
     assert text(speech.question(chat(QUESTION, REPLY))) == asked
@@ -58,7 +58,7 @@ def test_a_question_is_the_chat_up_to_its_last_answer(speech: Speech) -> None:
     assert speech.question(ConversationLine("here", text="One, two, three")) == ()
 
 
-def test_kept_answers_are_the_assistants_turns(speech: Speech) -> None:
+def test_kept_answers_are_the_assistants_turns(speech: ChatTokenizer) -> None:
     asked, said = parts(speech.as_given(chat(QUESTION, REPLY, QUESTION, REPLY)))
     assert said == 2 * f"{REPLY['content']}{IM_END}\n"
     assert asked.count(QUESTION["content"]) == 2 and REPLY["content"] not in asked
@@ -66,7 +66,7 @@ def test_kept_answers_are_the_assistants_turns(speech: Speech) -> None:
     assert text(whole) == asked[: asked.index("assistant\n") + 10] + f"{REPLY['content']}{IM_END}\n"
 
 
-def test_a_text_and_a_completion_are_answers(speech: Speech) -> None:
+def test_a_text_and_a_completion_are_answers(speech: ChatTokenizer) -> None:
     assert parts(speech.as_given(ConversationLine("here", text="One, two"))) == ("", "One, two")
     given = speech.as_given(ConversationLine("here", prompt="One, two,", completion=" three"))
     assert parts(given) == ("One, two,", " three")
@@ -114,7 +114,7 @@ def test_a_file_without_lines_is_refused(tmp_path: Path) -> None:
         read_lines(tmp_path / "empty")
 
 
-def test_answers_that_are_not_there_cannot_be_kept(speech: Speech) -> None:
+def test_answers_that_are_not_there_cannot_be_kept(speech: ChatTokenizer) -> None:
     with pytest.raises(ConfigError, match="here: completion is missing"):
         speech.as_given(ConversationLine("here", prompt="One"))
     with pytest.raises(ConfigError, match="here: messages has no answer"):
@@ -124,7 +124,7 @@ def test_answers_that_are_not_there_cannot_be_kept(speech: Speech) -> None:
 # --- the target's own answers ----------------------------------------------------------------------------
 
 
-def test_an_engine_answers_in_this_process(speech: Speech) -> None:
+def test_an_engine_answers_in_this_process(speech: ChatTokenizer) -> None:
     prompts = [
         EnginePrompt(3, speech.question(chat(QUESTION)), 40),
         EnginePrompt(8, speech.question(chat(QUESTION)), 3),
@@ -151,7 +151,7 @@ def test_a_prompt_that_is_refused_ends_it() -> None:
         answer(engine, [EnginePrompt(0, (5,) * 3000, 4)], SamplingParams(), lambda one: None)
 
 
-def test_rounds_are_counted_by_depth(speech: Speech) -> None:
+def test_rounds_are_counted_by_depth(speech: ChatTokenizer) -> None:
     engine = engine_of("cpu", str(NANO), str(NANO_HEAD), num_pages=64)
     counts = count_rounds(engine, [EnginePrompt(0, speech.question(chat(QUESTION)), 40)])
     assert counts.offered[0] >= 1 and counts.accepted[0] <= counts.offered[0]

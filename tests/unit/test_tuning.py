@@ -10,7 +10,7 @@ import pytest
 
 from eyas import cli
 from eyas.bench.tuning import command, search
-from eyas.bench.tuning.search import Bench, TuningJob, candidates, gated_pair, jobs_of
+from eyas.bench.tuning.search import TuningBench, TuningJob, candidates, gated_pair, jobs_of
 from eyas.common.errors import ConfigError
 from eyas.common.machine import gpus
 from eyas.engine.kernels.experts import grouped_tiles
@@ -66,7 +66,7 @@ def test_every_candidate_fits() -> None:
 def test_a_search_finds_a_tile_that_gives_the_rules_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among right tiles the fastest wins: the clock here prefers wide ones."""
     job = TuningJob(gated_pair(4, 32, 64, 4), 2)
-    bench = Bench(job, "cpu")
+    bench = TuningBench(job, "cpu")
     asked: list[Tile] = []
 
     def few(shape: Shape, choices: int, rows: int) -> list[Tile]:

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from eyas.train.heads.base import DraftHead
 from eyas.train.heads.table import head_kind
-from eyas.train.packing import Example, PackedBatch
-from eyas.train.teacher import Room, Teacher
-from eyas.train.unroll import Course
+from eyas.train.packing import PackedBatch, TrainingExample
+from eyas.train.teacher import BatchLimit, TeacherModel
+from eyas.train.unroll import UnrollBatch
 from tests.unit.tiny import write_tiny_llama
 
 VOCAB = 48
 LENGTH = 64
-ROOM = Room(tokens=4 * LENGTH, texts=4 * LENGTH, length=LENGTH)
+ROOM = BatchLimit(tokens=4 * LENGTH, texts=4 * LENGTH, length=LENGTH)
 SIZES = {"layers": 3, "hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "ffn": 48, "vocab": VOCAB}
 
 
@@ -49,7 +49,7 @@ def write_sure_target(folder: Path) -> Path:
     return folder
 
 
-def texts(count: int, seed: int, length: int = 20) -> list[Example]:
+def texts(count: int, seed: int, length: int = 20) -> list[TrainingExample]:
     """Chains of successors from random ids on; the first two tokens are the question."""
     following, draw = successors().tolist(), np.random.default_rng(seed)
     found = []
@@ -57,11 +57,11 @@ def texts(count: int, seed: int, length: int = 20) -> list[Example]:
         ids = [start]
         while len(ids) < length:
             ids.append(following[ids[-1]])
-        found.append(Example(np.array(ids, np.int32), np.arange(length) >= 2))
+        found.append(TrainingExample(np.array(ids, np.int32), np.arange(length) >= 2))
     return found
 
 
-def new_head(kind: str, teacher: Teacher, token_map: Tensor | None = None) -> DraftHead:
+def new_head(kind: str, teacher: TeacherModel, token_map: Tensor | None = None) -> DraftHead:
     """With gains and matrices that all matter."""
     torch.manual_seed(3)
     head = head_kind(kind).head_for(teacher.config, teacher.ends, token_map)
@@ -74,11 +74,13 @@ def new_head(kind: str, teacher: Teacher, token_map: Tensor | None = None) -> Dr
     return head.eval()
 
 
-def course_of(kind: str, teacher: Teacher, batch: PackedBatch, token_map: Tensor | None = None) -> Course:
+def course_of(
+    kind: str, teacher: TeacherModel, batch: PackedBatch, token_map: Tensor | None = None
+) -> UnrollBatch:
     taps = head_kind(kind).taps(teacher.config)
     seen = teacher.observe(batch, taps)
     wanted = teacher.logits(seen.hidden)
-    return Course(
+    return UnrollBatch(
         features=seen.tapped if taps else seen.hidden,
         hidden=seen.hidden,
         embeds=teacher.ends.embedding[batch.ids],

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from eyas.bench.http import Server
-from eyas.cluster.child import Child
+from eyas.bench.http import MeasuredServer
+from eyas.cluster.child import ChildProcess
 from eyas.common.errors import DeadlineExceeded, EyasError
 from eyas.common.machine.children import python_module
 
@@ -21,13 +21,13 @@ POLL_S = 0.05
 
 @contextlib.asynccontextmanager
 async def child_server(
-    module: str, words: Sequence[object], server: Server, path: str
-) -> AsyncIterator[Child]:
+    module: str, words: Sequence[object], server: MeasuredServer, path: str
+) -> AsyncIterator[ChildProcess]:
     """`python -m module words`, from when `server` answers a GET of `path` until the context ends.
 
     Raises EyasError if it ends at start, DeadlineExceeded if it does not answer within START_S.
     """
-    child = Child(module, python_module(module, *map(str, words)), lambda name, line: None)
+    child = ChildProcess(module, python_module(module, *map(str, words)), lambda name, line: None)
     child.start()
     try:
         await _until_up(child, server, path)
@@ -36,7 +36,7 @@ async def child_server(
         await child.stop(grace_s=STOP_S)
 
 
-async def _until_up(child: Child, server: Server, path: str) -> None:
+async def _until_up(child: ChildProcess, server: MeasuredServer, path: str) -> None:
     try:
         async with asyncio.timeout(START_S):
             while child.running:

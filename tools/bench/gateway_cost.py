@@ -24,12 +24,12 @@ from urllib.parse import urlsplit
 import psutil
 import uvloop
 
-from eyas.bench.asking import Target
+from eyas.bench.asking import TargetServer
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import LoadJob
 from eyas.bench.runner import Workload, run_load
-from eyas.cluster.child import Child
+from eyas.cluster.child import ChildProcess
 from eyas.cluster.plan import gateway_argv
 from eyas.common.config import GatewayConfig
 from eyas.common.errors import DeadlineExceeded, EyasError
@@ -74,7 +74,7 @@ async def measure_gateway(load: GatewayLoad | None = None) -> dict[str, Any]:
     raise_limit()
     async with contextlib.AsyncExitStack() as running:
         server, processes = await start_gateway(load, running)
-        target = Target(server, COMPLETIONS, RequestTemplate(GatewayConfig.served_model))
+        target = TargetServer(server, COMPLETIONS, RequestTemplate(GatewayConfig.served_model))
         await _requests(target)  # warm-up
         before = processes.cpu_s()
         await _requests(target)
@@ -99,7 +99,7 @@ async def measure_gateway(load: GatewayLoad | None = None) -> dict[str, Any]:
         }
 
 
-async def _requests(target: Target) -> None:
+async def _requests(target: TargetServer) -> None:
     """Asks for answers of one token."""
     load = Workload((LoadJob.single(tuple(range(100, 164)), 1),) * REQUESTS, max_concurrency=CONCURRENCY)
     run = await run_load(target, load, {}, lambda _: None)
@@ -127,13 +127,15 @@ class Processes:
         return int(sum(one.memory_info().rss for one in self._all))
 
 
-async def start_gateway(load: GatewayLoad, running: contextlib.AsyncExitStack) -> tuple[Server, Processes]:
+async def start_gateway(
+    load: GatewayLoad, running: contextlib.AsyncExitStack
+) -> tuple[MeasuredServer, Processes]:
     """Starts workers and a gateway, which `running` stops."""
     ports = free_ports()
     workers = [next(ports) for _ in range(load.workers)]
     for port in workers:
         command = python_module("tools.bench.paced_worker", str(port), str(load.step_ms))
-        worker = Child(f"worker at {port}", command, lambda name, line: None)
+        worker = ChildProcess(f"worker at {port}", command, lambda name, line: None)
         running.push_async_callback(worker.stop, STOP_S)
         worker.start()
     config = GatewayConfig(
@@ -143,7 +145,7 @@ async def start_gateway(load: GatewayLoad, running: contextlib.AsyncExitStack) -
         processes=load.processes,
         drain_s=0.0,
     )
-    server = Server(f"http://127.0.0.1:{config.port}")
+    server = MeasuredServer(f"http://127.0.0.1:{config.port}")
     gateway = await running.enter_async_context(
         child_server("eyas.cli", gateway_argv(config), server, "/health")
     )
@@ -175,7 +177,7 @@ class _Stream(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def _opened(server: Server, load: GatewayLoad) -> AsyncIterator[list[_Stream]]:
+async def _opened(server: MeasuredServer, load: GatewayLoad) -> AsyncIterator[list[_Stream]]:
     """Streams that have all begun. Raises DeadlineExceeded if they have not within OPEN_S."""
     streams: list[_Stream] = []
     try:
@@ -191,7 +193,7 @@ async def _opened(server: Server, load: GatewayLoad) -> AsyncIterator[list[_Stre
             stream.transport.abort()
 
 
-async def _open(server: Server, load: GatewayLoad, streams: list[_Stream]) -> None:
+async def _open(server: MeasuredServer, load: GatewayLoad, streams: list[_Stream]) -> None:
     path, asked = ROUTES[load.route]
     if load.route != "generate":
         asked = asked | {"model": GatewayConfig.served_model, "timeout": 600}

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import uvloop
 
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.common.config import NANO, GatewayConfig
 from eyas.common.errors import EyasError
 from eyas.flags import positive
@@ -119,7 +119,9 @@ def _body(prompt: str | list[int], max_tokens: int = 8) -> bytes:
     return json.dumps(asked | {"stream": True}).encode()
 
 
-async def _arrive(server: Server, kind: Kind, seconds: int) -> tuple[list[float], list[BaseException]]:
+async def _arrive(
+    server: MeasuredServer, kind: Kind, seconds: int
+) -> tuple[list[float], list[BaseException]]:
     """The times to the first tokens, in ms, of prompts that come evenly for so long, and what failed."""
     began, asked = time.perf_counter(), list[asyncio.Task[float]]()
     for number in range(round(kind.rate * seconds)):
@@ -130,7 +132,7 @@ async def _arrive(server: Server, kind: Kind, seconds: int) -> tuple[list[float]
     return firsts, [error for error in ended if isinstance(error, BaseException)]
 
 
-async def _first_ms(server: Server, body: bytes) -> float:
+async def _first_ms(server: MeasuredServer, body: bytes) -> float:
     began = time.perf_counter()
     stream = await _ask(server, body)
     try:
@@ -184,7 +186,7 @@ class _Stream(asyncio.Protocol):
             self._first.set_exception(EyasError("a stream ended before it began"))
 
 
-async def _ask(server: Server, body: bytes) -> _Stream:
+async def _ask(server: MeasuredServer, body: bytes) -> _Stream:
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     address = urlsplit(server.url)
     loop = asyncio.get_running_loop()

@@ -21,9 +21,9 @@ from typing import Any, cast
 import numpy as np
 import uvloop
 
-from eyas.bench.asking import Target
+from eyas.bench.asking import TargetServer
 from eyas.bench.backends import COMPLETIONS, RequestTemplate
-from eyas.bench.http import Server
+from eyas.bench.http import MeasuredServer
 from eyas.bench.jobs import LoadJob
 from eyas.bench.records import RequestRecord
 from eyas.bench.runner import ClientMeter
@@ -59,9 +59,9 @@ async def measure_client(pace: Pace) -> dict[str, Any]:
     """Figures of the client at this pace, against a stub server that is started for it. Raises EyasError."""
     address = next(free_ports())
     words = ("--stub", address, "--streams", pace.streams, "--tokens-per-second", pace.tokens_per_s)
-    server = Server(f"http://127.0.0.1:{address}")
+    server = MeasuredServer(f"http://127.0.0.1:{address}")
     async with child_server("tools.bench.overhead", words, server, "/"):
-        target = Target(server, COMPLETIONS, RequestTemplate("stub"))
+        target = TargetServer(server, COMPLETIONS, RequestTemplate("stub"))
         job = LoadJob.single(tuple(range(64)), max(2, int(pace.seconds / pace.step_s)))
         (turn,) = job.turns
         began = time.perf_counter()

@@ -22,9 +22,9 @@ import torch
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from eyas.train.checkpoint import Checkpoint
+from eyas.train.checkpoint import TrainingCheckpoint
 from eyas.train.model import LlamaShape
-from eyas.train.recipe import Recipe
+from eyas.train.recipe import TrainingRecipe
 from tools.nano.data import IDS, Packing, batches, make_prompts, make_shard, shards
 from tools.nano.files import STOP, load_target, save_head, save_target
 from tools.nano.generate import SamplingOptions, generate
@@ -49,8 +49,8 @@ TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)  # mostly greedy, because the head is m
 class Scale:
     """The sizes of a run."""
 
-    target: Recipe
-    head: Recipe
+    target: TrainingRecipe
+    head: TrainingRecipe
     model: LlamaShape = LlamaShape()
     tokenizer_dialogues: int = 60_000
     regenerated: int = 48_000
@@ -59,12 +59,12 @@ class Scale:
 
 
 FULL = Scale(
-    target=Recipe(steps=4500, rows=64, length=2048),
-    head=Recipe(steps=4500, rows=32, length=1024 + UNROLL, rate=2e-3),
+    target=TrainingRecipe(steps=4500, rows=64, length=2048),
+    head=TrainingRecipe(steps=4500, rows=32, length=1024 + UNROLL, rate=2e-3),
 )
 TINY = Scale(
-    target=Recipe(steps=12, rows=4, length=128),
-    head=Recipe(steps=6, rows=2, length=64 + UNROLL),
+    target=TrainingRecipe(steps=12, rows=4, length=128),
+    head=TrainingRecipe(steps=6, rows=2, length=64 + UNROLL),
     model=LlamaShape(hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96),
     tokenizer_dialogues=20_000,
     regenerated=16,
@@ -97,7 +97,7 @@ class Run:
         """How many processes make text; 0 on a CPU, where a run is only a smoke test."""
         return max(1, (os.cpu_count() or 2) - 1) if self.device == "cuda" else 0
 
-    def shards_for(self, recipe: Recipe, share: float = 1.0) -> tuple[Packing, int]:
+    def shards_for(self, recipe: TrainingRecipe, share: float = 1.0) -> tuple[Packing, int]:
         """The packing, and how many shards hold this share of a recipe's tokens."""
         packing = Packing(self.nano, self.seed)
         return packing, int(share * recipe.tokens / (packing.dialogues * TOKENS_PER_DIALOGUE)) + 1
@@ -111,7 +111,7 @@ def make_target(run: Run) -> list[dict[str, Any]]:
     recipe = run.scale.target
     model = Nano(run.scale.model).to(run.device)
     packing, count = run.shards_for(recipe)
-    checkpoint = Checkpoint(run.out / "target.pt", {"seed": run.seed, "steps": recipe.steps})
+    checkpoint = TrainingCheckpoint(run.out / "target.pt", {"seed": run.seed, "steps": recipe.steps})
     training = TargetRun(model, recipe, checkpoint)
     numbers = range(count * training.step // recipe.steps, count)
     with shards(make_shard, packing, numbers, run.processes) as stream:

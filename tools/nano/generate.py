@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eyas.train.heads.base import DraftHead
-from eyas.train.model import Cache, CacheView, grouped_attention
+from eyas.train.model import CacheView, KvCache, grouped_attention
 from tools.nano.model import Nano
 
 CHAIN = 5
@@ -46,7 +46,7 @@ def generate(model: Nano, prompts: list[list[int]], sampling: SamplingOptions) -
     width = max(map(len, prompts))
     new = torch.tensor([[0] * (width - len(row)) + row for row in prompts], device=device)
     pad = torch.tensor([width - len(row) for row in prompts], device=device)
-    cache = Cache(model.config, len(prompts), width + sampling.max_new, model.embed_tokens.weight)
+    cache = KvCache(model.config, len(prompts), width + sampling.max_new, model.embed_tokens.weight)
     noise = torch.Generator(device).manual_seed(sampling.seed)
     stops = torch.tensor(sampling.stop, device=device)
     active = torch.arange(len(prompts), device=device)
@@ -67,7 +67,7 @@ def generate(model: Nano, prompts: list[list[int]], sampling: SamplingOptions) -
     return [until_stop([token for token in row if token >= 0], sampling.stop) for row in answers.tolist()]
 
 
-def _view(cache: Cache, start: int, count: int, pad: Tensor) -> tuple[CacheView, Tensor]:
+def _view(cache: KvCache, start: int, count: int, pad: Tensor) -> tuple[CacheView, Tensor]:
     """Where the next rows are written, what they see (themselves at least), and their positions."""
     rows = torch.arange(start, start + count, device=pad.device)
     seen = torch.arange(start + count, device=pad.device)

@@ -16,8 +16,8 @@ from torch import Tensor
 from eyas.train.heads.base import SharedTensors
 from eyas.train.heads.eagle3 import Eagle3Head
 from eyas.train.model import LlamaShape
-from eyas.train.recipe import Recipe, descend, optimisers, progress
-from eyas.train.unroll import Course, unrolled_loss, unrolled_step
+from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
+from eyas.train.unroll import UnrollBatch, unrolled_loss, unrolled_step
 from tools.nano.data import split_bits
 from tools.nano.model import Nano
 from tools.nano.target import REPORT_EVERY, report
@@ -39,11 +39,11 @@ def head_of(target: Nano) -> Eagle3Head:
 
 
 @torch.no_grad()
-def course_of(target: Nano, packed: Tensor) -> Course:
+def course_of(target: Nano, packed: Tensor) -> UnrollBatch:
     """What a head learns of a packed batch [rows, length + 1]. Texts that share a row see each other."""
     ids, answer = split_bits(packed)
     hidden, features = target(ids)
-    return Course(
+    return UnrollBatch(
         features=features,
         hidden=hidden,
         embeds=target.embed_tokens(ids),
@@ -53,7 +53,7 @@ def course_of(target: Nano, packed: Tensor) -> Course:
     )
 
 
-def train_head(head: Eagle3Head, target: Nano, stream: Iterator[Tensor], recipe: Recipe) -> None:
+def train_head(head: Eagle3Head, target: Nano, stream: Iterator[Tensor], recipe: TrainingRecipe) -> None:
     """Trains the head in place; freezes the target."""
     device = head.fc.weight.device
     target.requires_grad_(False)

@@ -15,7 +15,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from eyas.evals.heldout import QuestionSet
-from eyas.evals.table import Score, score_table, unbroken
+from eyas.evals.table import GroupScore, score_table, unbroken
 from eyas.train.heads.base import DraftHead
 from tools.nano.files import STOP, load_head, load_target
 from tools.nano.generate import Acceptance, SamplingOptions, generate, speculate
@@ -45,10 +45,10 @@ class Scorer:
         )
         return [(self.tokenizer.decode(row), row[-1] in STOP) for row in made]
 
-    def score(self, questions: QuestionSet) -> tuple[Score, list[str]]:
+    def score(self, questions: QuestionSet) -> tuple[GroupScore, list[str]]:
         """One set's score, and the wrong answers."""
         answers = self.answers([[{"role": "user", "content": q.prompt}] for q in questions.questions])
-        score, wrong = Score(questions.name, questions.bar), []
+        score, wrong = GroupScore(questions.name, questions.bar), []
         for question, (answer, ended) in zip(questions.questions, answers, strict=True):
             right = question.judge(answer, question.expected)
             score.add(right, ended, unbroken(answer))

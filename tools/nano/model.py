@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eyas.train.model import CacheView, GroupedAttention, LlamaShape, Mlp, TrainedNorm, rope_table
+from eyas.train.model import CacheView, GroupedAttention, LlamaShape, SwigluMlp, TrainedNorm, rope_table
 
 
 class Block(nn.Module):
@@ -21,7 +21,7 @@ class Block(nn.Module):
         self.input_layernorm = TrainedNorm(config.hidden, config.norm_eps)
         self.self_attn = GroupedAttention(config, config.hidden)
         self.post_attention_layernorm = TrainedNorm(config.hidden, config.norm_eps)
-        self.mlp = Mlp(config.hidden, config.intermediate)
+        self.mlp = SwigluMlp(config.hidden, config.intermediate)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, view: CacheView | None) -> Tensor:
         """Attention and MLP on the residual stream."""

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eyas.train.checkpoint import Checkpoint
-from eyas.train.recipe import Recipe, descend, optimisers, progress
+from eyas.train.checkpoint import TrainingCheckpoint
+from eyas.train.recipe import TrainingRecipe, descend, optimisers, progress
 from tools.nano.data import split_bits
 from tools.nano.model import Nano
 
@@ -25,7 +25,7 @@ SAVE_EVERY = 250
 USER_WEIGHT = 0.1  # the weight of tokens that users type; those of answers have weight 1
 
 
-def report(title: str, step: int, loss: Tensor, begun: float, recipe: Recipe) -> str:
+def report(title: str, step: int, loss: Tensor, begun: float, recipe: TrainingRecipe) -> str:
     """Logs the state of the run; returns the line for the progress bar."""
     spent = time.time() - begun
     rate = (step + 1) * recipe.rows * recipe.length / spent / 1e6
@@ -49,7 +49,9 @@ class TargetRun:
     `step`: how many are done. `history`: a line for each report.
     """
 
-    def __init__(self, model: Nano, recipe: Recipe, checkpoint: Checkpoint | None = None) -> None:
+    def __init__(
+        self, model: Nano, recipe: TrainingRecipe, checkpoint: TrainingCheckpoint | None = None
+    ) -> None:
         """Raises ConfigError for a checkpoint of another run."""
         self.model, self._recipe, self._checkpoint = model, recipe, checkpoint
         self._device = model.embed_tokens.weight.device

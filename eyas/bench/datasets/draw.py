@@ -14,7 +14,7 @@ CHARACTERS_PER_TOKEN = 4  # of English text, where no tokenizer counts
 
 
 @dataclass(frozen=True)
-class Draw:
+class DatasetOptions:
     """The flags of a dataset. `count` None: as many as the file has, else the dataset's own default."""
 
     count: int | None = None

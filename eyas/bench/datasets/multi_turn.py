@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 from eyas.bench.datasets import sharegpt
-from eyas.bench.datasets.draw import Draw
+from eyas.bench.datasets.draw import DatasetOptions
 from eyas.bench.jobs import JobTurn, LoadJob, draw_lengths, generator
 
 COUNT = 32
@@ -19,7 +19,7 @@ WORDS = (
 ).split()
 
 
-def jobs(draw: Draw) -> list[LoadJob]:
+def jobs(draw: DatasetOptions) -> list[LoadJob]:
     """`draw.count` conversations of `draw.turns` turns. Raises ConfigError for a malformed file."""
     if draw.path is not None:
         return sharegpt.whole_conversations(draw)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from eyas.bench.datasets.draw import Draw
+from eyas.bench.datasets.draw import DatasetOptions
 from eyas.bench.jobs import LoadJob, draw_ids, draw_lengths, generator
 from eyas.common.errors import ConfigError
 
 COUNT = 100
 
 
-def jobs(draw: Draw) -> list[LoadJob]:
+def jobs(draw: DatasetOptions) -> list[LoadJob]:
     """`draw.count` jobs; lengths are uniform from max(1, length * ratio) to length. Raises ConfigError."""
     if draw.path is not None:
         raise ConfigError("--dataset-path: random has no file: see --dataset-name", param="dataset-path")

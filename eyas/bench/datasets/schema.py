@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from eyas.bench.datasets.draw import Draw
+from eyas.bench.datasets.draw import DatasetOptions
 from eyas.bench.jobs import JobTurn, LoadJob
 from eyas.common.errors import ConfigError
 
@@ -41,7 +41,7 @@ BUILT_IN: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def jobs(draw: Draw) -> list[LoadJob]:
+def jobs(draw: DatasetOptions) -> list[LoadJob]:
     """The set or the file, over and over up to `draw.count`. Raises ConfigError for a malformed file."""
     if draw.path is None:
         entries = [
@@ -54,7 +54,7 @@ def jobs(draw: Draw) -> list[LoadJob]:
     return list(itertools.islice(itertools.cycle(entries), draw.count or len(entries)))
 
 
-def _entry(draw: Draw, number: int, line: dict[str, Any]) -> LoadJob:
+def _entry(draw: DatasetOptions, number: int, line: dict[str, Any]) -> LoadJob:
     prompt, schema = line.get("prompt"), line.get("schema")
     max_tokens = line.get("max_tokens", draw.output_len)
     if not isinstance(prompt, str) or not prompt:

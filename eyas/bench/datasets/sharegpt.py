@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from eyas.bench.datasets.draw import Draw
+from eyas.bench.datasets.draw import DatasetOptions
 from eyas.bench.jobs import JobTurn, LoadJob, generator
 from eyas.common.errors import ConfigError
 
@@ -21,7 +21,7 @@ PERSON, MODEL = ("human", "user"), ("gpt", "assistant")
 Talk = list[tuple[str, str]]  # who says what
 
 
-def jobs(draw: Draw) -> list[LoadJob]:
+def jobs(draw: DatasetOptions) -> list[LoadJob]:
     """At most `draw.count` requests, each with the first turn of a conversation. Raises ConfigError."""
     count = draw.token_counter()
     found: list[LoadJob] = []
@@ -38,7 +38,7 @@ def jobs(draw: Draw) -> list[LoadJob]:
     return found
 
 
-def whole_conversations(draw: Draw) -> list[LoadJob]:
+def whole_conversations(draw: DatasetOptions) -> list[LoadJob]:
     """At most `draw.count` conversations of at most `draw.turns` requests each. Raises ConfigError."""
     count = draw.token_counter()
     found: list[LoadJob] = []
@@ -59,12 +59,12 @@ def whole_conversations(draw: Draw) -> list[LoadJob]:
     return found
 
 
-def refuse_empty(draw: Draw) -> None:
+def refuse_empty(draw: DatasetOptions) -> None:
     """Raises the ConfigError of a file of which the filter leaves nothing."""
     raise ConfigError(f"--dataset-path: {draw.path} has no conversation that fits", param="dataset-path")
 
 
-def conversations(draw: Draw) -> list[Talk]:
+def conversations(draw: DatasetOptions) -> list[Talk]:
     """Those of at least two turns, in the order that the seed draws. Raises ConfigError."""
     try:
         entries = json.loads(draw.text())
@@ -78,7 +78,7 @@ def conversations(draw: Draw) -> list[Talk]:
     return long
 
 
-def _talk(draw: Draw, number: int, entry: Any) -> Talk:
+def _talk(draw: DatasetOptions, number: int, entry: Any) -> Talk:
     try:
         said = entry.get("conversations", entry.get("conversation", []))
         return [(str(turn.get("from", turn.get("role", ""))), str(turn["value"])) for turn in said]

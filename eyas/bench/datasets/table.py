@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eyas.bench.datasets import multi_turn, random_ids, schema, sharegpt, trace
-from eyas.bench.datasets.draw import Draw
+from eyas.bench.datasets.draw import DatasetOptions
 from eyas.bench.jobs import LoadJob
 
 
@@ -15,7 +15,7 @@ class Dataset:
     """What it is, in a few words, and the function that gives its jobs."""
 
     text: str
-    jobs: Callable[[Draw], list[LoadJob]]
+    jobs: Callable[[DatasetOptions], list[LoadJob]]
 
 
 DATASETS = {

@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from eyas.bench.datasets.draw import Draw
+from eyas.bench.datasets.draw import DatasetOptions
 from eyas.bench.jobs import LoadJob, draw_ids, generator
 from eyas.common.errors import ConfigError
 from eyas.simulator.workload import BLOCK_TOKENS
 
 
-def jobs(draw: Draw) -> list[LoadJob]:
+def jobs(draw: DatasetOptions) -> list[LoadJob]:
     """The file's first `draw.count` requests, due by their timestamps. Raises ConfigError."""
     lines = list(draw.json_lines())[: draw.count]
     if not lines:
         raise ConfigError(f"--dataset-path: {draw.path} has no request", param="dataset-path")
     blocks: dict[int, tuple[int, ...]] = {}
-    entries = [_Entry(draw, number, line) for number, line in lines]
+    entries = [_TraceEntry(draw, number, line) for number, line in lines]
     first_ms = min(entry.timestamp for entry in entries)
     found = []
     for entry in entries:
@@ -34,10 +34,10 @@ def jobs(draw: Draw) -> list[LoadJob]:
     return found
 
 
-class _Entry:
+class _TraceEntry:
     """One line, whose fields have been checked."""
 
-    def __init__(self, draw: Draw, number: int, line: dict[str, Any]) -> None:
+    def __init__(self, draw: DatasetOptions, number: int, line: dict[str, Any]) -> None:
         timestamp = line.get("timestamp")
         if (
             isinstance(timestamp, bool)
@@ -58,7 +58,7 @@ class _Entry:
         self.hash_ids: list[int] = hash_ids
 
     @staticmethod
-    def _positive(draw: Draw, number: int, line: dict[str, Any], name: str) -> int:
+    def _positive(draw: DatasetOptions, number: int, line: dict[str, Any], name: str) -> int:
         value = line.get(name)
         if type(value) is not int or value < 1:
             draw.refuse(number, f"{name} is not a positive whole number")

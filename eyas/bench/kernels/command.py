@@ -11,7 +11,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.bench.lines import Lines
+from eyas.bench.lines import TablePrinter
 from eyas.common.config import EngineConfig
 from eyas.common.errors import ConfigError, EyasError
 from eyas.common.model_name import model_name
@@ -20,7 +20,7 @@ from eyas.flags import add_engine
 
 if TYPE_CHECKING:
     from eyas.bench.kernels.case import KernelCase, KernelSetting
-    from eyas.bench.kernels.floors import Floors
+    from eyas.bench.kernels.floors import MachineLimits
     from eyas.bench.parts import Line, Tell
 
 FAMILIES = {
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from eyas.bench.parts import ChildPart, run_parts
 
     check(config)
-    lines = Lines(COLUMNS, args.output_file, _shown, first=KERNEL_WIDTH)
+    lines = TablePrinter(COLUMNS, args.output_file, _shown, first=KERNEL_WIDTH)
     parts = [ChildPart(name, functools.partial(measure, config, name)) for name in families]
     failed = run_parts(parts, lines.tell)
     return int(bool(failed or lines.failed))
@@ -80,18 +80,18 @@ def measure(config: EngineConfig, family: str, tell: Tell) -> None:
     import torch
 
     from eyas.bench.kernels.case import KernelSetting
-    from eyas.bench.kernels.floors import Floors
+    from eyas.bench.kernels.floors import MachineLimits
 
     torch.set_num_threads(config.threads)
     setting = KernelSetting.of(config)
     with torch.inference_mode():
-        floors = Floors.measure(setting)
+        floors = MachineLimits.measure(setting)
         print(f"{family}: {about(setting)}; {floors}", flush=True)
         for case in importlib.import_module(f"eyas.bench.kernels.{family}").cases(setting):
             tell({"family": family, "kernel": case.name} | figures(case, setting, floors))
 
 
-def figures(case: KernelCase, setting: KernelSetting, floors: Floors) -> Line:
+def figures(case: KernelCase, setting: KernelSetting, floors: MachineLimits) -> Line:
     """The case's time beside its floor; or its `error`, and the next one may still work."""
     from eyas.bench.kernels.timing import CLOCKS
     from eyas.bench.parts import brief

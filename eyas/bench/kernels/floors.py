@@ -20,7 +20,7 @@ COPY_BYTES_GPU = 1 << 30
 
 
 @dataclass(frozen=True)
-class Floors:
+class MachineLimits:
     """`bandwidth`: bytes per second by road ("memory" and "host": read and written together). `flops`: per
     second, in products of the setting's dtype.
     """

@@ -22,7 +22,7 @@ EPS = 1e-5
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """out [m, n] = x [m, k] . weight [n, k]^T; `kind`: qkv, linear (with a residual), gated or head."""
 
     name: str
@@ -40,17 +40,17 @@ class Product:
         return 2 * m * self.n * self.k
 
 
-def products_of(setting: KernelSetting) -> list[Product]:
+def products_of(setting: KernelSetting) -> list[MatrixProduct]:
     """Those of one layer in the order of a forward, then the head's, as one rank has them."""
     model, layer = setting.model, setting.model.layers[0]
     heads, dim, hidden = layer.attention, model.head_dim, model.hidden_size
     width, ranks = layer.feed_forward.width, setting.config.tensor_parallel_size
     return [
-        Product("qkv", "qkv", (heads.num_heads + 2 * heads.num_kv_heads) * dim, hidden),
-        Product("o", "linear", hidden, heads.num_heads * dim),
-        Product("gate_up", "gated", 2 * width, hidden),
-        Product("down", "linear", hidden, width),
-        Product("lm_head", "head", model.vocab_size // ranks, hidden),
+        MatrixProduct("qkv", "qkv", (heads.num_heads + 2 * heads.num_kv_heads) * dim, hidden),
+        MatrixProduct("o", "linear", hidden, heads.num_heads * dim),
+        MatrixProduct("gate_up", "gated", 2 * width, hidden),
+        MatrixProduct("down", "linear", hidden, width),
+        MatrixProduct("lm_head", "head", model.vocab_size // ranks, hidden),
     ]
 
 
@@ -69,7 +69,7 @@ def cases(setting: KernelSetting) -> Iterator[KernelCase]:
         )
 
 
-def _work(setting: KernelSetting, product: Product, m: int) -> KernelCalls:
+def _work(setting: KernelSetting, product: MatrixProduct, m: int) -> KernelCalls:
     nbytes = product.nbytes(m, setting.dtype.itemsize)
     copies = setting.calls(product.n * product.k * setting.dtype.itemsize)
     weights = [setting.normal(product.n, product.k).mul_(product.k**-0.5) for _ in range(copies)]
@@ -81,12 +81,12 @@ def _work(setting: KernelSetting, product: Product, m: int) -> KernelCalls:
         calls = [partial(torch.mm, x, weight.t()) for weight in weights]
     else:
         launch = skinny.Launch.on(setting.device, pdl=setting.pdl)
-        rows = _Rows(setting, m)
+        rows = _LayerRows(setting, m)
         calls = [rows.call(product, weight, launch) for weight in weights]
     return KernelCalls(calls, nbytes, product.flops(m), clock=setting.clock)
 
 
-class _Rows:
+class _LayerRows:
     """m rows on their way through a layer, with everything that its products read and write beside them."""
 
     def __init__(self, setting: KernelSetting, m: int) -> None:
@@ -104,7 +104,7 @@ class _Rows:
         )
         self._kv = skinny.KvRows(pool, places)
 
-    def call(self, product: Product, weight: torch.Tensor, launch: skinny.Launch) -> Call:
+    def call(self, product: MatrixProduct, weight: torch.Tensor, launch: skinny.Launch) -> Call:
         """One product, as the engine calls it."""
         normed = skinny.Source(self._hidden, self._squares, EPS)
         if product.kind == "qkv":

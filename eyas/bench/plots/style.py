@@ -28,7 +28,7 @@ QUIET = "#8a8a8a"  # of what is not data
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How one series is drawn."""
 
     color: str
@@ -38,12 +38,12 @@ class Look:
 
 # From dark to light, so that the order stays when the colours go.
 LOOKS = (
-    Look("#000000", "-", "o"),
-    Look("#b3362b", (0, (6, 2)), "s"),
-    Look("#2f6fb0", (0, (1.2, 1.4)), "^"),
-    Look("#d9822b", (0, (7, 2, 1.5, 2)), "D"),
-    Look("#5aa469", (0, (3, 1.5)), "v"),
-    Look("#a98bc4", (0, (5, 1.5, 1, 1.5, 1, 1.5)), "P"),
+    SeriesStyle("#000000", "-", "o"),
+    SeriesStyle("#b3362b", (0, (6, 2)), "s"),
+    SeriesStyle("#2f6fb0", (0, (1.2, 1.4)), "^"),
+    SeriesStyle("#d9822b", (0, (7, 2, 1.5, 2)), "D"),
+    SeriesStyle("#5aa469", (0, (3, 1.5)), "v"),
+    SeriesStyle("#a98bc4", (0, (5, 1.5, 1, 1.5, 1, 1.5)), "P"),
 )
 
 
@@ -104,7 +104,7 @@ def spread(values: npt.NDArray[np.float64]) -> float:
     return float(high / low) if low > 0 else 0.0
 
 
-def draw(axes: Axes, look: Look, x: Any, y: Any, marks: Any = None) -> None:
+def draw(axes: Axes, look: SeriesStyle, x: Any, y: Any, marks: Any = None) -> None:
     """One series; `marks`: the indices of the points that have a marker, or their distance (all of them)."""
     axes.plot(
         x,

@@ -46,7 +46,7 @@ class TuningJob:
 
 
 @dataclass(frozen=True)
-class Input:
+class ProductInput:
     """Rows of a product, as its weight reads them, and the order of their experts."""
 
     x: Rows
@@ -111,7 +111,7 @@ def _latent_shapes(spec: LatentSpec, hidden: int) -> Iterator[Shape]:
 def search(jobs: tuple[TuningJob, ...], device: str, deadline: float) -> Iterator[tuple[Key, FastestTile]]:
     """The best tile of every product and number of rows, until the deadline (`time.monotonic`)."""
     for job in jobs:
-        bench = Bench(job, device)
+        bench = TuningBench(job, device)
         for rows in ROWS:
             if time.monotonic() > deadline:
                 return
@@ -122,7 +122,7 @@ def search(jobs: tuple[TuningJob, ...], device: str, deadline: float) -> Iterato
 def launches(jobs: tuple[TuningJob, ...]) -> None:
     """Every launch that a search may make, on "meta": a recipe of `eyas.engine.kernels.launch.warm`."""
     for job in jobs:
-        bench = Bench(job, "meta")
+        bench = TuningBench(job, "meta")
         for rows in ROWS:
             choices = rows * max(job.per_row, 1)
             for block, at in itertools.product(bench.blocks(rows), range(len(job.shapes))):
@@ -155,7 +155,7 @@ def candidates(shape: Shape, choices: int, rows: int) -> list[Tile]:
     return list(dict.fromkeys(tiles))
 
 
-class Bench:
+class TuningBench:
     """Weights and rows of a job, on a device."""
 
     def __init__(self, job: TuningJob, device: str) -> None:
@@ -190,7 +190,7 @@ class Bench:
         each = -(-choices // min(choices, experts))
         return [block for block in BLOCKS if block <= max(4 * each, 16) and 4 * block >= min(each, 128)]
 
-    def inputs(self, at: int, rows: int, block: int) -> list[Input]:
+    def inputs(self, at: int, rows: int, block: int) -> list[ProductInput]:
         """What a product reads: rows, and where they go; drawn on the device, the same for every tile."""
         shape, per_row = self.job.shapes[at], self.job.per_row
         count = rows * per_row if at else rows
@@ -201,16 +201,16 @@ class Bench:
             if per_row:
                 chosen = torch.rand(rows, shape.experts, device=self._device).topk(per_row).indices
                 order = group(chosen.int(), shape.experts, block)
-            found.append(Input(self._weights[at].read(x, self._launch.pdl), order))
+            found.append(ProductInput(self._weights[at].read(x, self._launch.pdl), order))
         return found
 
-    def calls(self, at: int, inputs: list[Input], tile: Tile, choices: int) -> list[Call]:
+    def calls(self, at: int, inputs: list[ProductInput], tile: Tile, choices: int) -> list[Call]:
         """A product of each of the inputs, by this tile."""
         shape = self.job.shapes[at]
         products = Products(self._launch, {key_of(shape, choices): tile})
         return [partial(self._product, products, at, given) for given in inputs]
 
-    def _product(self, products: Products, at: int, given: Input) -> Rows:
+    def _product(self, products: Products, at: int, given: ProductInput) -> Rows:
         """What a gate passes is rounded for the next product, by the tile or after it."""
         weight, gate = self._weights[at], Gate(rounding=self._weights[at].rounding)
         if not self.job.shapes[at].gated:

@@ -29,7 +29,7 @@ from redis.exceptions import RedisError
 from eyas.common.cluster.address import is_address
 from eyas.common.cluster.cluster_name import CLUSTER, checked_cluster
 from eyas.common.cluster.registry_name import SCHEMES, is_redis, listed
-from eyas.common.cluster.roster import POLL_S, Roster
+from eyas.common.cluster.roster import POLL_S, WorkerRoster
 from eyas.common.errors import ConfigError, Unavailable
 from eyas.common.security.tls import client_context
 from eyas.common.types import WorkerInfo
@@ -44,7 +44,7 @@ MAX_KEYS = 1024  # the most addresses taken from Redis
 _log = logging.getLogger("eyas.discovery")
 
 
-class Registry(Protocol):
+class WorkerRegistry(Protocol):
     """Where workers are found. All but `start` and `aclose` answer from the last snapshot and never wait."""
 
     async def start(self) -> None:
@@ -74,7 +74,7 @@ class Registry(Protocol):
 
 def registry(
     spec: str, dial: rpc.Dial = rpc.channel, ca: str | None = None, cluster: str = CLUSTER
-) -> Registry:
+) -> WorkerRegistry:
     """The registry that `spec` names; `dial` reaches the workers. Raises ConfigError if it names none.
 
     `ca`: a file of authorities for Redis' certificate; None: the system's. `cluster`: of those that share a
@@ -92,12 +92,12 @@ def registry(
 # --- a list of addresses ---------------------------------------------------------------------------------
 
 
-class StaticRegistry(Registry):
+class StaticRegistry(WorkerRegistry):
     """A fixed list of addresses. A worker may be listed by another address than its own name."""
 
     def __init__(self, addresses: Sequence[str], dial: rpc.Dial) -> None:
         self._addresses = addresses
-        self._roster = Roster(aliases=True, dial=dial)
+        self._roster = WorkerRoster(aliases=True, dial=dial)
 
     async def start(self) -> None:
         await self._roster.follow(self._addresses)
@@ -122,7 +122,7 @@ class StaticRegistry(Registry):
 # --- Redis -----------------------------------------------------------------------------------------------
 
 
-class RedisRegistry(Registry):
+class RedisRegistry(WorkerRegistry):
     """The workers that answer at addresses with a key in Redis; the keys are read once a second.
 
     A known worker whose key is missing stays while it answers: Redis may have come back empty. While Redis is
@@ -132,7 +132,7 @@ class RedisRegistry(Registry):
 
     def __init__(self, url: str, dial: rpc.Dial, ca: str | None, cluster: str = CLUSTER) -> None:
         self._keys = WorkerKeys(url, "going on with the workers that are known", ca, cluster)
-        self._roster = Roster(aliases=False, dial=dial)
+        self._roster = WorkerRoster(aliases=False, dial=dial)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -163,7 +163,7 @@ class RedisRegistry(Registry):
             await self._roster.follow(addresses | self._roster.known)
 
 
-class Presence:
+class WorkerPresence:
     """A worker's own key, written every second from `start` to `aclose`.
 
     Raises ConfigError for a bad `url`.

@@ -31,7 +31,7 @@ _log = logging.getLogger("eyas.discovery")
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownWorker:
     """A worker that answers."""
 
     info: WorkerInfo
@@ -40,7 +40,7 @@ class _Known:
 
 
 @dataclass
-class _Silence:
+class _SilentAddress:
     """An address where no worker answers: since when (monotonic seconds), why, and whether that is logged."""
 
     since: float
@@ -48,7 +48,7 @@ class _Silence:
     logged: bool = False
 
 
-class Roster:
+class WorkerRoster:
     """The workers that answer at some addresses, each asked once a second what it is.
 
     `aliases`: whether a worker's own address may differ from the one that it is asked at.
@@ -57,8 +57,8 @@ class Roster:
     def __init__(self, *, aliases: bool, dial: rpc.Dial = rpc.channel) -> None:
         self._aliases = aliases
         self._dial = dial
-        self._known: dict[str, _Known] = {}  # by address
-        self._silent: dict[str, _Silence] = {}  # by address
+        self._known: dict[str, _KnownWorker] = {}  # by address
+        self._silent: dict[str, _SilentAddress] = {}  # by address
         self._returning: dict[str, tuple[WorkerInfo, float]] = {}  # by address, and since when
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -145,7 +145,7 @@ class Roster:
             self._returning.pop(address, None)
         elif known is None or not known.info.stalled:
             self._expect(address, here)
-        self._known[address] = _Known(here, info.worker, time.monotonic())
+        self._known[address] = _KnownWorker(here, info.worker, time.monotonic())
 
     def _starts(self, address: str, here: WorkerInfo) -> None:
         """Its front answers, and its engine loads."""
@@ -153,7 +153,7 @@ class Roster:
             _log.info("worker %s is gone: it starts again", address)
         last = self._returning.get(address, (here, 0.0))[0] if known is None else known.info
         self._expect(address, msgspec.structs.replace(last, roles=here.roles))
-        self._silent[address] = _Silence(time.monotonic(), "its engine is loading", logged=True)
+        self._silent[address] = _SilentAddress(time.monotonic(), "its engine is loading", logged=True)
 
     def _expect(self, address: str, info: WorkerInfo) -> None:
         now = time.monotonic()
@@ -163,7 +163,7 @@ class Roster:
     def _miss(self, address: str, reason: str) -> None:
         """No worker answers there. Logged once: at once for a known worker, else after `COMPLAIN_S`."""
         now = time.monotonic()
-        silence = self._silent.setdefault(address, _Silence(now))
+        silence = self._silent.setdefault(address, _SilentAddress(now))
         silence.reason = reason
         if (known := self._known.pop(address, None)) is not None:
             self._expect(address, known.info)

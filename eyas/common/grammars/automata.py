@@ -13,7 +13,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from eyas.common.grammars.characters import ALL, NO_WORD, WORD, Ranges, common, joined
-from eyas.common.grammars.regex_syntax import ANY_TEXT, Chars, Edge, Either, Node, Times, Unheld
+from eyas.common.grammars.regex_syntax import (
+    ANY_TEXT,
+    CharNode,
+    EdgeNode,
+    EitherNode,
+    Node,
+    RepeatNode,
+    UnsupportedPattern,
+)
 from eyas.common.grammars.regex_syntax import RegexSequence as Parts
 
 MAX_STATES = 2000
@@ -23,7 +31,7 @@ _MOST_STEPS = 400_000
 Edges = list[tuple[Ranges, int]]
 
 
-class NoText(Unheld):
+class NoText(UnsupportedPattern):
     """No text fits."""
 
 
@@ -37,9 +45,9 @@ class Automaton(NamedTuple):
 def of_pattern(tree: Node, search: bool) -> Automaton:
     """The texts that a pattern matches as a whole; with `search`, those in which it matches somewhere.
 
-    Raises Unheld for a pattern that needs too many states.
+    Raises UnsupportedPattern for a pattern that needs too many states.
     """
-    nodes = _Nodes()
+    nodes = _NfaNodes()
     end = nodes.add(Parts((ANY_TEXT, tree, ANY_TEXT)) if search else tree, nodes.new())
     return _smallest(*_deterministic(nodes, end))
 
@@ -88,7 +96,7 @@ def _with_rest(edges: Edges, free: int) -> Edges:
 
 
 def both(one: Automaton, other: Automaton) -> Automaton:
-    """The texts of both. Raises Unheld where that takes too many states."""
+    """The texts of both. Raises UnsupportedPattern where that takes too many states."""
     places, todo = {(0, 0): 0}, [(0, 0)]
     edges, ends = list[Edges](), set[int]()
     for mine, theirs in todo:
@@ -104,7 +112,7 @@ def both(one: Automaton, other: Automaton) -> Automaton:
 
 
 def of_lengths(automaton: Automaton, least: int, most: int | None) -> Automaton:
-    """Those of its texts that have from `least` to `most` characters. Raises Unheld for too many states."""
+    """Those of its texts that have from `least` to `most` characters. Raises UnsupportedPattern for too many states."""
     counted = most if most is not None else least
     if most is not None and (longest := length(automaton)) is not None and longest <= most:
         most, counted = None, least
@@ -141,24 +149,24 @@ def length(automaton: Automaton) -> int | None:
 def _place(places: dict[Any, int], todo: list[Any], key: Any) -> int:
     if key not in places:
         if len(places) >= MAX_STATES:
-            raise Unheld(f"it takes more than {MAX_STATES} states")
+            raise UnsupportedPattern(f"it takes more than {MAX_STATES} states")
         places[key] = len(places)
         todo.append(key)
     return places[key]
 
 
-class _Nodes:
+class _NfaNodes:
     """An automaton that may be in several nodes at once: steps by characters, and by nothing, some of them
     only at a place.
     """
 
     def __init__(self) -> None:
         self.steps: list[list[tuple[Ranges, int]]] = []
-        self.free: list[list[tuple[Edge | None, int]]] = []
+        self.free: list[list[tuple[EdgeNode | None, int]]] = []
 
     def new(self) -> int:
         if len(self.steps) >= _MOST_NODES:
-            raise Unheld("its repetitions are too many")
+            raise UnsupportedPattern("its repetitions are too many")
         self.steps.append([])
         self.free.append([])
         return len(self.steps) - 1
@@ -166,11 +174,11 @@ class _Nodes:
     def add(self, tree: Node, at: int) -> int:
         """Adds what leads from `at` over the tree; the node where that ends."""
         match tree:
-            case Chars():
+            case CharNode():
                 end = self.new()
                 self.steps[at].append((tree.ranges, end))
                 return end
-            case Edge():
+            case EdgeNode():
                 end = self.new()
                 self.free[at].append((tree, end))
                 return end
@@ -178,14 +186,14 @@ class _Nodes:
                 for part in tree.parts:
                     at = self.add(part, at)
                 return at
-            case Either():
+            case EitherNode():
                 end = self.new()
                 for part in tree.parts:
                     self.free[self.add(part, self._after(at))].append((None, end))
                 return end
         return self._times(tree, at)
 
-    def _times(self, tree: Times, at: int) -> int:
+    def _times(self, tree: RepeatNode, at: int) -> int:
         for _ in range(tree.least):
             at = self.add(tree.part, at)
         end = self.new()
@@ -212,16 +220,16 @@ for a letter: no place is told beside that.
 """
 
 
-def _holds(edge: Edge, before: int, after: int) -> bool:
+def _holds(edge: EdgeNode, before: int, after: int) -> bool:
     """Whether a place is such a one."""
-    if edge in (Edge.START, Edge.END):
-        return (before if edge is Edge.START else after) == _START
+    if edge in (EdgeNode.START, EdgeNode.END):
+        return (before if edge is EdgeNode.START else after) == _START
     if _NEITHER in (before, after) or before == after == _START:  # of no text, too, they think differently
         return False
-    return ((before == _WORD) != (after == _WORD)) == (edge is Edge.WORD)
+    return ((before == _WORD) != (after == _WORD)) == (edge is EdgeNode.WORD)
 
 
-def _closure(nodes: _Nodes, states: frozenset[int], before: int, after: int) -> frozenset[int]:
+def _closure(nodes: _NfaNodes, states: frozenset[int], before: int, after: int) -> frozenset[int]:
     """The nodes that are reached without a character, at a place between two kinds of characters."""
     found, todo = set(states), list(states)
     while todo:
@@ -255,7 +263,7 @@ def _atoms(sets: Sequence[Ranges]) -> tuple[list[Ranges], dict[Ranges, int]]:
     return [joined(parts) for parts in groups.values()], bits
 
 
-class _Sets:
+class _CharacterSets:
     """Sets of characters by the bits of their atoms."""
 
     def __init__(self, atoms: Sequence[Ranges]) -> None:
@@ -269,17 +277,17 @@ class _Sets:
         return self._known[bits]
 
 
-def _deterministic(nodes: _Nodes, end: int) -> tuple[list[Edges], set[int]]:
+def _deterministic(nodes: _NfaNodes, end: int) -> tuple[list[Edges], set[int]]:
     """States are sets of nodes, each with the kind of the character before it, where places need it."""
     used = {edge for free in nodes.free for edge, _ in free if edge is not None}
-    words = [WORD, NO_WORD] if used & {Edge.WORD, Edge.NO_WORD} else []
+    words = [WORD, NO_WORD] if used & {EdgeNode.WORD, EdgeNode.NO_WORD} else []
     atoms, bits = _atoms([*words, *(ranges for step in nodes.steps for ranges, _ in step)])
     kinds = [_kind(1 << i, bits) if words else _NEITHER for i in range(len(atoms))]
     steps = [
         [(i, at) for ranges, at in step for i in range(len(atoms)) if bits[ranges] >> i & 1]
         for step in nodes.steps
     ]
-    sets = _Sets(atoms)
+    sets = _CharacterSets(atoms)
     first = (frozenset({0}), _START)
     places, todo = {first: 0}, [first]
     edges, ends, work = list[Edges](), set[int](), 0
@@ -295,7 +303,7 @@ def _deterministic(nodes: _Nodes, end: int) -> tuple[list[Edges], set[int]]:
                     if not used or kinds[i] == kind:
                         targets.setdefault(i, set()).add(at)
             if work > _MOST_STEPS:
-                raise Unheld("it takes too many steps to follow")
+                raise UnsupportedPattern("it takes too many steps to follow")
             for i, after in targets.items():
                 place = _place(places, todo, (frozenset(after), kinds[i] if used else _START))
                 here[place] = here.get(place, 0) | 1 << i
@@ -308,12 +316,12 @@ def _kind(atom: int, bits: dict[Ranges, int]) -> int:
 
 
 def _smallest(edges: list[Edges], ends: set[int]) -> Automaton:
-    """The same texts with as few states as can be. Raises Unheld if there is no text."""
+    """The same texts with as few states as can be. Raises UnsupportedPattern if there is no text."""
     alive = _alive(edges, ends)
     if 0 not in alive:
         raise NoText("no text fits it")
     atoms, bits = _atoms([ranges for here in edges for ranges, _ in here])
-    sets = _Sets(atoms)
+    sets = _CharacterSets(atoms)
     steps = {
         state: [(bits[ranges], at) for ranges, at in edges[state] if at in alive] for state in sorted(alive)
     }

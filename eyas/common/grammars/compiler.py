@@ -18,9 +18,9 @@ from typing import Any
 
 from eyas.common.errors import InvalidRequest
 from eyas.common.grammars import json_schema
-from eyas.common.grammars.json_rules import Style, json_rules
+from eyas.common.grammars.json_rules import JsonStyle, json_rules
 from eyas.common.grammars.notations import POINTER, Grammar, GrammarKind, renewed
-from eyas.common.grammars.regex_syntax import Unheld
+from eyas.common.grammars.regex_syntax import UnsupportedPattern
 from eyas.common.grammars.rule_text import of_characters
 from eyas.common.grammars.schemas.refusals import refuse
 from eyas.common.grammars.string_rules import PLAIN, StringPattern, rules_of
@@ -89,7 +89,7 @@ class GrammarCompiler:
         return self._compiler.compile_grammar(library().Grammar.from_ebnf(rules))
 
 
-def rules_of_schema(schema: Any, pointer: str = "#", style: Style = Style.JSON) -> str:
+def rules_of_schema(schema: Any, pointer: str = "#", style: JsonStyle = JsonStyle.JSON) -> str:
     """The rules of a schema's values. Raises InvalidRequest, which points into the schema."""
     return json_rules(json_schema.rules_of(schema, pointer), style)
 
@@ -98,7 +98,7 @@ def _regex(pattern: str) -> str:
     """The rules of the texts that a pattern matches as a whole."""
     try:
         return rules_of(StringPattern(anchored=(pattern,)), PLAIN, "root")
-    except Unheld as reason:
+    except UnsupportedPattern as reason:
         raise InvalidRequest(f"the pattern is not supported: {reason}", param="grammar") from None
 
 
@@ -148,10 +148,10 @@ def _follow_schema(form: dict[str, Any], pointer: str) -> None:
     for name in ("any_order", "excludes"):
         if form.get(name):
             refuse(f"{pointer}/{name}", f"{name} is not supported")
-    if (style := form.get("style", Style.JSON.value)) not in [known.value for known in Style]:
+    if (style := form.get("style", JsonStyle.JSON.value)) not in [known.value for known in JsonStyle]:
         refuse(f"{pointer}/style", f"the style {str(style)[:40]} is not supported")
     at = str(form.get(POINTER, f"{pointer}/json_schema"))
-    _become(form, rules_of_schema(form["json_schema"], at, Style(style)))
+    _become(form, rules_of_schema(form["json_schema"], at, JsonStyle(style)))
 
 
 def _become(form: dict[str, Any], rules: str) -> None:
@@ -173,14 +173,14 @@ def _without(*names: str) -> Iterator[None]:
     try:
         with contextlib.suppress(ImportError):
             import tvm_ffi  # noqa: F401  # it takes note of what is missing; xgrammar would not
-        sys.modules.update({name: _Shell(name) for name in names})
+        sys.modules.update({name: _EmptyClass(name) for name in names})
         yield
     finally:
         for name in names:
             sys.modules.pop(name, None)
 
 
-class _Shell(ModuleType):
+class _EmptyClass(ModuleType):
     """Has every name: a class of no content."""
 
     def __getattr__(self, name: str) -> Any:

@@ -27,7 +27,7 @@ _OPEN, _CLOSE, _COMMA = ('"{"', '"["'), ('"}"', '"]"'), ('","', '", "')
 Rules = dict[str, list[str]]
 
 
-class Style(Enum):
+class JsonStyle(Enum):
     """How values are written: as JSON, as JSON without white space, or as Python's literals."""
 
     JSON = "json"
@@ -35,14 +35,14 @@ class Style(Enum):
     PYTHON = PYTHON
 
 
-def json_rules(compact: str, style: Style = Style.JSON) -> str:
+def json_rules(compact: str, style: JsonStyle = JsonStyle.JSON) -> str:
     """The rules of values without white space, written anew from `root` on."""
     rules = {name: _TOKEN.findall(body) for name, _, body in _lines(compact)}
-    if style is Style.PYTHON:
+    if style is JsonStyle.PYTHON:
         rules |= {name: _TOKEN.findall(body) for name, body in numbers().items() if name in rules}
         rules = {name: [_constant(token) for token in body] for name, body in rules.items()}
     used = _depths(rules)
-    space = _Space(style is not Style.COMPACT)
+    space = _WhiteSpace(style is not JsonStyle.COMPACT)
     nullable = _nullable(rules)
     written = [f"{name} ::= {space.within(rules[name], depth, nullable)}" for name, depth in used.items()]
     # a rule that may be nothing takes the white space before it into itself
@@ -78,19 +78,19 @@ def _character(escape: re.Match[str]) -> str:
 
 
 @dataclass(frozen=True, order=True)
-class Depth:
+class NestingDepth:
     """In how many values a place may lie."""
 
     least: int
     most: int
 
-    def inside(self, more: int) -> Depth:
-        return Depth(*(min(max(depth + more, 0), MAX_INDENTED) for depth in (self.least, self.most)))
+    def inside(self, more: int) -> NestingDepth:
+        return NestingDepth(*(min(max(depth + more, 0), MAX_INDENTED) for depth in (self.least, self.most)))
 
 
-def _depths(rules: Rules) -> dict[str, Depth]:
+def _depths(rules: Rules) -> dict[str, NestingDepth]:
     """The rules that `root` needs, and where their values may lie."""
-    found, todo = {"root": Depth(0, 0)}, ["root"]
+    found, todo = {"root": NestingDepth(0, 0)}, ["root"]
     while todo:
         name = todo.pop()
         inside = 0
@@ -100,7 +100,7 @@ def _depths(rules: Rules) -> dict[str, Depth]:
                 continue
             here = found[name].inside(inside)
             known = found.get(token, here)
-            joined = Depth(min(known.least, here.least), max(known.most, here.most))
+            joined = NestingDepth(min(known.least, here.least), max(known.most, here.most))
             if token not in found or joined != known:
                 found[token] = joined
                 todo.append(token)
@@ -131,15 +131,15 @@ def _may_be_nothing(body: list[str], nullable: set[str]) -> bool:
     return nothing
 
 
-class _Space:
+class _WhiteSpace:
     """White space that rules need: which there is, by its depth. Not `spaced`: none."""
 
     def __init__(self, spaced: bool) -> None:
         self._spaced = spaced
-        self._used = set[Depth]()
+        self._used = set[NestingDepth]()
         self.leading = set[str]()
 
-    def within(self, body: list[str], depth: Depth, nullable: set[str], leads: bool = False) -> str:
+    def within(self, body: list[str], depth: NestingDepth, nullable: set[str], leads: bool = False) -> str:
         """A rule's right side with white space. `leads`: some stands at its beginning, if anything does."""
         found, inside, before = list[str](), 0, ""
         for i, token in enumerate(body):
@@ -159,11 +159,11 @@ class _Space:
             before = token
         return " ".join(part for part in found if part)
 
-    def _at(self, depth: Depth) -> str:
+    def _at(self, depth: NestingDepth) -> str:
         if not self._spaced:
             return ""
         if depth.least < depth.most and depth.most >= MAX_INDENTED - 1:
-            depth = Depth(0, MAX_INDENTED)  # within itself: one rule for all is compiled sooner
+            depth = NestingDepth(0, MAX_INDENTED)  # within itself: one rule for all is compiled sooner
         self._used.add(depth)
         return f"space_{depth.least}_{depth.most}"
 

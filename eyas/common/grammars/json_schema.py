@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.common.grammars.schemas.branches import Literal
-from eyas.common.grammars.schemas.document import Document
-from eyas.common.grammars.schemas.terms import Terms, term_of
-from eyas.common.grammars.schemas.writer import Writer
+from eyas.common.grammars.schemas.branches import SchemaLiteral
+from eyas.common.grammars.schemas.document import SchemaDocument
+from eyas.common.grammars.schemas.terms import SchemaTerms, term_of
+from eyas.common.grammars.schemas.writer import RuleWriter
 
 
 def rules_of(schema: Any, pointer: str = "#") -> str:
@@ -22,7 +22,7 @@ def rules_of(schema: Any, pointer: str = "#") -> str:
     Raises InvalidRequest with a JSON pointer for what cannot be followed, and for what is too large.
     """
     terms, term = _read(schema, pointer)
-    return Writer(terms).of(term)
+    return RuleWriter(terms).of(term)
 
 
 def types_of(schema: Any, pointer: str = "#") -> set[str]:
@@ -31,7 +31,7 @@ def types_of(schema: Any, pointer: str = "#") -> set[str]:
     return {case.kind for case in terms.cases(term)}
 
 
-def _read(schema: Any, pointer: str) -> tuple[Terms, tuple[Literal, ...]]:
-    document = Document(schema, pointer)
+def _read(schema: Any, pointer: str) -> tuple[SchemaTerms, tuple[SchemaLiteral, ...]]:
+    document = SchemaDocument(schema, pointer)
     document.read_all()
-    return Terms(document), term_of([Literal(document.root)])
+    return SchemaTerms(document), term_of([SchemaLiteral(document.root)])

@@ -35,11 +35,11 @@ _REFUSED_GROUPS = (
 )
 
 
-class Unheld(Exception):
+class UnsupportedPattern(Exception):
     """A pattern that no rules can hold to. Its text says why."""
 
 
-class Edge(Enum):
+class EdgeNode(Enum):
     """A place between two characters."""
 
     START = "^"
@@ -49,7 +49,7 @@ class Edge(Enum):
 
 
 @dataclass(frozen=True)
-class Chars:
+class CharNode:
     """One character of a set."""
 
     ranges: Ranges
@@ -63,14 +63,14 @@ class RegexSequence:
 
 
 @dataclass(frozen=True)
-class Either:
+class EitherNode:
     """One of some parts."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Times:
+class RepeatNode:
     """A part some times; `most` None: without end."""
 
     part: Node
@@ -78,20 +78,20 @@ class Times:
     most: int | None
 
 
-Node = Chars | RegexSequence | Either | Times | Edge
+Node = CharNode | RegexSequence | EitherNode | RepeatNode | EdgeNode
 
-ANY_TEXT = Times(Chars(ALL), 0, None)
+ANY_TEXT = RepeatNode(CharNode(ALL), 0, None)
 
 
 def read(pattern: str) -> Node:
-    """The tree of a pattern. Raises Unheld for one that is not well formed, or cannot be followed."""
-    reader = _Reader(pattern)
+    """The tree of a pattern. Raises UnsupportedPattern for one that is not well formed, or cannot be followed."""
+    reader = _PatternReader(pattern)
     tree = reader.alternatives(0)
     reader.end()
     return tree
 
 
-class _Reader:
+class _PatternReader:
     """Reads a pattern from its first character to its last."""
 
     def __init__(self, pattern: str) -> None:
@@ -100,16 +100,16 @@ class _Reader:
 
     def end(self) -> None:
         if self._at < len(self._text):
-            raise Unheld("a bracket is closed that is not open")
+            raise UnsupportedPattern("a bracket is closed that is not open")
 
     def alternatives(self, depth: int) -> Node:
         """Reads up to the end of the group, or of the pattern."""
         if depth > MAX_DEPTH:
-            raise Unheld("its groups are nested too deep")
+            raise UnsupportedPattern("its groups are nested too deep")
         found = [self._sequence(depth)]
         while self._accept("|"):
             found.append(self._sequence(depth))
-        return found[0] if len(found) == 1 else Either(tuple(found))
+        return found[0] if len(found) == 1 else EitherNode(tuple(found))
 
     def _sequence(self, depth: int) -> Node:
         parts = list[Node]()
@@ -123,37 +123,42 @@ class _Reader:
         times = self._times()
         if times is None:
             return part
-        if isinstance(part, Edge):
-            raise Unheld(f"{part.value} cannot be repeated")
+        if isinstance(part, EdgeNode):
+            raise UnsupportedPattern(f"{part.value} cannot be repeated")
         self._accept("?")  # as few as can be: the texts are the same
         if self._text[self._at : self._at + 1] in ("*", "+", "?") and self._at < len(self._text):
-            raise Unheld(f"{self._text[self._at]} is not supported behind a repetition")
-        return Times(part, *times)
+            raise UnsupportedPattern(f"{self._text[self._at]} is not supported behind a repetition")
+        return RepeatNode(part, *times)
 
     def _part(self, depth: int) -> Node:
         character = self._text[self._at]
         if character in "*+?":
-            raise Unheld(f"{character} has nothing before it to repeat")
+            raise UnsupportedPattern(f"{character} has nothing before it to repeat")
         self._at += 1
         match character:
             case "(":
                 return self._group(depth)
             case "[":
-                return Chars(self._class())
+                return CharNode(self._class())
             case ".":
-                return Chars(DOT)
+                return CharNode(DOT)
             case "^" | "$":
-                return Edge(character)
+                return EdgeNode(character)
             case "\\":
                 return self._edge() or self._chars(self._escape())
         return self._chars(character)
 
-    def _chars(self, found: str | Ranges) -> Chars:
-        return Chars(of(found) if isinstance(found, str) else found)
+    def _chars(self, found: str | Ranges) -> CharNode:
+        return CharNode(of(found) if isinstance(found, str) else found)
 
-    def _edge(self) -> Edge | None:
+    def _edge(self) -> EdgeNode | None:
         """A place behind a backslash; `\\A` and `\\Z` are Python's words of `^` and `$`."""
-        for letter, edge in (("b", Edge.WORD), ("B", Edge.NO_WORD), ("A", Edge.START), ("Z", Edge.END)):
+        for letter, edge in (
+            ("b", EdgeNode.WORD),
+            ("B", EdgeNode.NO_WORD),
+            ("A", EdgeNode.START),
+            ("Z", EdgeNode.END),
+        ):
             if self._accept(letter):
                 return edge
         return None
@@ -161,15 +166,15 @@ class _Reader:
     def _group(self, depth: int) -> Node:
         for begin, name in _REFUSED_GROUPS:
             if self._text.startswith(begin, self._at):
-                raise Unheld(f"{name} is not supported")
+                raise UnsupportedPattern(f"{name} is not supported")
         if self._accept("?") and not self._accept(":"):
             found = _NAME.match(self._text, self._at)
             if not found:
-                raise Unheld(f"(?{self._text[self._at : self._at + 1]} is not supported")
+                raise UnsupportedPattern(f"(?{self._text[self._at : self._at + 1]} is not supported")
             self._at = found.end()
         inside = self.alternatives(depth + 1)
         if not self._accept(")"):
-            raise Unheld("a bracket is not closed")
+            raise UnsupportedPattern("a bracket is not closed")
         return inside
 
     def _times(self) -> tuple[int, int | None] | None:
@@ -177,22 +182,22 @@ class _Reader:
             if self._accept(sign):
                 return times
         if self._text.startswith("{,", self._at):
-            raise Unheld("{, is not supported: write {0,")
+            raise UnsupportedPattern("{, is not supported: write {0,")
         if not (found := _TIMES.match(self._text, self._at)):
             return None
         self._at = found.end()
         least, most = found[1], found[1] if found[2] is None else found[3]
         if max(len(least), len(most)) > len(str(_MOST_TIMES)):
-            raise Unheld(f"a repetition has more than {_MOST_TIMES}")
+            raise UnsupportedPattern(f"a repetition has more than {_MOST_TIMES}")
         if most and int(most) < int(least):
-            raise Unheld("a repetition has its numbers in the wrong order")
+            raise UnsupportedPattern("a repetition has its numbers in the wrong order")
         return int(least), int(most) if most else None
 
     def _class(self) -> Ranges:
         """Reads a class behind its bracket."""
         negated, ranges = self._accept("^"), list[tuple[int, int]]()
         if self._text.startswith("]", self._at):
-            raise Unheld("a class that begins with ] is not supported: write \\]")
+            raise UnsupportedPattern("a class that begins with ] is not supported: write \\]")
         while not self._accept("]"):
             first = self._member(negated)
             if not isinstance(first, str):
@@ -203,7 +208,7 @@ class _Reader:
                 self._at += 1
                 end = self._member(negated)
                 if not isinstance(end, str) or end < first:
-                    raise Unheld("a range in a class is not one")
+                    raise UnsupportedPattern("a range in a class is not one")
                 last = end
             ranges.append((ord(first), ord(last)))
         found = joined(ranges)
@@ -211,7 +216,7 @@ class _Reader:
 
     def _member(self, negated: bool) -> str | Ranges:
         if self._at >= len(self._text):
-            raise Unheld("a class is not closed")
+            raise UnsupportedPattern("a class is not closed")
         character = self._text[self._at]
         self._at += 1
         if character != "\\":
@@ -227,7 +232,7 @@ class _Reader:
             self._at = found.end()
             number = int(found[1] or found[2] or found[3], 16)
             if number > LAST or 0xD800 <= number < 0xE000 or number == 0:
-                raise Unheld(f"\\{found[0]} is no character that text can have")
+                raise UnsupportedPattern(f"\\{found[0]} is no character that text can have")
             return chr(number)
         character = self._text[self._at : self._at + 1]
         self._at += 1
@@ -236,11 +241,11 @@ class _Reader:
         if character in _NAMES:
             return _NAMES[character]
         if character.isdigit() and character != "0":
-            raise Unheld(f"a reference to a group \\{character} is not supported")
+            raise UnsupportedPattern(f"a reference to a group \\{character} is not supported")
         if not character:
-            raise Unheld("a backslash ends it")
+            raise UnsupportedPattern("a backslash ends it")
         if _LETTER_OR_DIGIT.match(character):
-            raise Unheld(f"the escape \\{character} is not supported")
+            raise UnsupportedPattern(f"the escape \\{character} is not supported")
         return character
 
     def _accept(self, character: str) -> bool:

@@ -14,7 +14,16 @@ from functools import lru_cache
 
 from eyas.common.grammars.automata import Automaton, both, of_lengths, of_pattern
 from eyas.common.grammars.characters import ALL, Ranges, common, of, size, without
-from eyas.common.grammars.regex_syntax import ANY_TEXT, Chars, Edge, Either, Node, Times, Unheld, read
+from eyas.common.grammars.regex_syntax import (
+    ANY_TEXT,
+    CharNode,
+    EdgeNode,
+    EitherNode,
+    Node,
+    RepeatNode,
+    UnsupportedPattern,
+    read,
+)
 from eyas.common.grammars.regex_syntax import RegexSequence as Parts
 
 MAX_RULES = 400
@@ -40,7 +49,7 @@ class StringPattern:
 
 
 @dataclass(frozen=True)
-class Writing:
+class StringContext:
     """How texts stand among others. `never`: characters that cannot stand there. `quoted`: they are written
     as JSON's escapes, and a quote ends the text.
     """
@@ -54,13 +63,13 @@ class Writing:
         return r'"\""' if self.quoted else '""'
 
 
-JSON = Writing("".join(map(chr, range(1, 0x20))) + '"\\', quoted=True)
-PLAIN = Writing()
+JSON = StringContext("".join(map(chr, range(1, 0x20))) + '"\\', quoted=True)
+PLAIN = StringContext()
 
 
 @lru_cache(maxsize=256)
-def rules_of(text: StringPattern, writing: Writing, name: str) -> str:
-    """Rules of which `name` derives the text and what ends it. Raises Unheld if there are none."""
+def rules_of(text: StringPattern, writing: StringContext, name: str) -> str:
+    """Rules of which `name` derives the text and what ends it. Raises UnsupportedPattern if there are none."""
     trees = [(read(pattern), True) for pattern in text.patterns]
     trees += [(read(pattern), False) for pattern in text.anchored]
     if (once := _repeated(trees, text)) is not None:
@@ -68,17 +77,17 @@ def rules_of(text: StringPattern, writing: Writing, name: str) -> str:
         return f"{name} ::= {class_of(_standing(ranges, writing))}{{{least},{most}}} {writing.end}"
     try:
         return of_automaton(_automaton(trees, text, writing), writing, name)
-    except Unheld:
+    except UnsupportedPattern:
         whole = _whole(*trees[0]) if len(trees) == 1 and not text.least and text.most is None else None
         if whole is None:
             raise
     return f"{name} ::= ({_built(whole, writing)}) {writing.end}"
 
 
-def of_automaton(automaton: Automaton, writing: Writing, name: str) -> str:
+def of_automaton(automaton: Automaton, writing: StringContext, name: str) -> str:
     """Rules of an automaton's texts."""
     if len(automaton.edges) > MAX_RULES:
-        raise Unheld(f"it takes more than {MAX_RULES} states")
+        raise UnsupportedPattern(f"it takes more than {MAX_RULES} states")
     names = [name if not state else f"{name}_{state}" for state in range(len(automaton.edges))]
     lines = list[str]()
     for state, edges in enumerate(automaton.edges):
@@ -89,23 +98,23 @@ def of_automaton(automaton: Automaton, writing: Writing, name: str) -> str:
     return "\n".join(lines)
 
 
-def _automaton(trees: Sequence[tuple[Node, bool]], text: StringPattern, writing: Writing) -> Automaton:
+def _automaton(trees: Sequence[tuple[Node, bool]], text: StringPattern, writing: StringContext) -> Automaton:
     found = of_pattern(ANY_TEXT, search=False)
     for tree, search in trees:
         found = both(found, of_pattern(tree, search))
     if writing.never and not writing.quoted:
-        stands = of_pattern(Times(Chars(without(ALL, writing.never)), 0, None), search=False)
+        stands = of_pattern(RepeatNode(CharNode(without(ALL, writing.never)), 0, None), search=False)
         try:
             found = both(found, stands)
-        except Unheld:
-            raise Unheld(f"{writing.never!r} in it cannot be written where it stands") from None
+        except UnsupportedPattern:
+            raise UnsupportedPattern(f"{writing.never!r} in it cannot be written where it stands") from None
     return of_lengths(found, text.least, text.most) if text.least or text.most is not None else found
 
 
 def _repeated(trees: Sequence[tuple[Node, bool]], text: StringPattern) -> tuple[Ranges, int, int] | None:
     """A text of many characters of one set: the set, how many at least and at most. None: it is not so."""
     whole = ANY_TEXT if not trees else _whole(*trees[0]) if len(trees) == 1 else None
-    if not isinstance(whole, Times) or not isinstance(whole.part, Chars):
+    if not isinstance(whole, RepeatNode) or not isinstance(whole.part, CharNode):
         return None
     least = max(whole.least, text.least)
     bounds = [bound for bound in (whole.most, text.most) if bound is not None]
@@ -117,7 +126,7 @@ def _repeated(trees: Sequence[tuple[Node, bool]], text: StringPattern) -> tuple[
 def _whole(tree: Node, search: bool) -> Node | None:
     """The tree without places, if it must be the whole text; else None."""
     parts = tree.parts if isinstance(tree, Parts) else (tree,)
-    begins, ends = parts[:1] == (Edge.START,), parts[-1:] == (Edge.END,)
+    begins, ends = parts[:1] == (EdgeNode.START,), parts[-1:] == (EdgeNode.END,)
     inner = parts[begins : len(parts) - ends]
     if (search and not (begins and ends)) or any(_has_places(part) for part in inner):
         return None
@@ -126,37 +135,37 @@ def _whole(tree: Node, search: bool) -> Node | None:
 
 def _has_places(tree: Node) -> bool:
     match tree:
-        case Edge():
+        case EdgeNode():
             return True
-        case Times():
+        case RepeatNode():
             return _has_places(tree.part)
-        case Parts() | Either():
+        case Parts() | EitherNode():
             return any(map(_has_places, tree.parts))
     return False
 
 
-def _built(tree: Node, writing: Writing) -> str:
+def _built(tree: Node, writing: StringContext) -> str:
     """A tree without places, as the right side of a rule."""
     match tree:
-        case Chars():
+        case CharNode():
             return class_of(_standing(tree.ranges, writing))
         case Parts():
             return " ".join(_built(part, writing) for part in tree.parts) or '""'
-        case Either():
+        case EitherNode():
             return f"({' | '.join(_built(part, writing) for part in tree.parts)})"
-        case Times():
+        case RepeatNode():
             most = "" if tree.most is None else tree.most
             return f"({_built(tree.part, writing)}){{{tree.least},{most}}}"
     raise AssertionError(tree)
 
 
-def _standing(ranges: Ranges, writing: Writing) -> Ranges:
+def _standing(ranges: Ranges, writing: StringContext) -> Ranges:
     if kept := without(ranges, writing.never):
         return kept
-    raise Unheld("a class of it has no character that can stand as it is")
+    raise UnsupportedPattern("a class of it has no character that can stand as it is")
 
 
-def _spelled(ranges: Ranges, writing: Writing) -> list[str]:
+def _spelled(ranges: Ranges, writing: StringContext) -> list[str]:
     """How one of the characters is written: any of these."""
     kept = without(ranges, writing.never)
     found = [class_of(kept)] if kept else []

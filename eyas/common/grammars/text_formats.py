@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eyas.common.grammars.regex_syntax import Unheld
+from eyas.common.grammars.regex_syntax import UnsupportedPattern
 from eyas.common.grammars.string_rules import StringPattern
 
 _HOUR, _BELOW_60 = "([01][0-9]|2[0-3])", "[0-5][0-9]"
@@ -52,12 +52,14 @@ FORMATS = {
 
 
 def text_of(schema: Mapping[str, Any]) -> StringPattern:
-    """What a schema's keywords of strings say together. Raises Unheld for a format that is not known."""
+    """What a schema's keywords of strings say together. Raises UnsupportedPattern for a format that is not known."""
     pattern, format = schema.get("pattern"), schema.get("format")
     if pattern is not None and not isinstance(pattern, str):
-        raise Unheld("pattern must be a text")
+        raise UnsupportedPattern("pattern must be a text")
     if format is not None and format not in FORMATS:
-        raise Unheld(f"the format is none of those that are supported ({', '.join(sorted(FORMATS))})")
+        raise UnsupportedPattern(
+            f"the format is none of those that are supported ({', '.join(sorted(FORMATS))})"
+        )
     return StringPattern(
         () if pattern is None else (pattern,),
         () if format is None else (FORMATS[format],),

@@ -16,7 +16,7 @@ import time
 SAME_WORD_S = 1.0  # a busy supervisor passes a signal on within this time
 
 
-class Leave:
+class StopSignals:
     """Signals set `asked` and `now`. Construct it on the event loop of the main thread."""
 
     def __init__(self) -> None:

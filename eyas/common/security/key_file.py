@@ -32,7 +32,7 @@ _SHAPE = "a line is NAME sha256:HEX, as `eyas keys add` writes it"
 
 
 @dataclass(frozen=True)
-class Key:
+class ApiKey:
     """One valid key: the name of its caller, and its SHA-256 in hex."""
 
     name: str
@@ -59,7 +59,7 @@ def is_key(text: str) -> bool:
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
-def read(path: str) -> tuple[Key, ...]:
+def read(path: str) -> tuple[ApiKey, ...]:
     """The keys in a file; () if it has none. Raises ConfigError, which names the file and the line."""
     try:
         with open(path, "rb") as file:
@@ -69,7 +69,7 @@ def read(path: str) -> tuple[Key, ...]:
         raise _wrong(path, f"cannot be read: {error}") from error
     if len(raw) > MOST_BYTES:
         raise _wrong(path, f"has more than {MOST_BYTES} bytes")
-    keys: dict[str, Key] = {}
+    keys: dict[str, ApiKey] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -80,7 +80,7 @@ def read(path: str) -> tuple[Key, ...]:
     return tuple(keys.values())
 
 
-def _parsed(path: str, number: int, line: str) -> Key:
+def _parsed(path: str, number: int, line: str) -> ApiKey:
     """The key of one line. What the line says is never repeated: it may be a key by mistake."""
     words = line.split()
     if len(words) != 2 or not _NAME.fullmatch(words[0]):
@@ -88,7 +88,7 @@ def _parsed(path: str, number: int, line: str) -> Key:
     digest = _DIGEST.fullmatch(words[1])
     if digest is None:
         raise _wrong(path, f"line {number}: {words[0]} has no SHA-256 of 64 lower-case digits; {_SHAPE}")
-    return Key(words[0], digest[1])
+    return ApiKey(words[0], digest[1])
 
 
 def _wrong(path: str, problem: str) -> ConfigError:
@@ -107,7 +107,7 @@ def add(path: str, name: str, key: str) -> None:
             taken = f"{path} has a key of {name}: remove it first, or take another name"
             raise ConfigError(taken, param="name")
         lines = _lines(path) if os.path.exists(path) else []
-        _replace(path, [*lines, Key(name, digest_of(key)).line])
+        _replace(path, [*lines, ApiKey(name, digest_of(key)).line])
 
 
 def remove(path: str, name: str) -> None:

@@ -104,15 +104,15 @@ def service_tls(folder: str | None) -> ServiceTls | None:
 
 
 @dataclass(frozen=True)
-class Advice:
+class TlsAdvice:
     """What one end of a connection can do where the other speaks TLS and it does not, or the reverse."""
 
     needed: str
     unasked: str
 
 
-AMONG_SERVICES = Advice("--tls-dir", "it has no --tls-dir, or no --ssl-certfile")
-TO_CALLERS = Advice(
+AMONG_SERVICES = TlsAdvice("--tls-dir", "it has no --tls-dir, or no --ssl-certfile")
+TO_CALLERS = TlsAdvice(
     "https:// in front of its address, and ca=FILE where the authority is your own",
     "leave out https://",
 )
@@ -132,7 +132,7 @@ _SAID = (  # gRPC's words for a connection that did not come about, and ours
 _ADDRESS = re.compile(r"ipv[46]:(?:%5B)?([^ ]*:\d+)")
 
 
-def explained(details: str, advice: Advice = AMONG_SERVICES) -> str:
+def explained(details: str, advice: TlsAdvice = AMONG_SERVICES) -> str:
     """What gRPC says of a connection, in plain words if TLS was in the way. `advice`: to who dialled."""
     for pattern, words in _SAID:
         if match := pattern.search(details):

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from eyas.common.logging import Rarely
+from eyas.common.logging import RateLimitedLogger
 
 HANDSHAKE_S = 10.0
 PAUSE_S = 0.2  # when no connection can be accepted, because too many files are open
@@ -30,7 +30,7 @@ class TlsDoor:
         self._context = context
         self._limit = limit
         self._open: dict[asyncio.Task[None], None] = {}  # the oldest first
-        self._alarm = Rarely(_log)
+        self._alarm = RateLimitedLogger(_log)
 
     async def accept(self, protocol: Protocol) -> None:
         """Accepts connections until it is cancelled; then open handshakes end too."""

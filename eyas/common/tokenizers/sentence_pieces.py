@@ -22,15 +22,15 @@ _UNIGRAM, _BPE = 1, 2
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _VocabularyPiece:
     text: str
     score: float
     kind: int
 
 
 @dataclass(frozen=True)
-class _Model:
-    pieces: list[_Piece]
+class _PieceModel:
+    pieces: list[_VocabularyPiece]
     trainer: dict[int, Any]
     normalizer: dict[int, Any]
 
@@ -67,7 +67,7 @@ def of_model(path: Path, config: Mapping[str, Any]) -> Tokenizer:
     return made
 
 
-def _bpe(model: _Model) -> models.BPE:
+def _bpe(model: _PieceModel) -> models.BPE:
     joined = {
         piece.text: piece.score
         for piece in model.pieces
@@ -88,13 +88,13 @@ def _bpe(model: _Model) -> models.BPE:
     )
 
 
-def _unigram(model: _Model) -> models.Unigram:
+def _unigram(model: _PieceModel) -> models.Unigram:
     unknown = next((id for id, piece in enumerate(model.pieces) if piece.kind == _UNKNOWN), None)
     scores = [(piece.text, piece.score) for piece in model.pieces]
     return models.Unigram(scores, unk_id=unknown, byte_fallback=model.bytes_fall_back)
 
 
-def _normalizer(model: _Model, *, prefix: bool) -> normalizers.Normalizer:
+def _normalizer(model: _PieceModel, *, prefix: bool) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if characters := model.normalizer.get(2):
         steps.append(normalizers.Precompiled(characters))
@@ -105,7 +105,7 @@ def _normalizer(model: _Model, *, prefix: bool) -> normalizers.Normalizer:
     return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
 
 
-def _surround(made: Tokenizer, model: _Model, config: Mapping[str, Any]) -> None:
+def _surround(made: Tokenizer, model: _PieceModel, config: Mapping[str, Any]) -> None:
     """Gives texts the begin and end tokens that the model expects."""
     names = []
     for name, field, usual, default in (("bos", 41, 1, True), ("eos", 42, 2, False)):
@@ -124,7 +124,7 @@ def _surround(made: Tokenizer, model: _Model, config: Mapping[str, Any]) -> None
 # --- the message -----------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> _Model:
+def _read(path: Path) -> _PieceModel:
     """Raises ConfigError for a file that is not SentencePiece's."""
     try:
         top = list(_fields(path.read_bytes()))
@@ -134,12 +134,12 @@ def _read(path: Path) -> _Model:
         pieces, specs = [], {}
     if not pieces:
         raise ConfigError(f"{path} is no SentencePiece model", param="model")
-    return _Model(pieces, specs.get(2, {}), specs.get(3, {}))
+    return _PieceModel(pieces, specs.get(2, {}), specs.get(3, {}))
 
 
-def _piece(fields: dict[int, Any]) -> _Piece:
+def _piece(fields: dict[int, Any]) -> _VocabularyPiece:
     score = struct.unpack("<f", fields[2])[0] if 2 in fields else 0.0
-    return _Piece(fields[1].decode(), score, fields.get(3, _NORMAL))
+    return _VocabularyPiece(fields[1].decode(), score, fields.get(3, _NORMAL))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

@@ -30,14 +30,14 @@ _QWEN = (
 )
 
 
-class _Added(msgspec.Struct):
+class _AddedToken(msgspec.Struct):
     id: int
     content: str
     special: bool = False
 
 
 class _TokenizerFile(msgspec.Struct):
-    added_tokens: list[_Added] = []
+    added_tokens: list[_AddedToken] = []
 
 
 _FORMS: dict[str, Callable[[Path, dict[str, Any]], Tokenizer]] = {

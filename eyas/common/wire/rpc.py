@@ -35,7 +35,7 @@ from eyas.common.errors import (
     from_grpc_status,
 )
 from eyas.common.logging import request_id
-from eyas.common.security.tls import AMONG_SERVICES, Advice, ChannelTls, ServiceTls, explained
+from eyas.common.security.tls import AMONG_SERVICES, ChannelTls, ServiceTls, TlsAdvice, explained
 from eyas.common.wire.bad_text import bad_text
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -100,7 +100,7 @@ def dialer(tls: ServiceTls | None) -> Dial:
     return channel if tls is None else partial(channel, tls=tls.channel)
 
 
-class Channels:
+class ChannelPool:
     """One channel per address, shared by all callers; `drop` closes some of them, `close` all."""
 
     def __init__(self, dial: Dial = channel) -> None:
@@ -327,7 +327,7 @@ async def _message(context: Any) -> Any:
     return message
 
 
-def map_rpc_error(error: grpc.aio.AioRpcError, advice: Advice = AMONG_SERVICES) -> EyasError:
+def map_rpc_error(error: grpc.aio.AioRpcError, advice: TlsAdvice = AMONG_SERVICES) -> EyasError:
     """What the server raised: the class that its trailer names, else the most general one of the status.
 
     An Overloaded has the seconds to wait that the trailer says. `advice`: to who called, where TLS was in the
@@ -341,7 +341,7 @@ def map_rpc_error(error: grpc.aio.AioRpcError, advice: Advice = AMONG_SERVICES) 
     return known
 
 
-def _named(error: grpc.aio.AioRpcError, metadata: dict[str, Any], advice: Advice) -> EyasError:
+def _named(error: grpc.aio.AioRpcError, metadata: dict[str, Any], advice: TlsAdvice) -> EyasError:
     message = explained(error.details() or f"the call ended with {error.code().name}", advice)
     code = metadata.get(CODE)
     if code is None and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in message:

@@ -36,7 +36,7 @@ class SharedTensors:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingBatch:
     """The inputs of one step and what it must learn. B rows of the batch, T pairs in each.
 
     `embeds` [B, T, hidden]; `positions` [B or 1, T]; `mask` bool [B, 1, T, T]: which pairs see which, None:
@@ -79,7 +79,7 @@ class DraftHead(nn.Module, ABC):
         """The scores of the head's outputs: float32 [..., outputs]."""
 
     @abstractmethod
-    def loss(self, state: Tensor, lesson: Lesson) -> Tensor:
+    def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
         """What each pair's next state missed, [B * T]."""
 
 

@@ -14,16 +14,16 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
-    Lesson,
     SharedOutput,
     SharedTensors,
+    TrainingBatch,
     initialise,
     joined,
     rotation,
     shape_for,
     soft_cross_entropy,
 )
-from eyas.train.model import GroupedAttention, LlamaShape, Mlp, TrainedNorm
+from eyas.train.model import GroupedAttention, LlamaShape, SwigluMlp, TrainedNorm
 
 TOKENS_WEIGHT = 0.1
 """Of the distribution's part of the loss; the feature's part has 1."""
@@ -58,7 +58,7 @@ class FirstLayer(nn.Module):
         super().__init__()
         self.self_attn = GroupedAttention(shape, shape.hidden)
         self.post_attention_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
-        self.mlp = Mlp(shape.hidden, shape.intermediate)
+        self.mlp = SwigluMlp(shape.hidden, shape.intermediate)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """x [batch, rows, hidden] -> the same."""
@@ -96,7 +96,7 @@ class EagleHead(DraftHead):
         scores: Tensor = self.output(state)
         return scores
 
-    def loss(self, state: Tensor, lesson: Lesson) -> Tensor:
+    def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
         """Smooth L1 to the target's feature, and a share of the soft cross-entropy (section 4.2)."""
         feature = F.smooth_l1_loss(state.float(), lesson.hidden.float(), reduction="none").mean(-1)
         return feature.flatten() + TOKENS_WEIGHT * soft_cross_entropy(self.logits(state), lesson.wanted)

@@ -14,15 +14,15 @@ from eyas.engine.checkpoint.config import ModelConfig
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
-    Lesson,
     SharedTensors,
+    TrainingBatch,
     initialise,
     joined,
     rotation,
     shape_for,
     soft_cross_entropy,
 )
-from eyas.train.model import GroupedAttention, LlamaShape, Mlp, TrainedNorm
+from eyas.train.model import GroupedAttention, LlamaShape, SwigluMlp, TrainedNorm
 
 UNROLL = 7
 
@@ -57,7 +57,7 @@ class MidLayer(nn.Module):
         self.hidden_norm = TrainedNorm(shape.hidden, shape.norm_eps)
         self.self_attn = GroupedAttention(shape, 2 * shape.hidden)
         self.post_attention_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
-        self.mlp = Mlp(shape.hidden, shape.intermediate)
+        self.mlp = SwigluMlp(shape.hidden, shape.intermediate)
 
     def forward(self, embeds: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """One step: embeds, hidden [batch, rows, hidden] -> [batch, rows, hidden]."""
@@ -112,6 +112,6 @@ class Eagle3Head(DraftHead):
         scores: Tensor = self.lm_head(self.norm(state))
         return scores.float()
 
-    def loss(self, state: Tensor, lesson: Lesson) -> Tensor:
+    def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
         """The soft cross-entropy over the head's vocabulary: no feature is learnt (section 3.2)."""
         return soft_cross_entropy(self.logits(state), lesson.wanted)

@@ -17,15 +17,15 @@ from eyas.engine.layers.rotary import tables
 from eyas.train.heads.base import (
     Attend,
     DraftHead,
-    Lesson,
     SharedOutput,
     SharedTensors,
+    TrainingBatch,
     initialise,
     joined,
     shape_for,
     soft_cross_entropy,
 )
-from eyas.train.model import GroupedAttention, LlamaShape, Mlp, TrainedNorm
+from eyas.train.model import GroupedAttention, LlamaShape, SwigluMlp, TrainedNorm
 
 UNROLL = 4
 
@@ -74,7 +74,7 @@ class TrainedMtpLayer(nn.Module):
         self.input_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
         self.self_attn = GroupedAttention(shape, shape.hidden)
         self.post_attention_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
-        self.mlp = Mlp(shape.hidden, shape.intermediate)
+        self.mlp = SwigluMlp(shape.hidden, shape.intermediate)
         self.final_layernorm = TrainedNorm(shape.hidden, shape.norm_eps)
 
     def forward(self, embeds: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
@@ -87,7 +87,7 @@ class TrainedMtpLayer(nn.Module):
         return normed
 
 
-class Stack(nn.Module):
+class MimoStack(nn.Module):
     """The place of the layer in MiMo's names."""
 
     def __init__(self, layer: TrainedMtpLayer) -> None:
@@ -109,7 +109,7 @@ class MtpHead(DraftHead):
         super().__init__(shape)
         for name, table in zip(("cos", "sin"), tables(rope, shape.head_dim, shape.context), strict=True):
             self.register_buffer(name, table.repeat(1, 2), persistent=False)
-        self.model = Stack(TrainedMtpLayer(shape))
+        self.model = MimoStack(TrainedMtpLayer(shape))
         initialise(self)
         self._layer.final_layernorm.weight.data.copy_(ends.gain)
         self.output = SharedOutput(ends)
@@ -136,6 +136,6 @@ class MtpHead(DraftHead):
         scores: Tensor = self.output(state)
         return scores
 
-    def loss(self, state: Tensor, lesson: Lesson) -> Tensor:
+    def loss(self, state: Tensor, lesson: TrainingBatch) -> Tensor:
         """The soft cross-entropy."""
         return soft_cross_entropy(self.logits(state), lesson.wanted)

@@ -12,38 +12,38 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from eyas.common.grammars.schemas.document import SchemaNode
-from eyas.common.grammars.schemas.numbers import Number
+from eyas.common.grammars.schemas.numbers import NumberConstraints
 from eyas.common.grammars.schemas.texts import StringRules
 from eyas.common.grammars.schemas.values import same
 
 
-class Literal(NamedTuple):
+class SchemaLiteral(NamedTuple):
     """A schema that a value fits, or (False) does not."""
 
     node: SchemaNode
     fits: bool = True
 
 
-Term = tuple[Literal, ...]
+Term = tuple[SchemaLiteral, ...]
 """What a value fits and does not, each said once. Empty: anything."""
 Scopes = tuple[int, ...]
 """Places in a case's list of scopes."""
 
 
-class Dead(Exception):
+class EmptyCase(Exception):
     """No value is in this case."""
 
 
 @dataclass
-class Scope:
+class SchemaScope:
     """A schema that speaks of what its parts did not look at, and the layers that are its parts."""
 
     node: SchemaNode
-    layers: list[Layer]
+    layers: list[SchemaLayer]
 
 
 @dataclass
-class Layer:
+class SchemaLayer:
     """What one schema says of an object's properties or of an array's items."""
 
     node: SchemaNode
@@ -52,36 +52,36 @@ class Layer:
 
 
 @dataclass
-class Contained:
+class ContainsCount:
     """How many items fit a schema, or do not."""
 
-    literal: Literal
+    literal: SchemaLiteral
     least: int
     most: int | None
 
 
 @dataclass
-class Case:
+class ValueCase:
     """Values of one type: `values` if they are few, else what the type's keywords say."""
 
     kind: str
-    literals: list[Literal] = field(default_factory=list)
+    literals: list[SchemaLiteral] = field(default_factory=list)
     values: list[Any] | None = None
-    number: Number = Number()
+    number: NumberConstraints = NumberConstraints()
     text: StringRules = StringRules()
     least: int = 0
     most: int | None = None
     unique: bool = False
-    layers: list[Layer] = field(default_factory=list)
-    scopes: list[Scope] = field(default_factory=list)
-    contained: list[Contained] = field(default_factory=list)
+    layers: list[SchemaLayer] = field(default_factory=list)
+    scopes: list[SchemaScope] = field(default_factory=list)
+    contained: list[ContainsCount] = field(default_factory=list)
     required: dict[str, None] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
-    extra: dict[str, list[Literal]] = field(default_factory=dict)
-    names: list[Literal] = field(default_factory=list)
+    extra: dict[str, list[SchemaLiteral]] = field(default_factory=dict)
+    names: list[SchemaLiteral] = field(default_factory=list)
     # how it was made
     todo: list[tuple[SchemaNode, Scopes]] = field(default_factory=list)
-    splits: list[Split] = field(default_factory=list)
+    splits: list[CaseSplit] = field(default_factory=list)
     denied: list[SchemaNode] = field(default_factory=list)
     seen: set[Any] = field(default_factory=set)
     is_typed: bool = False
@@ -96,30 +96,30 @@ class Case:
                     return f"{literal.node.pointer}/{keyword}"
         return self.literals[0].node.pointer if self.literals else "#"
 
-    def copy(self) -> Case:
+    def copy(self) -> ValueCase:
         """One that can go another way."""
         found = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, list | dict | set):
                 setattr(found, name, copy.copy(value))
-        found.scopes = [Scope(scope.node, list(scope.layers)) for scope in self.scopes]
+        found.scopes = [SchemaScope(scope.node, list(scope.layers)) for scope in self.scopes]
         found.extra = {name: list(literals) for name, literals in self.extra.items()}
         return found
 
     def assume(self, node: SchemaNode, scopes: Scopes = ()) -> None:
         """Values fit this schema too."""
         if node.schema is False:
-            raise Dead
+            raise EmptyCase
         if node.schema is not True:
             self.todo.append((node, scopes))
 
     def deny(self, node: SchemaNode) -> None:
         """Values do not fit this schema."""
         if node.schema is True or (id(node), True) in self.seen:
-            raise Dead
+            raise EmptyCase
         if node.schema is not False and (id(node), False) not in self.seen:
             self.seen.add((id(node), False))
-            self.literals.append(Literal(node, False))
+            self.literals.append(SchemaLiteral(node, False))
             self.denied.append(node)
 
     def among(self, values: list[Any]) -> None:
@@ -129,7 +129,7 @@ class Case:
             values = [value for value in self.values if same(value) in known]
         self.values = values
         if not values:
-            raise Dead
+            raise EmptyCase
 
     def count(self, least: int, most: int | None) -> None:
         """So many items or properties."""
@@ -137,21 +137,21 @@ class Case:
         if most is not None:
             self.most = most if self.most is None else min(self.most, most)
         if self.most is not None and self.least > self.most:
-            raise Dead
+            raise EmptyCase
 
-    def require(self, name: str, literal: Literal | None = None) -> None:
+    def require(self, name: str, literal: SchemaLiteral | None = None) -> None:
         """The property is there, and is that."""
         self.required[name] = None
         if literal is not None:
             self.extra.setdefault(name, []).append(literal)
         if name in self.absent:
-            raise Dead
+            raise EmptyCase
 
     def lack(self, name: str) -> None:
         """The property is not there."""
         self.absent.add(name)
         if name in self.required:
-            raise Dead
+            raise EmptyCase
 
     def bound(self, **bounds: Any) -> None:
         """The number is within these."""
@@ -168,14 +168,14 @@ class Case:
         else:
             self.text = replace(self.text, **said)
             if self.text.is_empty:
-                raise Dead
+                raise EmptyCase
 
 
-Fact = Callable[[Case], None]
-"""What makes a case a smaller one. It may raise Dead."""
+Fact = Callable[[ValueCase], None]
+"""A function that narrows a case. It may raise EmptyCase."""
 
 
-class Split(NamedTuple):
+class CaseSplit(NamedTuple):
     """Alternatives, one of which is so: each is a list of facts, made when it is needed."""
 
     alternatives: Callable[[], Iterator[list[Fact]]]

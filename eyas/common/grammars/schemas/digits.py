@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from eyas.common.grammars.schemas.machines import DigitMachine, Moves
-from eyas.common.grammars.schemas.numbers import Number
+from eyas.common.grammars.schemas.numbers import NumberConstraints
 
 MAX_MULTIPLE = 1024
 DECIMALS = 6  # of a bounded number
@@ -27,7 +27,7 @@ class UnreadNumbers(Exception):
     """Numbers that no small machine reads. Its text says why."""
 
 
-class _Test(NamedTuple):
+class _ModulusTest(NamedTuple):
     """Whether a count of units leaves `left` when divided by `modulus`, or does not."""
 
     modulus: int
@@ -36,13 +36,13 @@ class _Test(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Range:
+class _MagnitudeRange:
     """Magnitudes in units of 10^-decimals, from `low` to `high` (None: no end)."""
 
     low: int
     high: int | None
     decimals: int
-    tests: tuple[_Test, ...]
+    tests: tuple[_ModulusTest, ...]
     fraction: bool  # it must have one
 
     @property
@@ -53,8 +53,8 @@ class _Range:
         return all((left % test.modulus == test.left) is test.wanted for test in self.tests)
 
 
-def machine_of(number: Number) -> DigitMachine:
-    """What reads such numbers. Raises Unwritten for one that would be too large."""
+def machine_of(number: NumberConstraints) -> DigitMachine:
+    """What reads such numbers. Raises UnwritableBranch for one that would be too large."""
     decimals, tests = _units(number)
     moves: Moves = {}
     ends: set[object] = set()
@@ -64,16 +64,18 @@ def machine_of(number: Number) -> DigitMachine:
         fraction = number.whole is False
         if high is None or high >= 0:
             least = max(0, low) if low is not None else 0
-            _Digits(_Range(least, high, decimals, tests, fraction), moves, ends).add("start")
+            _DigitStates(_MagnitudeRange(least, high, decimals, tests, fraction), moves, ends).add("start")
         if low is None or low < 0:
             least = 1 if high is None else max(1, -high)
             most = None if low is None else -low
             moves.setdefault("start", []).append(("-", "-", ("minus", low, high)))
-            _Digits(_Range(least, most, decimals, tests, fraction), moves, ends).add(("minus", low, high))
+            _DigitStates(_MagnitudeRange(least, most, decimals, tests, fraction), moves, ends).add(
+                ("minus", low, high)
+            )
     return DigitMachine("start", moves, ends)
 
 
-def _units(number: Number) -> tuple[int, tuple[_Test, ...]]:
+def _units(number: NumberConstraints) -> tuple[int, tuple[_ModulusTest, ...]]:
     """How many decimals such numbers have, and what they must leave when divided."""
     multiples = [*number.multiples, *([Fraction(1)] if number.whole else [])]
     decimals = DECIMALS
@@ -86,21 +88,21 @@ def _units(number: Number) -> tuple[int, tuple[_Test, ...]]:
         decimals = next((d for d in range(40) if (of * 10**d).denominator == 1), 40)
         if decimals == 40:
             raise UnreadNumbers("multipleOf is of a number without an end")
-        tests = [_Test(int(of * 10**decimals), 0, True)]
+        tests = [_ModulusTest(int(of * 10**decimals), 0, True)]
     else:
         tests = []
     for other in number.others:
         modulus = other.numerator * 10**decimals
-        tests.append(_Test(modulus // math.gcd(modulus, other.denominator), 0, False))
+        tests.append(_ModulusTest(modulus // math.gcd(modulus, other.denominator), 0, False))
     if number.residue:
-        tests.append(_Test(number.residue[0], number.residue[1], True))
+        tests.append(_ModulusTest(number.residue[0], number.residue[1], True))
     tests = [test for test in tests if test.modulus > 1 or not test.wanted]
     if tests and math.lcm(*(test.modulus for test in tests)) > MAX_MULTIPLE:
         raise UnreadNumbers(f"multipleOf must be of {MAX_MULTIPLE} steps of its last decimal at most")
     return decimals, tuple(tests)
 
 
-def _intervals(number: Number, decimals: int) -> Iterator[tuple[int | None, int | None]]:
+def _intervals(number: NumberConstraints, decimals: int) -> Iterator[tuple[int | None, int | None]]:
     """The bounds in units, both included; what is excluded splits them."""
     unit = 10**decimals
     low = [math.ceil(number.least * unit)] if number.least is not None else []
@@ -122,10 +124,10 @@ def _intervals(number: Number, decimals: int) -> Iterator[tuple[int | None, int 
         yield first, last
 
 
-class _Digits:
+class _DigitStates:
     """Adds the states that read a range of magnitudes to a machine."""
 
-    def __init__(self, range: _Range, moves: Moves, ends: set[object]) -> None:
+    def __init__(self, range: _MagnitudeRange, moves: Moves, ends: set[object]) -> None:
         self._range = range
         self._moves = moves
         self._ends = ends

@@ -40,7 +40,7 @@ class SchemaNode:
         refuse(f"{self.pointer}/{keyword}", reason)
 
 
-class Document:
+class SchemaDocument:
     """All of a schema. Raises InvalidRequest for one that is too deep."""
 
     def __init__(self, root: Any, pointer: str = "#") -> None:

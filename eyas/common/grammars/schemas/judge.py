@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from eyas.common.grammars.schemas import numbers, texts
-from eyas.common.grammars.schemas.document import Document, SchemaNode
+from eyas.common.grammars.schemas.document import SchemaDocument, SchemaNode
 from eyas.common.grammars.schemas.refusals import refuse
 from eyas.common.grammars.schemas.values import is_whole, kind_of, same
 
 _MOST_NESTED = 100
 
 
-class _Verdict(NamedTuple):
+class _SchemaVerdict(NamedTuple):
     """Whether it fits; which names and how many items were looked at by schemas of their own."""
 
     fits: bool
@@ -24,23 +24,23 @@ class _Verdict(NamedTuple):
     items: frozenset[int] = frozenset()
 
 
-_NO = _Verdict(False)
+_NO = _SchemaVerdict(False)
 
 
-class Judge:
+class SchemaValidator:
     """Judges values by the schemas of a document."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: SchemaDocument) -> None:
         self._document = document
 
     def fits(self, node: SchemaNode, value: Any) -> bool:
         """Whether the value fits. Raises InvalidRequest where that cannot be said."""
         return self._verdict(node, value, 0).fits
 
-    def _verdict(self, node: SchemaNode, value: Any, depth: int) -> _Verdict:
+    def _verdict(self, node: SchemaNode, value: Any, depth: int) -> _SchemaVerdict:
         schema = node.schema
         if isinstance(schema, bool):
-            return _Verdict(schema)
+            return _SchemaVerdict(schema)
         if depth > _MOST_NESTED:
             refuse(node.pointer, "the references go round")
         if not self._by_itself(node, value):
@@ -55,7 +55,7 @@ class Judge:
             return _NO
         if isinstance(value, dict) and not self._fits_object(node, value, names, depth + 1):
             return _NO
-        return _Verdict(True, frozenset(names), frozenset(items))
+        return _SchemaVerdict(True, frozenset(names), frozenset(items))
 
     def _by_itself(self, node: SchemaNode, value: Any) -> bool:
         """By keywords that hold no schemas."""
@@ -84,7 +84,7 @@ class Judge:
                 )
         return True
 
-    def _in_place(self, node: SchemaNode, value: Any, depth: int) -> Iterable[_Verdict]:
+    def _in_place(self, node: SchemaNode, value: Any, depth: int) -> Iterable[_SchemaVerdict]:
         """The verdicts of schemas on the same value."""
         schema = node.schema
         if "$ref" in schema:
@@ -97,7 +97,7 @@ class Judge:
                 found = [self._verdict(part, value, depth) for part in parts]
                 yield from _together(name, found)
         if "not" in schema:
-            yield _Verdict(not self._verdict(self._document.node(node, "not"), value, depth).fits)
+            yield _SchemaVerdict(not self._verdict(self._document.node(node, "not"), value, depth).fits)
         if "if" in schema:
             found_if = self._verdict(self._document.node(node, "if"), value, depth)
             if found_if.fits:
@@ -108,7 +108,7 @@ class Judge:
         if isinstance(value, dict):
             for word, name, names in dependents(node):
                 if name in value and names is not None:
-                    yield _Verdict(set(names) <= set(value))
+                    yield _SchemaVerdict(set(names) <= set(value))
                 elif name in value:
                     yield self._verdict(self._document.node(node, word, name), value, depth)
 
@@ -163,7 +163,7 @@ class Judge:
         return True
 
 
-def items_of(document: Document, node: SchemaNode) -> tuple[list[SchemaNode], SchemaNode | None]:
+def items_of(document: SchemaDocument, node: SchemaNode) -> tuple[list[SchemaNode], SchemaNode | None]:
     """The schemas of an array's first items, and that of all others if there is one."""
     schema = node.schema
     if isinstance(schema.get("items"), list):  # as it was written up to 2019
@@ -173,7 +173,7 @@ def items_of(document: Document, node: SchemaNode) -> tuple[list[SchemaNode], Sc
     return first, document.node(node, "items") if "items" in schema else None
 
 
-def properties_of(document: Document, node: SchemaNode, name: str) -> list[SchemaNode]:
+def properties_of(document: SchemaDocument, node: SchemaNode, name: str) -> list[SchemaNode]:
     """The schemas of the property of this name."""
     schema = node.schema
     found = [document.node(node, "properties", name)] if name in schema.get("properties", ()) else []
@@ -194,7 +194,7 @@ def dependents(node: SchemaNode) -> list[tuple[str, str, list[str] | None]]:
     return found
 
 
-def _together(name: str, found: list[_Verdict]) -> Iterable[_Verdict]:
+def _together(name: str, found: list[_SchemaVerdict]) -> Iterable[_SchemaVerdict]:
     good = [one for one in found if one.fits]
     enough = {"allOf": len(good) == len(found), "anyOf": bool(good), "oneOf": len(good) == 1}[name]
     return good if enough else [_NO]

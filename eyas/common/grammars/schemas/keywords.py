@@ -8,19 +8,19 @@ from typing import Any
 
 from eyas.common.grammars.schemas import numbers, strings, texts
 from eyas.common.grammars.schemas.branches import (
-    Case,
-    Contained,
-    Dead,
+    CaseSplit,
+    ContainsCount,
+    EmptyCase,
     Fact,
-    Layer,
-    Literal,
-    Scope,
+    SchemaLayer,
+    SchemaLiteral,
+    SchemaScope,
     Scopes,
-    Split,
+    ValueCase,
     fits,
     fits_not,
 )
-from eyas.common.grammars.schemas.document import Document, SchemaNode
+from eyas.common.grammars.schemas.document import SchemaDocument, SchemaNode
 from eyas.common.grammars.schemas.judge import dependents, items_of
 from eyas.common.grammars.schemas.refusals import leave
 from eyas.common.grammars.schemas.values import exactly, kind_of
@@ -40,14 +40,14 @@ OF_TYPE = {
 }
 
 
-class Keywords:
+class KeywordReader:
     """Reads the schemas of a document."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: SchemaDocument) -> None:
         self._document = document
 
-    def assume(self, case: Case, node: SchemaNode, scopes: Scopes) -> None:
-        """Makes the case one of values that fit the schema. Raises Dead if none does."""
+    def assume(self, case: ValueCase, node: SchemaNode, scopes: Scopes) -> None:
+        """Makes the case one of values that fit the schema. Raises EmptyCase if none does."""
         schema = node.schema
         alone = node.old and "$ref" in schema
         if "$ref" in schema:
@@ -57,7 +57,7 @@ class Keywords:
         for name in ("unevaluatedProperties", "unevaluatedItems"):
             if name in schema and name[11:] == {"object": "Properties", "array": "Items"}.get(case.kind):
                 scopes = (*scopes, len(case.scopes))
-                case.scopes.append(Scope(self._document.node(node, name), []))
+                case.scopes.append(SchemaScope(self._document.node(node, name), []))
         _assume_values(case, node)
         case.implied |= {kind for kind, names in OF_TYPE.items() if names & schema.keys()}
         for i in range(len(schema.get("allOf", ()))):
@@ -73,22 +73,22 @@ class Keywords:
                 self._assume_object(case, node, scopes)
         self._split(case, node, scopes)
 
-    def _split(self, case: Case, node: SchemaNode, scopes: Scopes) -> None:
+    def _split(self, case: ValueCase, node: SchemaNode, scopes: Scopes) -> None:
         schema, document = node.schema, self._document
         if "not" in schema:
             case.deny(document.node(node, "not"))
         if "anyOf" in schema:
             parts = [document.node(node, "anyOf", i) for i in range(len(schema["anyOf"]))]
-            case.splits.append(Split(lambda: ([fits(part, scopes)] for part in parts), True))
+            case.splits.append(CaseSplit(lambda: ([fits(part, scopes)] for part in parts), True))
         if "oneOf" in schema:
             ones = [document.node(node, "oneOf", i) for i in range(len(schema["oneOf"]))]
             tag = schema.get("discriminator")
             name = tag.get("propertyName") if isinstance(tag, dict) else None
             if isinstance(name, str) and case.kind == "object":
                 case.require(name)
-            case.splits.append(Split(lambda: _just_one(ones, scopes), False))
+            case.splits.append(CaseSplit(lambda: _just_one(ones, scopes), False))
         if "if" in schema and ("then" in schema or "else" in schema):
-            case.splits.append(Split(lambda: self._condition(node, scopes), False))
+            case.splits.append(CaseSplit(lambda: self._condition(node, scopes), False))
 
     def _condition(self, node: SchemaNode, scopes: Scopes) -> Iterator[list[Fact]]:
         held = self._document.node(node, "if")
@@ -99,7 +99,7 @@ class Keywords:
         yield [fits(held, scopes), *then]
         yield [fits_not(held), *other]
 
-    def _assume_number(self, case: Case, node: SchemaNode) -> None:
+    def _assume_number(self, case: ValueCase, node: SchemaNode) -> None:
         known = node.schema.get("format")
         if known is not None and known not in numbers.FORMATS and known not in texts.formats():
             node.refuse(
@@ -107,7 +107,7 @@ class Keywords:
             )
         case.number = numbers.both(case.number, numbers.said(node))
 
-    def _assume_string(self, case: Case, node: SchemaNode) -> None:
+    def _assume_string(self, case: ValueCase, node: SchemaNode) -> None:
         schema = node.schema
         known = schema.get("format")
         if known is not None and known not in texts.formats() and known not in numbers.FORMATS:
@@ -118,9 +118,9 @@ class Keywords:
         strings.check(said, node.pointer)
         case.text = texts.both(case.text, said)
         if case.text.is_empty:
-            raise Dead
+            raise EmptyCase
 
-    def _assume_array(self, case: Case, node: SchemaNode, scopes: Scopes) -> None:
+    def _assume_array(self, case: ValueCase, node: SchemaNode, scopes: Scopes) -> None:
         schema = node.schema
         case.count(
             int(schema.get("minItems", 0)), None if "maxItems" not in schema else int(schema["maxItems"])
@@ -128,7 +128,7 @@ class Keywords:
         case.unique |= schema.get("uniqueItems", False)
         first, rest = items_of(self._document, node)
         if first or rest is not None:
-            layer = Layer(node, first, rest)
+            layer = SchemaLayer(node, first, rest)
             case.layers.append(layer)
             for place in scopes:
                 case.scopes[place].layers.append(layer)
@@ -136,10 +136,12 @@ class Keywords:
             most = schema.get("maxContains")
             part = self._document.node(node, "contains")
             least = int(schema.get("minContains", 1))
-            case.contained.append(Contained(Literal(part), least, None if most is None else int(most)))
+            case.contained.append(
+                ContainsCount(SchemaLiteral(part), least, None if most is None else int(most))
+            )
             case.count(least, None)
 
-    def _assume_object(self, case: Case, node: SchemaNode, scopes: Scopes) -> None:
+    def _assume_object(self, case: ValueCase, node: SchemaNode, scopes: Scopes) -> None:
         schema = node.schema
         case.count(
             int(schema.get("minProperties", 0)),
@@ -147,14 +149,14 @@ class Keywords:
         )
         for name in schema.get("required", ()):
             case.require(name)
-        layer = Layer(node)
+        layer = SchemaLayer(node)
         case.layers.append(layer)
         for place in scopes:
             case.scopes[place].layers.append(layer)
         if "propertyNames" in schema:
-            case.names.append(Literal(self._document.node(node, "propertyNames")))
+            case.names.append(SchemaLiteral(self._document.node(node, "propertyNames")))
         for word, name, names in dependents(node):
-            case.splits.append(Split(self._dependent(node, word, (name, names), scopes), False))
+            case.splits.append(CaseSplit(self._dependent(node, word, (name, names), scopes), False))
 
     def _dependent(
         self, node: SchemaNode, word: str, what: tuple[str, list[str] | None], scopes: Scopes
@@ -173,7 +175,7 @@ class Keywords:
 
     # --- what does not fit -------------------------------------------------------------------------------
 
-    def denials(self, case: Case, node: SchemaNode) -> Iterator[list[Fact]]:
+    def denials(self, case: ValueCase, node: SchemaNode) -> Iterator[list[Fact]]:
         """The ways in which a value of the case's type does not fit the schema."""
         schema, document = node.schema, self._document
         if "$ref" in schema:
@@ -231,16 +233,16 @@ class Keywords:
             if first:
                 yield [_refused(node, "prefixItems")]
             else:
-                yield [_holds(Literal(rest, False), 1)]
+                yield [_holds(SchemaLiteral(rest, False), 1)]
         if schema.get("uniqueItems"):
             yield [_refused(node, "uniqueItems")]
         if "contains" in schema:
             part = self._document.node(node, "contains")
             least, most = int(schema.get("minContains", 1)), schema.get("maxContains")
             if least:
-                yield [lambda case: case.contained.append(Contained(Literal(part), 0, least - 1))]
+                yield [lambda case: case.contained.append(ContainsCount(SchemaLiteral(part), 0, least - 1))]
             if most is not None:
-                yield [_holds(Literal(part), int(most) + 1)]
+                yield [_holds(SchemaLiteral(part), int(most) + 1)]
         if "unevaluatedItems" in schema:
             yield [_refused(node, "unevaluatedItems")]
 
@@ -251,7 +253,7 @@ class Keywords:
         for name in schema.get("properties", ()):
             part = self._document.node(node, "properties", name)
             if part.schema is not True:
-                yield [lambda case, n=name, p=part: case.require(n, Literal(p, False))]  # type: ignore[misc]
+                yield [lambda case, n=name, p=part: case.require(n, SchemaLiteral(p, False))]  # type: ignore[misc]
         yield from _not_counts(schema, "Properties")
         for word, name, names in dependents(node):
             if names is None:
@@ -277,18 +279,18 @@ def _requires(name: str) -> Fact:
     return lambda case: case.require(name)
 
 
-def _holds(literal: Literal, least: int) -> Fact:
-    def fact(case: Case) -> None:
-        case.contained.append(Contained(literal, least, None))
+def _holds(literal: SchemaLiteral, least: int) -> Fact:
+    def fact(case: ValueCase) -> None:
+        case.contained.append(ContainsCount(literal, least, None))
         case.count(least, None)
 
     return fact
 
 
 def _item_is_not(place: int, part: SchemaNode) -> Fact:
-    def fact(case: Case) -> None:
+    def fact(case: ValueCase) -> None:
         case.count(place + 1, None)
-        case.extra.setdefault(str(place), []).append(Literal(part, False))
+        case.extra.setdefault(str(place), []).append(SchemaLiteral(part, False))
 
     return fact
 
@@ -296,7 +298,7 @@ def _item_is_not(place: int, part: SchemaNode) -> Fact:
 def _other_than(node: SchemaNode, values: list[Any]) -> Fact:
     """The value is none of these."""
 
-    def fact(case: Case) -> None:
+    def fact(case: ValueCase) -> None:
         for value in values:
             if kind_of(value) != case.kind:
                 continue
@@ -310,7 +312,7 @@ def _other_than(node: SchemaNode, values: list[Any]) -> Fact:
     return fact
 
 
-def _differ(case: Case, node: SchemaNode, value: Any) -> None:
+def _differ(case: ValueCase, node: SchemaNode, value: Any) -> None:
     """A list or an object is another one, as can be said of its size."""
     if not value:
         case.count(1, None)
@@ -318,17 +320,17 @@ def _differ(case: Case, node: SchemaNode, value: Any) -> None:
         leave(node.pointer, "a list or an object cannot be what a value must not be")
 
 
-def _assume_values(case: Case, node: SchemaNode) -> None:
+def _assume_values(case: ValueCase, node: SchemaNode) -> None:
     schema = node.schema
     if "type" in schema:
         case.is_typed = True
         types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
         if case.kind == "number" and "number" not in types and "integer" in types:
             if case.number.whole is False:
-                raise Dead
+                raise EmptyCase
             case.number = replace(case.number, whole=True)
         elif case.kind not in types:
-            raise Dead
+            raise EmptyCase
     for name in ("enum", "const"):
         if name in schema:
             case.is_typed = True

@@ -13,10 +13,10 @@ from typing import Any
 
 from eyas.common.grammars.schemas import strings, texts
 from eyas.common.grammars.schemas.basics import key
-from eyas.common.grammars.schemas.branches import Case, Term
+from eyas.common.grammars.schemas.branches import Term, ValueCase
 from eyas.common.grammars.schemas.refusals import refuse
-from eyas.common.grammars.schemas.rulebook import Rulebook
-from eyas.common.grammars.schemas.terms import Terms, term_of
+from eyas.common.grammars.schemas.rulebook import GrammarRules
+from eyas.common.grammars.schemas.terms import SchemaTerms, term_of
 from eyas.common.grammars.schemas.texts import StringRules
 
 _MOST_STATES = 4000
@@ -26,14 +26,14 @@ _OF_OTHERS = {"patternProperties", *_OF_ALL}
 
 
 @dataclass(frozen=True)
-class Other:
+class OtherProperties:
     """Properties that the schema does not name: their names, and what is said of them."""
 
     name: StringRules
     term: Term
 
 
-def parts(terms: Terms, case: Case) -> Iterator[Term]:
+def parts(terms: SchemaTerms, case: ValueCase) -> Iterator[Term]:
     """What is said of each property."""
     for name in _spoken(terms, case):
         yield terms.property(case, name)
@@ -41,7 +41,7 @@ def parts(terms: Terms, case: Case) -> Iterator[Term]:
         yield other.term
 
 
-def lives(writer: Rulebook, case: Case) -> bool:
+def lives(writer: GrammarRules, case: ValueCase) -> bool:
     """Whether there is such an object."""
     if any(writer.is_dead(writer.terms.property(case, name)) for name in case.required):
         return False
@@ -56,7 +56,7 @@ def lives(writer: Rulebook, case: Case) -> bool:
     return missing <= sum(len(_classes(one.name)) for one in _able(writer, case))
 
 
-def others(terms: Terms, case: Case) -> list[Other]:
+def others(terms: SchemaTerms, case: ValueCase) -> list[OtherProperties]:
     """What may stand beside the properties that are spoken of.
 
     Where properties are declared, that is nothing, unless a keyword speaks of others or there must be more.
@@ -75,12 +75,12 @@ def others(terms: Terms, case: Case) -> list[Other]:
         for held, text in _by_patterns(terms, case, name):
             if not held and not speaks_of_others:
                 continue
-            found.append(Other(text, terms.others(case, held)))
+            found.append(OtherProperties(text, terms.others(case, held)))
     return found
 
 
 def _by_patterns(
-    terms: Terms, case: Case, name: StringRules
+    terms: SchemaTerms, case: ValueCase, name: StringRules
 ) -> Iterator[tuple[tuple[str, ...], StringRules]]:
     """Which patterns names match, and the names."""
     patterns = terms.patterns(case)
@@ -99,7 +99,7 @@ def _by_patterns(
             )
 
 
-def _is_closed(terms: Terms, case: Case) -> bool:
+def _is_closed(terms: SchemaTerms, case: ValueCase) -> bool:
     layers = [layer.node.schema for layer in case.layers]
     words = ("additionalProperties", "unevaluatedProperties", "propertyNames", "patternProperties")
     if not any(schema.get("properties") for schema in layers) or case.least > len(_spoken(terms, case)):
@@ -107,7 +107,7 @@ def _is_closed(terms: Terms, case: Case) -> bool:
     return not case.names and not any(word in schema for schema in layers for word in words)
 
 
-def _names(terms: Terms, case: Case) -> list[StringRules] | None:
+def _names(terms: SchemaTerms, case: ValueCase) -> list[StringRules] | None:
     """How names may be; None: they are all spoken of."""
     if not case.names:
         return [StringRules()]
@@ -115,14 +115,14 @@ def _names(terms: Terms, case: Case) -> list[StringRules] | None:
     return [one.text for one in cases if one.values is None] or None
 
 
-def _spoken(terms: Terms, case: Case) -> list[str]:
+def _spoken(terms: SchemaTerms, case: ValueCase) -> list[str]:
     found = terms.names(case)
     for one in terms.cases(term_of(case.names)) if case.names else ():
         found += [value for value in one.values or () if isinstance(value, str) and value not in found]
     return found
 
 
-def _able(writer: Rulebook, case: Case) -> list[Other]:
+def _able(writer: GrammarRules, case: ValueCase) -> list[OtherProperties]:
     return [
         one
         for one in others(writer.terms, case)
@@ -134,17 +134,17 @@ def _classes(name: StringRules) -> list[StringRules]:
     return strings.classes(name)
 
 
-def side(writer: Rulebook, case: Case, name: str) -> str:
+def side(writer: GrammarRules, case: ValueCase, name: str) -> str:
     """The right side of a rule for such objects."""
-    return _Members(writer, case, name).side()
+    return _ObjectRules(writer, case, name).side()
 
 
-class _Members:
+class _ObjectRules:
     """The rules of one object. A state: how many properties are behind, how many were written (as far as it
     matters), which classes of other names there were, and whether it is the beginning.
     """
 
-    def __init__(self, writer: Rulebook, case: Case, name: str) -> None:
+    def __init__(self, writer: GrammarRules, case: ValueCase, name: str) -> None:
         self._writer = writer
         self._case = case
         self._name = name

@@ -21,7 +21,7 @@ FORMATS = frozenset({*_SIZED, "float", "double"})
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberConstraints:
     """What is said of a number: bounds, whether it is whole (None: either), what it is a multiple of and what
     not, and what it is not.
     """
@@ -36,7 +36,7 @@ class Number:
     excluded: tuple[Fraction, ...] = ()
     residue: tuple[int, int] | None = None  # (modulus, remainder) of a whole number
 
-    def within(self, **bounds: Fraction) -> Number:
+    def within(self, **bounds: Fraction) -> NumberConstraints:
         """The same, with these bounds too (`least`, `most`, `above`, `below`)."""
         found = self
         for name, new in bounds.items():
@@ -49,15 +49,15 @@ class Number:
     @property
     def is_free(self) -> bool:
         """Whether nothing is said but whether it is whole."""
-        return replace(self, whole=None) == Number()
+        return replace(self, whole=None) == NumberConstraints()
 
 
 NAMES = {"minimum": "least", "maximum": "most", "exclusiveMinimum": "above", "exclusiveMaximum": "below"}
 
 
-def said(node: SchemaNode) -> Number:
+def said(node: SchemaNode) -> NumberConstraints:
     """What the schema says of numbers."""
-    schema, found = node.schema, Number()
+    schema, found = node.schema, NumberConstraints()
     for keyword, name in NAMES.items():
         if keyword in schema:
             found = found.within(**{name: exactly(schema[keyword])})
@@ -69,7 +69,7 @@ def said(node: SchemaNode) -> Number:
     return found
 
 
-def both(one: Number, other: Number) -> Number:
+def both(one: NumberConstraints, other: NumberConstraints) -> NumberConstraints:
     """What both say."""
     bounds = {name: getattr(other, name) for name in NAMES.values() if getattr(other, name) is not None}
     return replace(

@@ -12,10 +12,10 @@ def refuse(pointer: str, reason: str) -> NoReturn:
     raise InvalidRequest(f"at {pointer[:200]}: {reason}", param="grammar")
 
 
-class Unwritten(InvalidRequest):
+class UnwritableBranch(InvalidRequest):
     """What an alternative says and no rule can: an output may be another one of its alternatives."""
 
 
 def leave(pointer: str, reason: str) -> NoReturn:
-    """Raises Unwritten for the place in the schema."""
-    raise Unwritten(f"at {pointer[:200]}: {reason}", param="grammar")
+    """Raises UnwritableBranch for the place in the schema."""
+    raise UnwritableBranch(f"at {pointer[:200]}: {reason}", param="grammar")

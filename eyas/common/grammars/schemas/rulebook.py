@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from eyas.common.grammars.schemas.branches import Case, Term
-from eyas.common.grammars.schemas.terms import Terms
+from eyas.common.grammars.schemas.branches import Term, ValueCase
+from eyas.common.grammars.schemas.terms import SchemaTerms
 
 
-class Rulebook(Protocol):
+class GrammarRules(Protocol):
     """Rules that grow, one for each term."""
 
-    terms: Terms
+    terms: SchemaTerms
 
     def put(self, name: str, side: str) -> str:
         """Adds a rule; its name."""
@@ -22,8 +22,8 @@ class Rulebook(Protocol):
     def is_dead(self, term: Term) -> bool:
         """Whether no value of the term can be written."""
 
-    def cases(self, term: Term) -> list[Case]:
+    def cases(self, term: Term) -> list[ValueCase]:
         """The term's cases that have values."""
 
-    def side(self, case: Case, name: str) -> str:
+    def side(self, case: ValueCase, name: str) -> str:
         """The right side of a rule for the values of a case."""

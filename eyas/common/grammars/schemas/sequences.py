@@ -13,10 +13,10 @@ from typing import Any
 
 from eyas.common.grammars.schemas import digits, machines, strings
 from eyas.common.grammars.schemas.basics import constant
-from eyas.common.grammars.schemas.branches import Case, Literal, Term
+from eyas.common.grammars.schemas.branches import SchemaLiteral, Term, ValueCase
 from eyas.common.grammars.schemas.refusals import refuse
-from eyas.common.grammars.schemas.rulebook import Rulebook
-from eyas.common.grammars.schemas.terms import Terms, key_of, term_of
+from eyas.common.grammars.schemas.rulebook import GrammarRules
+from eyas.common.grammars.schemas.terms import SchemaTerms, key_of, term_of
 from eyas.common.grammars.schemas.values import same
 
 _MOST_STATES = 1500
@@ -24,7 +24,7 @@ _MOST_IN_ANY_ORDER = 6
 _RESIDUES = 6
 
 
-def parts(terms: Terms, case: Case) -> Iterator[Term]:
+def parts(terms: SchemaTerms, case: ValueCase) -> Iterator[Term]:
     """What is said of each item."""
     for place in (*range(terms.places(case)), None):
         term = terms.item(case, place)
@@ -33,7 +33,7 @@ def parts(terms: Terms, case: Case) -> Iterator[Term]:
             yield _with(term, case, signs)
 
 
-def lives(writer: Rulebook, case: Case) -> bool:
+def lives(writer: GrammarRules, case: ValueCase) -> bool:
     """Whether there is such an array, as far as its items by place tell."""
     terms = writer.terms
     for place in range(min(case.least, terms.places(case) + 1)):
@@ -49,29 +49,29 @@ def lives(writer: Rulebook, case: Case) -> bool:
     )
 
 
-def side(writer: Rulebook, case: Case, name: str) -> str:
+def side(writer: GrammarRules, case: ValueCase, name: str) -> str:
     """The right side of a rule for such arrays."""
     if case.unique:
-        return _Sequence(writer, case, name, _Different(writer, case, name)).side()
-    return _Sequence(writer, case, name, _Containing(writer, case)).side()
+        return _ArrayRules(writer, case, name, _UniqueItems(writer, case, name)).side()
+    return _ArrayRules(writer, case, name, _ContainsItems(writer, case)).side()
 
 
-def _only(case: Case, place: int) -> tuple[bool | None, ...]:
+def _only(case: ValueCase, place: int) -> tuple[bool | None, ...]:
     return tuple(True if i == place else None for i in range(len(case.contained)))
 
 
-def _with(term: Term, case: Case, signs: tuple[bool | None, ...]) -> Term:
+def _with(term: Term, case: ValueCase, signs: tuple[bool | None, ...]) -> Term:
     found = list(term)
     for sign, one in zip(signs, case.contained, strict=False):
         if sign is not None:
-            found.append(Literal(one.literal.node, one.literal.fits is sign))
+            found.append(SchemaLiteral(one.literal.node, one.literal.fits is sign))
     return term_of(found)
 
 
-class _Containing:
+class _ContainsItems:
     """Items, and how many of them fit schemas: a state is these counts."""
 
-    def __init__(self, writer: Rulebook, case: Case) -> None:
+    def __init__(self, writer: GrammarRules, case: ValueCase) -> None:
         self._writer = writer
         self._case = case
         self.start: Any = (0,) * len(case.contained)
@@ -100,12 +100,12 @@ class _Containing:
             )
 
 
-class _Different:
+class _UniqueItems:
     """Items that differ: a state is which classes there were, or the last one."""
 
     is_free = False
 
-    def __init__(self, writer: Rulebook, case: Case, name: str) -> None:
+    def __init__(self, writer: GrammarRules, case: ValueCase, name: str) -> None:
         self._writer = writer
         self._pointer = case.where()
         self._name = name
@@ -150,7 +150,7 @@ class _Different:
             ]
         return self._classes[key]
 
-    def _split(self, case: Case, mark: Any) -> Iterator[tuple[Any, str]]:
+    def _split(self, case: ValueCase, mark: Any) -> Iterator[tuple[Any, str]]:
         if case.values is not None:
             for value in case.values:
                 yield same(value), self._put(constant(value))
@@ -168,12 +168,12 @@ class _Different:
         else:
             yield case.kind, self._whole(case)
 
-    def _whole(self, case: Case) -> str:
+    def _whole(self, case: ValueCase) -> str:
         self._count += 1
         name = f"{self._name}_k{self._count}"
         return self._writer.put(name, self._writer.side(case, name + "_"))
 
-    def _integers(self, case: Case) -> Iterator[tuple[Any, str]]:
+    def _integers(self, case: ValueCase) -> Iterator[tuple[Any, str]]:
         for left in range(_RESIDUES):
             try:
                 machine = digits.machine_of(replace(case.number, residue=(_RESIDUES, left)))
@@ -191,10 +191,12 @@ class _Different:
         return self._writer.put(f"{self._name}_k{self._count}", side)
 
 
-class _Sequence:
+class _ArrayRules:
     """The rules of one array."""
 
-    def __init__(self, writer: Rulebook, case: Case, name: str, kind: _Containing | _Different) -> None:
+    def __init__(
+        self, writer: GrammarRules, case: ValueCase, name: str, kind: _ContainsItems | _UniqueItems
+    ) -> None:
         self._writer = writer
         self._case = case
         self._name = name

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from eyas.common.grammars import string_rules
 from eyas.common.grammars.automata import Automaton, NoText, all_but, both, of_lengths, of_others, of_pattern
-from eyas.common.grammars.regex_syntax import Unheld, read
+from eyas.common.grammars.regex_syntax import UnsupportedPattern, read
 from eyas.common.grammars.schemas.refusals import leave
 from eyas.common.grammars.schemas.texts import StringRules
 from eyas.common.grammars.string_rules import JSON, of_automaton
@@ -22,7 +22,7 @@ INITIALS = ("aAbBcCdD", "eEfFgGhHiI", "jJkKlLmMnNoO", "pPqQrR", "sStTuU")
 
 
 def rules(text: StringRules, name: str, pointer: str) -> dict[str, str]:
-    """Right sides of rules by name; `name` writes the strings. Raises Unwritten for what cannot be."""
+    """Right sides of rules by name; `name` writes the strings. Raises UnwritableBranch for what cannot be."""
     if text == StringRules():
         return {name: "basic_string"}
     inner = f"{name}_text"
@@ -32,9 +32,9 @@ def rules(text: StringRules, name: str, pointer: str) -> dict[str, str]:
         else:
             automaton = _automaton(text)
             if automaton is None:
-                raise Unheld("no text fits it")
+                raise UnsupportedPattern("no text fits it")
             lines = of_automaton(automaton, JSON, inner)
-    except Unheld as reason:
+    except UnsupportedPattern as reason:
         leave(pointer, f"it cannot be followed: {reason}")
     found = {line.partition(" ::= ")[0]: line.partition(" ::= ")[2] for line in lines.splitlines()}
     return {**found, name: rf'"\"" {inner}'}
@@ -47,7 +47,7 @@ def is_empty(text: StringRules) -> bool:
     if text.patterns or text.wholes or text.excluded:
         try:
             return _automaton(text) is None
-        except Unheld:
+        except UnsupportedPattern:
             return False
     return False
 
@@ -63,11 +63,11 @@ def classes(text: StringRules) -> list[StringRules]:
 
 
 def check(text: StringRules, pointer: str) -> None:
-    """Raises Unwritten for a pattern that cannot be followed."""
+    """Raises UnwritableBranch for a pattern that cannot be followed."""
     for pattern, _ in (*text.patterns, *text.wholes):
         try:
             read(pattern)
-        except Unheld as reason:
+        except UnsupportedPattern as reason:
             leave(f"{pointer}/pattern", f"the pattern is not supported: {reason}")
 
 
@@ -88,7 +88,7 @@ def _simple(text: StringRules) -> string_rules.StringPattern:
 
 @lru_cache(512)
 def _automaton(text: StringRules) -> Automaton | None:
-    """Of the strings; None: there are none. Raises Unheld for too many states."""
+    """Of the strings; None: there are none. Raises UnsupportedPattern for too many states."""
     parts = [of_others(sorted(text.excluded))]
     if text.initial is not None:
         initials, wanted = text.initial
@@ -99,7 +99,9 @@ def _automaton(text: StringRules) -> Automaton | None:
         for pattern, wanted in found:
             one = of_pattern(read(pattern), search)
             if not wanted and not is_exact(pattern):
-                raise Unheld("its classes are read in more than one way, so it cannot be what must not match")
+                raise UnsupportedPattern(
+                    "its classes are read in more than one way, so it cannot be what must not match"
+                )
             parts.append(one if wanted else all_but(one))
     whole = parts[0]
     try:

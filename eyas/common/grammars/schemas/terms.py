@@ -11,11 +11,19 @@ from functools import partial
 from typing import Any
 
 from eyas.common.grammars.schemas import texts
-from eyas.common.grammars.schemas.branches import Case, Dead, Layer, Literal, Scope, Split, Term
-from eyas.common.grammars.schemas.document import Document, SchemaNode
-from eyas.common.grammars.schemas.judge import Judge, properties_of
-from eyas.common.grammars.schemas.keywords import Keywords
-from eyas.common.grammars.schemas.refusals import Unwritten, refuse
+from eyas.common.grammars.schemas.branches import (
+    CaseSplit,
+    EmptyCase,
+    SchemaLayer,
+    SchemaLiteral,
+    SchemaScope,
+    Term,
+    ValueCase,
+)
+from eyas.common.grammars.schemas.document import SchemaDocument, SchemaNode
+from eyas.common.grammars.schemas.judge import SchemaValidator, properties_of
+from eyas.common.grammars.schemas.keywords import KeywordReader
+from eyas.common.grammars.schemas.refusals import UnwritableBranch, refuse
 
 KINDS = ("null", "boolean", "number", "string", "array", "object")
 MAX_STEPS = 20_000
@@ -23,9 +31,9 @@ _MOST_CASES = 500  # of one term
 _QUICK = 60  # steps to see that two schemas exclude each other
 
 
-def term_of(literals: Iterator[Literal] | list[Literal]) -> Term:
+def term_of(literals: Iterator[SchemaLiteral] | list[SchemaLiteral]) -> Term:
     """The literals, each once, without those that say nothing."""
-    found: dict[tuple[int, bool], Literal] = {}
+    found: dict[tuple[int, bool], SchemaLiteral] = {}
     for literal in literals:
         if literal.node.schema is not literal.fits and literal.node.schema not in ({}, True):
             found[id(literal.node), literal.fits] = literal
@@ -34,20 +42,20 @@ def term_of(literals: Iterator[Literal] | list[Literal]) -> Term:
     return tuple(found.values())
 
 
-class Terms:
-    """All that is said of a document's values. `finish` raises Dead or InvalidRequest for a case that nobody
+class SchemaTerms:
+    """All that is said of a document's values. `finish` raises EmptyCase or InvalidRequest for a case that nobody
     can write.
     """
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: SchemaDocument) -> None:
         self.document = document
-        self.judge = Judge(document)
-        self._keywords = Keywords(document)
-        self._cases: dict[frozenset[tuple[int, bool]], list[Case]] = {}
+        self.judge = SchemaValidator(document)
+        self._keywords = KeywordReader(document)
+        self._cases: dict[frozenset[tuple[int, bool]], list[ValueCase]] = {}
         self._open: set[frozenset[tuple[int, bool]]] = set()
         self._steps = 0
 
-    def cases(self, term: Term) -> list[Case]:
+    def cases(self, term: Term) -> list[ValueCase]:
         """The cases of the term's values. Raises InvalidRequest for what cannot be followed."""
         key = key_of(term)
         if key not in self._cases:
@@ -66,11 +74,11 @@ class Terms:
             return False
         return not self.cases(term)
 
-    def _all(self, term: Term) -> list[Case]:
-        found: list[Case] = []
-        left: list[Unwritten] = []
+    def _all(self, term: Term) -> list[ValueCase]:
+        found: list[ValueCase] = []
+        left: list[UnwritableBranch] = []
         for kind in KINDS:
-            first = Case(kind)
+            first = ValueCase(kind)
             if kind in ("null", "boolean"):
                 first.values = [None] if kind == "null" else [False, True]
             try:
@@ -79,7 +87,7 @@ class Terms:
                         first.assume(literal.node)
                     else:
                         first.deny(literal.node)
-            except Dead:
+            except EmptyCase:
                 continue
             found += self._spread(first, left)
         if left and all(case.kind == "null" for case in found):
@@ -88,9 +96,9 @@ class Terms:
         meant = [case for case in found if case.is_typed or not case.implied or case.kind in case.implied]
         return meant or found
 
-    def _spread(self, first: Case, left: list[Unwritten]) -> list[Case]:
+    def _spread(self, first: ValueCase, left: list[UnwritableBranch]) -> list[ValueCase]:
         """The cases of one type."""
-        found, todo = list[Case](), [first]
+        found, todo = list[ValueCase](), [first]
         while todo:
             case = todo.pop()
             self._step(case)
@@ -106,15 +114,17 @@ class Terms:
                         refuse(case.where(), f"it has more than {_MOST_CASES} cases")
                 else:
                     todo += reversed(list(self._taken(case, split, left)))
-            except Dead:
+            except EmptyCase:
                 continue
-            except Unwritten as error:
+            except UnwritableBranch as error:
                 if not case.may_leave:
                     raise
                 left.append(error)
         return found
 
-    def _taken(self, case: Case, split: Split, left: list[Unwritten] | None) -> Iterator[Case]:
+    def _taken(
+        self, case: ValueCase, split: CaseSplit, left: list[UnwritableBranch] | None
+    ) -> Iterator[ValueCase]:
         """The cases of each alternative; `left`: what is left out, None: nothing may be."""
         for facts in split.alternatives():
             following = case.copy()
@@ -123,41 +133,41 @@ class Terms:
             try:
                 for fact in facts:
                     fact(following)
-            except Dead:
+            except EmptyCase:
                 continue
-            except Unwritten as error:
+            except UnwritableBranch as error:
                 if left is None or not split.may_leave:
                     raise
                 left.append(error)
                 continue
             yield following
 
-    def _settle(self, case: Case) -> None:
+    def _settle(self, case: ValueCase) -> None:
         """Takes in all that leaves no choice."""
         while case.todo:
             node, scopes = case.todo.pop(0)
             key = (id(node), True, scopes)
             if (id(node), False) in case.seen:
-                raise Dead
+                raise EmptyCase
             if key in case.seen:
                 continue
             case.seen |= {key, (id(node), True)}
-            case.literals.append(Literal(node))
+            case.literals.append(SchemaLiteral(node))
             self._keywords.assume(case, node, scopes)
 
-    def _next(self, case: Case) -> Split | None:
+    def _next(self, case: ValueCase) -> CaseSplit | None:
         """What is to be decided next, if anything is."""
         if case.splits:
             return case.splits[-1]
         while case.denied:
             node = case.denied.pop(0)
             if not self._excludes(case, node):
-                split = Split(partial(self._keywords.denials, case, node), True)
+                split = CaseSplit(partial(self._keywords.denials, case, node), True)
                 case.splits.append(split)
                 return split
         return None
 
-    def _excludes(self, case: Case, node: SchemaNode) -> bool:
+    def _excludes(self, case: ValueCase, node: SchemaNode) -> bool:
         """Whether no value of the case fits the schema, as can be seen with little work."""
         first = case.copy()
         first.splits.clear()
@@ -181,94 +191,94 @@ class Terms:
                         continue
                     self.finish(one)
                     return False
-                except Dead:
+                except EmptyCase:
                     continue
-        except Dead:
+        except EmptyCase:
             return True
-        except Unwritten:
+        except UnwritableBranch:
             return False
         return True
 
-    def _step(self, case: Case) -> None:
+    def _step(self, case: ValueCase) -> None:
         self._steps += 1
         if self._steps > MAX_STEPS:
             refuse(self.document.root.pointer, "its schemas have too many cases together")
 
     # --- a whole case ------------------------------------------------------------------------------------
 
-    def finish(self, case: Case) -> None:
-        """Judges few values one by one, and looks for parts that nothing can be. Raises Dead."""
+    def finish(self, case: ValueCase) -> None:
+        """Judges few values one by one, and looks for parts that nothing can be. Raises EmptyCase."""
         if case.values is not None:
             case.values = [value for value in case.values if self._is_of(case, value)]
             if not case.values:
-                raise Dead
+                raise EmptyCase
             return
         if case.kind == "object":
             for name in case.required:
                 if self.is_empty(self.property(case, name)):
-                    raise Dead
+                    raise EmptyCase
         if case.kind == "array":
             for i in range(min(case.least, 1 + max((len(x.first) for x in case.layers), default=0))):
                 if self.is_empty(self.item(case, i)):
-                    raise Dead
+                    raise EmptyCase
 
-    def _is_of(self, case: Case, value: Any) -> bool:
+    def _is_of(self, case: ValueCase, value: Any) -> bool:
         if case.kind == "object" and (set(case.required) - set(value) or case.absent & set(value)):
             return False
         return all(self.judge.fits(literal.node, value) is literal.fits for literal in case.literals)
 
-    def property(self, case: Case, name: str) -> Term:
+    def property(self, case: ValueCase, name: str) -> Term:
         """What is said of the property."""
         if name in case.absent or not all(self.judge.fits(x.node, name) is x.fits for x in case.names):
             return (self._nothing(),)
         found = list(case.extra.get(name, ()))
         for layer in case.layers:
-            found += map(Literal, properties_of(self.document, layer.node, name))
+            found += map(SchemaLiteral, properties_of(self.document, layer.node, name))
         for scope in case.scopes:
             if not any(self._looks_at(scope, layer, name) for layer in scope.layers):
-                found.append(Literal(scope.node))
+                found.append(SchemaLiteral(scope.node))
         return term_of(found)
 
-    def _looks_at(self, scope: Scope, layer: Layer, name: str) -> bool:
+    def _looks_at(self, scope: SchemaScope, layer: SchemaLayer, name: str) -> bool:
         return self._takes_all(scope, layer) or bool(properties_of(self.document, layer.node, name))
 
-    def _takes_all(self, scope: Scope, layer: Layer) -> bool:
+    def _takes_all(self, scope: SchemaScope, layer: SchemaLayer) -> bool:
         """Whether it speaks of whatever its parts did not look at, and is not the one that asks."""
         word = "unevaluatedProperties"
         return word in layer.node.schema and self.document.node(layer.node, word) is not scope.node
 
-    def _nothing(self) -> Literal:
-        return Literal(self.document.nothing)
+    def _nothing(self) -> SchemaLiteral:
+        return SchemaLiteral(self.document.nothing)
 
-    def names(self, case: Case) -> list[str]:
+    def names(self, case: ValueCase) -> list[str]:
         """The properties that are spoken of, in their order."""
         found: dict[str, None] = {}
         for layer in case.layers:
             found |= dict.fromkeys(layer.node.schema.get("properties", ()))
         return list(found | case.required | dict.fromkeys(case.extra) | dict.fromkeys(sorted(case.absent)))
 
-    def others(self, case: Case, held: tuple[str, ...]) -> Term:
+    def others(self, case: ValueCase, held: tuple[str, ...]) -> Term:
         """What is said of properties that are not spoken of, whose names match these patterns alone."""
-        found: list[Literal] = []
+        found: list[SchemaLiteral] = []
         for layer in case.layers:
             schema = layer.node.schema
             patterns = schema.get("patternProperties", {})
             matching = [p for p in patterns if p in held]
-            found += [Literal(self.document.node(layer.node, "patternProperties", p)) for p in matching]
+            found += [SchemaLiteral(self.document.node(layer.node, "patternProperties", p)) for p in matching]
             if not matching and "additionalProperties" in schema:
-                found.append(Literal(self.document.node(layer.node, "additionalProperties")))
+                found.append(SchemaLiteral(self.document.node(layer.node, "additionalProperties")))
         for scope in case.scopes:
             if not any(self._looks_at_others(scope, layer, held) for layer in scope.layers):
-                found.append(Literal(scope.node))
+                found.append(SchemaLiteral(scope.node))
         return term_of(found)
 
-    def _looks_at_others(self, scope: Scope, layer: Layer, held: tuple[str, ...]) -> bool:
+    def _looks_at_others(self, scope: SchemaScope, layer: SchemaLayer, held: tuple[str, ...]) -> bool:
         schema = layer.node.schema
         if "additionalProperties" in schema or self._takes_all(scope, layer):
             return True
         return any(pattern in held for pattern in schema.get("patternProperties", ()))
 
-    def patterns(self, case: Case) -> list[str]:
+    def patterns(self, case: ValueCase) -> list[str]:
         """The patterns of names that are spoken of."""
         found = list[str]()
         for layer in case.layers:
@@ -277,20 +287,20 @@ class Terms:
                 found.append(pattern)
         return list(dict.fromkeys(found))
 
-    def item(self, case: Case, place: int | None) -> Term:
+    def item(self, case: ValueCase, place: int | None) -> Term:
         """What is said of the item at this place (from 0), None: of all behind what is spoken of."""
         found = [] if place is None else list(case.extra.get(str(place), ()))
         for layer in case.layers:
             if place is not None and place < len(layer.first):
-                found.append(Literal(layer.first[place]))
+                found.append(SchemaLiteral(layer.first[place]))
             elif layer.rest is not None:
-                found.append(Literal(layer.rest))
+                found.append(SchemaLiteral(layer.rest))
         for scope in case.scopes:
             if not any(_reaches(layer, place) for layer in scope.layers):
-                found.append(Literal(scope.node))
+                found.append(SchemaLiteral(scope.node))
         return term_of(found)
 
-    def places(self, case: Case) -> int:
+    def places(self, case: ValueCase) -> int:
         """How many items are spoken of one by one."""
         spoken = [len(layer.first) for layer in case.layers]
         return max([*spoken, *(int(place) + 1 for place in case.extra)], default=0)
@@ -301,7 +311,7 @@ def key_of(term: Term) -> frozenset[tuple[int, bool]]:
     return frozenset((id(literal.node), literal.fits) for literal in term)
 
 
-def _reaches(layer: Layer, place: int | None) -> bool:
+def _reaches(layer: SchemaLayer, place: int | None) -> bool:
     if layer.rest is not None:
         return True
     return place is not None and place < len(layer.first)

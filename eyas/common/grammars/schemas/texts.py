@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from eyas.common.grammars import text_formats
 from eyas.common.grammars.automata import Automaton, of_pattern, reads
-from eyas.common.grammars.regex_syntax import Unheld, read
+from eyas.common.grammars.regex_syntax import UnsupportedPattern, read
 from eyas.common.grammars.schemas.document import SchemaNode
 from eyas.common.grammars.schemas.refusals import leave
 
@@ -110,7 +110,7 @@ def simple(pattern: str, pointer: str) -> str:
 def _automaton(pattern: str, search: bool, pointer: str) -> Automaton:
     try:
         return of_pattern(read(pattern), search)
-    except Unheld as reason:
+    except UnsupportedPattern as reason:
         leave(pointer, f"the pattern is not supported: {reason}")
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 from eyas.common.grammars.schemas import digits, machines, members, sequences, strings
 from eyas.common.grammars.schemas.basics import ANY, BASICS, constant
-from eyas.common.grammars.schemas.branches import Case, Term
+from eyas.common.grammars.schemas.branches import Term, ValueCase
 from eyas.common.grammars.schemas.refusals import refuse
-from eyas.common.grammars.schemas.terms import Terms, key_of
+from eyas.common.grammars.schemas.terms import SchemaTerms, key_of
 
 MAX_RULES = 20_000
 
 
-class Writer:
+class RuleWriter:
     """Writes the rules of one document."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: SchemaTerms) -> None:
         self.terms = terms
         self._names: dict[Any, str] = {}
         self._todo: list[tuple[str, Term]] = []
@@ -61,11 +61,11 @@ class Writer:
         """Whether no value of the term can be written."""
         return bool(term) and key_of(term) in self._dead
 
-    def cases(self, term: Term) -> list[Case]:
+    def cases(self, term: Term) -> list[ValueCase]:
         """The term's cases that have values; of a term that says nothing, none."""
         return list(self._living(term))
 
-    def side(self, case: Case, name: str) -> str:
+    def side(self, case: ValueCase, name: str) -> str:
         """The right side of a rule for the values of a case; rules that it needs begin with `name`."""
         if case.values is not None:
             return " | ".join(map(constant, case.values))
@@ -81,7 +81,7 @@ class Writer:
                 return sequences.side(self, case, name)
         return members.side(self, case, name)
 
-    def _number(self, case: Case, name: str) -> str:
+    def _number(self, case: ValueCase, name: str) -> str:
         if case.number.is_free and case.number.whole is not False:
             return "basic_integer" if case.number.whole else "basic_number"
         try:
@@ -111,16 +111,16 @@ class Writer:
             self._dead -= set(living)
             grows = bool(living)
 
-    def _living(self, term: Term) -> Iterator[Case]:
+    def _living(self, term: Term) -> Iterator[ValueCase]:
         return (case for case in self.terms.cases(term) if self._lives(case))
 
-    def _parts(self, case: Case) -> Iterator[Term]:
+    def _parts(self, case: ValueCase) -> Iterator[Term]:
         if case.values is None and case.kind == "array":
             yield from sequences.parts(self.terms, case)
         if case.values is None and case.kind == "object":
             yield from members.parts(self.terms, case)
 
-    def _lives(self, case: Case) -> bool:
+    def _lives(self, case: ValueCase) -> bool:
         if case.values is not None:
             return True
         match case.kind:
