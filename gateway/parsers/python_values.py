@@ -18,7 +18,7 @@ _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
 def literal(text: str) -> Any:
-    """The value of a literal, whose strings may go over several lines. Raises MalformedOutput for anything else."""
+    """The value of a literal, whose strings may span lines. Raises MalformedOutput for anything else."""
     if len(text) > MAX_LITERAL:
         raise MalformedOutput
     try:

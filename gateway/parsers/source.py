@@ -173,8 +173,8 @@ class ParsedText:
         the like in strings, which models forget to escape, are escaped.
 
         Objects and arrays end with their last bracket; numbers and words in them are not checked. Raises
-        MalformedOutput where the text is no such value, or one of more than `most` characters: what is wrong stays
-        unread. Cut if the text ends before the value does.
+        MalformedOutput where the text is no such value, or one of more than `most` characters: what is wrong
+        stays unread. Cut if the text ends before the value does.
         """
         first = yield from self.peek()
         if not first or first not in '{["':

@@ -112,7 +112,7 @@ def both(one: Automaton, other: Automaton) -> Automaton:
 
 
 def of_lengths(automaton: Automaton, least: int, most: int | None) -> Automaton:
-    """Those of its texts that have from `least` to `most` characters. Raises UnsupportedPattern for too many states."""
+    """The texts of `least` to `most` characters. Raises UnsupportedPattern for too many states."""
     counted = most if most is not None else least
     if most is not None and (longest := length(automaton)) is not None and longest <= most:
         most, counted = None, least

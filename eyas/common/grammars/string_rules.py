@@ -69,7 +69,7 @@ PLAIN = StringContext()
 
 @lru_cache(maxsize=256)
 def rules_of(text: StringPattern, writing: StringContext, name: str) -> str:
-    """Rules of which `name` derives the text and what ends it. Raises UnsupportedPattern if there are none."""
+    """Rules whose `name` derives the text and its end. Raises UnsupportedPattern if there are none."""
     trees = [(read(pattern), True) for pattern in text.patterns]
     trees += [(read(pattern), False) for pattern in text.anchored]
     if (once := _repeated(trees, text)) is not None:

@@ -52,7 +52,7 @@ FORMATS = {
 
 
 def text_of(schema: Mapping[str, Any]) -> StringPattern:
-    """What a schema's keywords of strings say together. Raises UnsupportedPattern for a format that is not known."""
+    """The keywords of strings of a schema, together. Raises UnsupportedPattern for an unknown format."""
     pattern, format = schema.get("pattern"), schema.get("format")
     if pattern is not None and not isinstance(pattern, str):
         raise UnsupportedPattern("pattern must be a text")

@@ -43,8 +43,8 @@ def term_of(literals: Iterator[SchemaLiteral] | list[SchemaLiteral]) -> Term:
 
 
 class SchemaTerms:
-    """All that is said of a document's values. `finish` raises EmptyCase or InvalidRequest for a case that nobody
-    can write.
+    """The constraints of a document on its values. `finish` raises EmptyCase or InvalidRequest for a case that
+    nobody can write.
     """
 
     def __init__(self, document: SchemaDocument) -> None:
