@@ -84,7 +84,7 @@ ANY_TEXT = RepeatNode(CharNode(ALL), 0, None)
 
 
 def read(pattern: str) -> Node:
-    """The tree of a pattern. Raises UnsupportedPattern for a malformed one, or one that cannot be followed."""
+    """The tree of a pattern. Raises UnsupportedPattern if it is malformed or cannot be followed."""
     reader = _PatternReader(pattern)
     tree = reader.alternatives(0)
     reader.end()
