@@ -196,8 +196,8 @@ time.sleep(60)
 SUPERVISOR = """
 import sys, time
 from eyas.cluster import keeper
-from eyas.cluster.child import Child
-child = Child("child", (sys.executable, "-c", sys.argv[1]), lambda *_: None)
+from eyas.cluster.child import ChildProcess
+child = ChildProcess("child", (sys.executable, "-c", sys.argv[1]), lambda *_: None)
 child.start()
 print(child.pid, flush=True)
 while not child.tail: time.sleep(0.02)
