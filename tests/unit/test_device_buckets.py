@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from eyas.common.step_times import StepBudget
 from eyas.engine.device.buckets import MAX_ENDS, Buckets, default_batches
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.attention.attend_tiles import tiling_of
+from eyas.engine.kernels.attention.exact_attend import Cut
 
 BUCKETS = Buckets(3, 4, (1, 2, 4, 8), mixed_batches=(4, 24, 60), chunk_tokens=300, mixed_tokens=192)
 CAPTURED = list(BUCKETS.captured())
@@ -108,3 +112,14 @@ def test_default_batches_end_at_the_most() -> None:
         batches = default_batches(most)
         assert batches[-1] == most and list(batches) == sorted(set(batches)) and batches[0] == 1
         assert all(b - a <= max(8, a // 2) for a, b in itertools.pairwise(batches))
+
+
+@pytest.mark.parametrize("rows", [2, 12, 16, 28, 100])
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+def test_every_batch_is_cut_as_a_padded_one_is(rows: int, kv_heads: int) -> None:
+    """So no step without a graph needs a kernel that its start has not compiled."""
+    padded = default_batches(256)
+    for cut in (Cut.of, tiling_of):
+        assert {cut(batch, rows, kv_heads) for batch in range(1, 257)} == {
+            cut(batch, rows, kv_heads) for batch in padded
+        }

@@ -299,3 +299,54 @@ def test_rounds_whose_drafts_come_from_another_gpu_keep_their_features(tmp_path:
     assert found["_put"] == here["_put"] + 2
     assert not {"_propose", "_join", "_gather_path"} & set(found)
     assert len(list(cache.rglob("*.cubin"))) == found["_put"]
+
+
+EVERY_BATCH = """
+import json, sys
+from functools import partial
+from triton.runtime import driver
+from eyas.common.config import resolve_engine
+from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.launch.compile_ahead import NoDevice, record
+from eyas.engine.loading import recipe
+from eyas.engine.loading.step_shapes import buckets_of
+
+model, head, exact = json.loads(sys.argv[1])
+driver.set_active(NoDevice(90))
+asked = {"max_running": 72, "chunk_tokens": 300, "prefill_attention_backend": "triton"}
+asked |= {"deterministic": exact}
+launches = partial(recipe.launches, resolve_engine("cuda", model=model, draft=head, **asked))
+shapes = recipe._shapes
+
+def every(loaded):
+    width = buckets_of(loaded).width
+    for batch in range(1, loaded.config.max_running + 1):
+        yield StepShape(batch, width)
+        if width > 1:
+            yield StepShape(0, width, singles=batch)
+    yield from shapes(loaded)
+
+def names():
+    return {(variant.args[0].__name__, variant.args[1]) for variant in record(launches)}
+
+compiled = names()
+recipe._shapes = every
+print(json.dumps(sorted(name for name, _ in names() - compiled)))
+"""
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("family", ["drafted", "experts", "latents"])
+def test_no_batch_needs_a_kernel_that_a_start_has_not_compiled(
+    tmp_path: Path, cache: Path, family: str, exact: bool
+) -> None:
+    """A kernel that is compiled while requests run stops them all for seconds."""
+    model, head = tmp_path / "model", None
+    if family == "drafted":
+        write_tiny_llama(model, tied=False)
+        head = str(write_tiny_eagle(tmp_path / "head", model, layers=2))
+    elif family == "experts":
+        write_family(model, "mixtral", vocab_size=128, hidden_size=64, head_dim=32)
+    else:
+        write_tiny_nextn_deepseek(model, SMALL | {"num_hidden_layers": 2})
+    assert _told(EVERY_BATCH, json.dumps([str(model), head, exact])) == []

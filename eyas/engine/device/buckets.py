@@ -15,6 +15,7 @@ from functools import cached_property
 
 from eyas.common.step_times import LEAST_ROWS
 from eyas.engine.device.step import StepShape
+from eyas.engine.kernels.launch.sizes import padded_batch
 
 MAX_ENDS = 8
 """Prompts that may end in one captured step with a chunk."""
@@ -121,9 +122,8 @@ class Buckets:
 
 
 def default_batches(most: int) -> tuple[int, ...]:
-    """Dense where a padded row costs most: 1, 2, 4, 8, then steps of 8, of 16 from 64, of 32 from 128."""
-    wanted = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, most + 1, 32)]
-    return tuple(sorted({batch for batch in wanted if batch <= most} | {most}))
+    """The batches that smaller ones are padded to, up to `most`, which is one of them."""
+    return tuple(sorted({min(padded_batch(batch), most) for batch in range(1, most + 1)}))
 
 
 def _next(sizes: SequenceOf[int], size: int) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eyas.engine.kernels.attention.paged import keys_at_a_time
-from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+from eyas.engine.kernels.launch.sizes import cdiv, padded_batch, power_of_2
 
 # (programs of few rows, at most; parts that each of them is cut into). Measured on an H200, the longest
 # sequences first: parts let the others help with those; adding them up costs more where rows are more.
@@ -33,7 +33,7 @@ class Tiling:
 
 def tiling_of(batch: int, rows: int, kv_heads: int, key_bytes: int = 256) -> Tiling:
     """For `batch` sequences of `rows` = width * group rows a key head, with keys of `key_bytes` bytes."""
-    most_keys = keys_at_a_time(key_bytes)
+    batch, most_keys = padded_batch(batch), keys_at_a_time(key_bytes)
     if rows <= 16:
         programs = batch * kv_heads
         parts = next((parts for most, parts in _PARTS if programs <= most), 2)

@@ -32,7 +32,7 @@ from eyas.engine.kernels.attention.exact_parts import (
 from eyas.engine.kernels.attention.paged import PagedKv, pages_of
 from eyas.engine.kernels.attention.scores import lowest_row
 from eyas.engine.kernels.launch.launching import call_ahead, kernel
-from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+from eyas.engine.kernels.launch.sizes import cdiv, padded_batch, power_of_2
 
 _PROGRAMS = 512  # about four for each of 132 multiprocessors
 _MOST_SHARES = 16
@@ -97,7 +97,7 @@ class Cut:
     def of(cls, batch: int, rows: int, kv_heads: int) -> Cut:
         """For `batch` sequences of `rows` = width * group rows a key head."""
         tile = min(128, max(16, power_of_2(rows)))
-        programs = batch * kv_heads * cdiv(rows, tile)
+        programs = padded_batch(batch) * kv_heads * cdiv(rows, tile)
         shares = min(_MOST_SHARES, cdiv(_PROGRAMS, programs))
         few = _REGISTERS if tile == 16 else None
         return cls(tile, shares, warps=8 if tile == 128 else 4, registers=few)

@@ -58,10 +58,9 @@ def group(chosen: torch.Tensor, experts: int, rows: int, pdl: bool = False) -> G
         counts = torch.empty(parts, experts, dtype=torch.int32, device=device)
         _count[(experts, parts)](chosen, counts, count, **sizes, **options)
     _place[(experts + 1, parts)](
-        *(chosen, counts, order, blocks, count, most, parts),
+        *(chosen, counts, order, blocks, count, most, parts, rows),
         SLOTS=power_of_2(experts),
         PARTS=power_of_2(parts),
-        ROWS=rows,
         CUT=_CUT,
         **sizes,
         **options,
@@ -79,11 +78,11 @@ def _count(chosen, counts, count, EXPERTS: tl.constexpr, PART: tl.constexpr, PDL
     tl.store(counts + part * EXPERTS + expert, tl.sum(found.to(tl.int32)))
 
 
-@kernel(do_not_specialize=["count", "most", "parts"])
+@kernel(do_not_specialize=["count", "most", "parts", "rows"])
 def _place(
-    chosen, counts, order, blocks, count, most, parts,
-    EXPERTS: tl.constexpr, PART: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
-    CUT: tl.constexpr, PDL: tl.constexpr,
+    chosen, counts, order, blocks, count, most, parts, rows,
+    EXPERTS: tl.constexpr, PART: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, CUT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Puts one expert's choices of one part in their places; the first part's programs cut the expert's into
     blocks, and the one behind the last expert's tells how many blocks there are.
@@ -92,9 +91,9 @@ def _place(
     expert, part = tl.program_id(0), tl.program_id(1)
     done = 0
     if counts is None:
-        place, block, own = _before_few(chosen, expert, count, ROWS, PART)
+        place, block, own = _before_few(chosen, expert, count, rows, PART)
     else:
-        place, block, own, done = _before(counts, expert, part, parts, EXPERTS, SLOTS, PARTS, ROWS)
+        place, block, own, done = _before(counts, expert, part, parts, rows, EXPERTS, SLOTS, PARTS)
     if expert == EXPERTS:
         tl.store(blocks + 3 * most, block, mask=part == 0)
         return
@@ -106,18 +105,18 @@ def _place(
     tl.store(order + place + done + through - 1, choice, mask=mine)
     if part > 0:
         return
-    for nth in range(0, tl.cdiv(own, ROWS), CUT):
+    for nth in range(0, tl.cdiv(own, rows), CUT):
         each = nth + tl.arange(0, CUT)
-        here, at, begins = each < tl.cdiv(own, ROWS), blocks + block + each, place + each * ROWS
+        here, at, begins = each < tl.cdiv(own, rows), blocks + block + each, place + each * rows
         tl.store(at, tl.zeros_like(each) + expert, mask=here)
         tl.store(at + most, begins, mask=here)
-        tl.store(at + 2 * most, tl.minimum(begins + ROWS, place + own), mask=here)
+        tl.store(at + 2 * most, tl.minimum(begins + rows, place + own), mask=here)
 
 
 @triton.jit
 def _before(
-    counts, expert, part, parts,
-    EXPERTS: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    counts, expert, part, parts, rows,
+    EXPERTS: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """How many choices, and how many blocks, the experts before this one have; its own choices, and how many
     of them the parts before this one have.
@@ -129,16 +128,16 @@ def _before(
     total, other = tl.sum(found, 0), tl.arange(0, SLOTS)
     earlier = tl.where(other < expert, total, 0)
     own = tl.sum(tl.where(other == expert, total, 0))
-    return tl.sum(earlier), tl.sum((earlier + ROWS - 1) // ROWS), own, done
+    return tl.sum(earlier), tl.sum((earlier + rows - 1) // rows), own, done
 
 
 @triton.jit
-def _before_few(chosen, expert, count, ROWS: tl.constexpr, PART: tl.constexpr):
-    """As `_before`, of choices that one look sees: a block begins at every ROWS-th of an expert's choices."""
+def _before_few(chosen, expert, count, rows, PART: tl.constexpr):
+    """As `_before`, of choices that one look sees: a block begins at each `rows`-th one of an expert."""
     choice = tl.arange(0, PART)
     each = tl.load(chosen + choice, mask=choice < count, other=-1)
     other = tl.load(chosen + choice, mask=choice < count, other=-2)  # none is an absent one's fellow
     rank = tl.sum(((each[:, None] == other[None, :]) & (choice[None, :] < choice[:, None])).to(tl.int32), 1)
     earlier = (each >= 0) & (each < expert)
-    begins = earlier & (rank % ROWS == 0)
+    begins = earlier & (rank % rows == 0)
     return tl.sum(earlier.to(tl.int32)), tl.sum(begins.to(tl.int32)), tl.sum((each == expert).to(tl.int32))

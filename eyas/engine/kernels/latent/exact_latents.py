@@ -33,7 +33,7 @@ from eyas.engine.kernels.attention.exact_parts import (
 from eyas.engine.kernels.attention.paged import PagedKv, pages_of
 from eyas.engine.kernels.latent.latent_tiles import latent_tile_rows
 from eyas.engine.kernels.launch.launching import kernel
-from eyas.engine.kernels.launch.sizes import cdiv, power_of_2
+from eyas.engine.kernels.launch.sizes import cdiv, padded_batch, power_of_2
 
 MOST_SHARED = 16
 """Queries of a launch in which several programs share a context: each needs memory for all its parts."""
@@ -85,7 +85,8 @@ def attend_latents_exactly(
     words = 0 if queries.mask is None else queries.mask.shape[0]
     layout = replace(_layout(q, kv, out, launch.parts), width=queries.width, words=words, pdl=launch.pdl)
     if q.shape[0] <= MOST_SHARED:
-        layout = replace(layout, shares=min(_MOST_SHARES, cdiv(_PROGRAMS, q.shape[0] * layout.tiles)))
+        programs = padded_batch(queries.slots.shape[0]) * queries.width * layout.tiles
+        layout = replace(layout, shares=min(_MOST_SHARES, cdiv(_PROGRAMS, programs)))
     masks = queries.starts if queries.mask is None else queries.mask
     where = (kv.tables, kv.tables.stride(0), queries.slots, queries.starts, masks)
     left = (launch.accs, launch.peaks, launch.totals, launch.tickets)
