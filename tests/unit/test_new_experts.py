@@ -21,15 +21,21 @@ from eyas.engine.kernels.experts.route import Chosen, Held, choose_held
 from eyas.engine.layers import routing
 from eyas.engine.layers.activations import ACTIVATIONS
 from eyas.engine.loading.arithmetic import inexact
+from eyas.engine.models import feed_forward
 from eyas.engine.models.ops import expert_products
 from eyas.engine.models.ops.parts import RouterPart
 from eyas.engine.models.refusal import refusal
 from eyas.engine.models.table import read_model
 from tests.unit.families import write_family
 from tests.unit.model_rig import Rig
+from tests.unit.test_fp8_blocks import write_fp8
+from tests.unit.test_fused_experts import BLOCKS, TIPPED, logits_differ
 from tests.unit.test_models_fused import FIRST, LAYERS, same_forwards
 from tests.unit.test_new_equation import clamped
+from tests.unit.tiny_deepseek import SMALL as DEEPSEEK
+from tests.unit.tiny_deepseek import write_tiny_deepseek
 
+TINY: dict[str, Any] = {"vocab_size": 128, "num_hidden_layers": LAYERS}
 NEW = {"activation": "clamped", "bias": True, "router_bias": True, "scores": "roots"}
 
 
@@ -42,7 +48,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     """Two lines of tables, and a specification that names them."""
     monkeypatch.setitem(ACTIVATIONS, "clamped", clamped)
     monkeypatch.setitem(routing.SCORES, "roots", roots)
-    write_family(tmp_path, "qwen3_moe", vocab_size=128, num_hidden_layers=LAYERS, mlp_only_layers=[])
+    write_family(tmp_path, "qwen3_moe", mlp_only_layers=[], **TINY)
     config = read_model(tmp_path)
     store_more(tmp_path, config)
     norms = Norms(after_feed_forward="post_mlp_layernorm")
@@ -96,6 +102,22 @@ def test_rows_that_passed_no_norm(model: ModelConfig) -> None:
 def test_each_part_of_it_counts(model: ModelConfig, change: dict[str, Any]) -> None:
     with pytest.raises((AssertionError, ConfigError)):
         same_forwards(model.folder, FIRST["narrow"], changed(model, **change), Rig(model.folder, model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["one shared expert among them", "two shared beside them", "FP8 blocks"])
+def test_defaults_give_what_kernels_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Of equations that kernels know: with groups, a correction, shared experts; and of weights in FP8."""
+    monkeypatch.setattr(feed_forward, "GATES", {})
+    monkeypatch.setattr(expert_products, "KNOWN_SCORES", ())
+    if kind == "FP8 blocks":
+        sizes = {"moe_intermediate_size": 128, "mlp_only_layers": [], **TINY, **BLOCKS}
+        write_family(tmp_path / "plain", "qwen3_moe", std=0.08, **sizes)
+        write_fp8(tmp_path / "blocks", tmp_path / "plain", None)
+        assert logits_differ(tmp_path / "blocks", tmp_path / "blocks") < TIPPED
+        return
+    write_tiny_deepseek(tmp_path, DEEPSEEK | TINY | {"n_shared_experts": 1 + (kind[0] == "t")})
+    same_forwards(tmp_path, FIRST["narrow"])
 
 
 @pytest.mark.parametrize("change", NEW.items(), ids=NEW)

@@ -76,7 +76,7 @@ def _numbers_here(experts: torch.Tensor, shared: int, held: Held) -> torch.Tenso
     row = torch.arange(experts.shape[0], device=experts.device)[:, None]
     here = (experts >= held.experts.start) & (experts < held.experts.stop)
     own = (experts == shared) & (row >= held.rows.start) & (row < held.rows.stop)
-    number = torch.where(own, len(held.experts), experts - held.experts.start)
+    number = (experts - held.experts.start).masked_fill(own, len(held.experts))
     return number.masked_fill(~(here | own) | (held.kv_rows[:, None] < 0), -1)
 
 
