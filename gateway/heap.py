@@ -1,8 +1,8 @@
-"""What a process keeps in memory: freed memory goes back to the system, and what stays is not searched again.
+"""Memory of a process: freed memory goes back to the system, and what stays is not searched again.
 
 The C library keeps what was freed for its threads' next use: after a burst of large texts or bodies that is
 most of what the burst took. Python's collector looks through all objects at times, while the event loop
-waits. This file knows both, and refuses to know when there was a burst, and what was started.
+waits.
 """
 
 from __future__ import annotations

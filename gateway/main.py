@@ -1,6 +1,6 @@
 """The gateway process: builds all parts of a gateway on one event loop, and closes them again.
 
-HTTP and gRPC are two fronts of one backend. This file loads no torch and knows nothing of requests.
+HTTP and gRPC are two fronts of one backend. This file loads no torch.
 """
 
 from __future__ import annotations

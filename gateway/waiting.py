@@ -1,6 +1,6 @@
 """Logs why a gateway cannot serve yet: one line after some seconds, then more and more rarely.
 
-It knows which workers do not answer, and what health says. It changes nothing.
+It changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The copies that run: each is given to the backend of its route, and reported once when it has stopped.
-
-It knows backends by their interface alone; not why a copy is made, nor whether its result still matters.
-"""
+"""The copies that run: each is given to the backend of its route, and reported once when it has stopped."""
 
 from __future__ import annotations
 

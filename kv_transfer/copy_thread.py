@@ -1,7 +1,4 @@
-"""One thread that copies: takes jobs from the engine's loop, does them in order, reports each once.
-
-It knows jobs and how each is done; not why a job exists, nor whether its result still matters.
-"""
+"""One thread that copies: takes jobs from the engine's loop, does them in order, reports each once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sockets in the file system by which processes of one user of one host meet.
-
-It knows where they are and whose they are; what is said by them is the business of those who say it.
-"""
+"""Sockets in the file system by which processes of one user of one host meet."""
 
 from __future__ import annotations
 

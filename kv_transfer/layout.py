@@ -1,7 +1,7 @@
-"""What a page is: the handshake's hash of meaning, and the maths of whole pages.
+"""The layout of a page: the handshake's hash of meaning, and the maths of whole pages.
 
 Two workers may exchange pages if their bytes mean the same (`PageMeaning`) and lie the same way
-(`PoolGeometry`). This file knows sizes and names only: it never touches a pool.
+(`PoolGeometry`). It works on sizes and names only, and never touches a pool.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The files that processes of a host put into one folder for each other: whose they are, what is left over.
 
 A process has a lock beside its files, which the kernel drops when it ends, however it ends. So nobody guesses
-by a process id, which means another process in every container. It does not know what the files hold.
+by a process id, which means another process in every container.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
        └─────────┴── lease ran out ──────────> its end
        └─────────┴── withdrawn ──────────────> its end
 
-A pure state machine of all handles of one worker. It knows handles, times and who watches; never bytes,
-threads or the wire. Every call brings `now` (monotonic seconds), and a lease that has run out by
-then is over before the call is looked at, whether or not anyone swept in between.
+A pure state machine of all handles of one worker. It holds handles, times and who watches; never bytes,
+threads or the wire. Every call brings `now` (monotonic seconds), and a lease that has run out by then is over
+before the call is looked at, whether or not anyone swept in between.
 
 An ended handle is forgotten and its id never used again: whatever refers to it is stale, and stale calls
 change nothing. That its pages are free means that the *lease's* claim ended; a prompt still being

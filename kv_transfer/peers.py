@@ -1,4 +1,4 @@
-"""What is known of the workers whose pages come here: a record of each incarnation, for all groups and ranks.
+"""The peers whose pages come here: a record of each incarnation, for all groups and ranks.
 
 A record begins when the worker has described some of its pages. It is let go as a whole: when another
 incarnation of the worker is met, when its memory is seen to be gone, or when too many others came later.

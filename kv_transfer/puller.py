@@ -6,10 +6,10 @@
        │                   v cancelled, late         v
        └──────────────  DRAINING ──copies stopped─> FAILED
 
-A pure state machine of one handle and one attempt, for all its shards together. It says what should be
-done (`take_actions`) and is told what happened; it knows page numbers and times, never bytes, threads or
-the wire. Every call brings `now` (monotonic seconds), every state has a deadline, and news that comes
-after a deadline finds it already kept.
+A pure state machine of one handle and one attempt, for all its shards together. It says what should be done
+(`take_actions`) and hears what happened; it holds page numbers and times, never bytes, threads or the wire.
+Every call brings `now` (monotonic seconds), every state has a deadline, and news that comes after a deadline
+finds it already kept.
 
 What was read counts only once the owner's verdict on it is "valid". Destination pages are lent
 by `start` and given back by `PagesFree`, never before the last copy into them has stopped: no clock can

@@ -1,4 +1,4 @@
-"""Which backend moves a peer's pages: the best that both ends have, proven by a copy before it counts.
+"""Chooses the backend that moves a peer's pages: the best that both ends have, proven by a copy first.
 
 A proof is a copy like any other, of the peer's proof page. Who makes it, and into which page, is the
 caller's business; so is what it means for a request that no way leads to its pages.

@@ -1,7 +1,7 @@
-"""How the ranks of two engines share the heads of one KV format: which rank has what of which other rank's.
+"""The shares of heads of two engines' ranks: which rank has what of which other rank's.
 
 Rank r of n has heads r * heads / n to (r + 1) * heads / n; or each has everything, as of latents. Pure maths
-of numbers: it knows neither pages nor bytes.
+of numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The bytes of pages that no front can map: the engine copies them to staging, window by window.
 
-It knows windows, slots, and when they go back. Who may read which pages is the servicer's and the engine's
-business.
+Who may read which pages is the servicer's and the engine's business.
 """
 
 from __future__ import annotations

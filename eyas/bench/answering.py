@@ -1,7 +1,6 @@
 """An engine of this process that answers prompts: the serving one, without a server.
 
-It keeps the engine's queue full and gathers what it says. It knows requests and entries; it knows no model,
-no text, and refuses to know what answers are for.
+It keeps the engine's queue full and gathers what it says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One request, measured: from the moment of sending to the last line of its answer.
 
-It knows the definitions of the latencies, which are those of SGLang's `bench_serving`. It refuses to know how
-a body is written (`eyas.bench.backends`) and when a request is due (`eyas.bench.runner`).
+Latencies are defined as in SGLang's `bench_serving`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a server is asked, and what its events say: OpenAI's completions and chats, and SGLang's /generate.
+"""The requests and events of each kind of server: OpenAI's completions and chats, and SGLang's /generate.
 
-It knows paths, request bodies and event objects, by the names that SGLang's `bench_serving` gives them. It
-refuses to know sockets and clocks. msgspec decodes, because this runs per event of every stream.
+Paths, request bodies and event objects have the names that SGLang's `bench_serving` gives them. msgspec
+decodes, because this runs per event of every stream.
 """
 
 from __future__ import annotations

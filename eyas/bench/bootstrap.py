@@ -1,7 +1,7 @@
 """Ratios between two servers' latencies, with bootstrap confidence intervals.
 
 Both answered the same requests, so requests are resampled in pairs; with repeated runs of a server, its runs
-are resampled too. It knows arrays, and refuses to know files and words.
+are resampled too.
 """
 
 from __future__ import annotations

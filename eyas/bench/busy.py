@@ -1,8 +1,7 @@
 """An engine that always has the same number of requests: each answered prompt is followed by the next.
 
 What is timed are the steps while it has them all. The pages of a prompt that it knows from an earlier batch
-are in its cache, so these are figures of decoding. It knows steps and times; what is computed, and why, it
-refuses to know.
+are in its cache, so these are figures of decoding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The named cases of `eyas bench suite`: what is sent in each measurement.
 
 Pure values from a seed, so that two servers are measured with the same requests: token ids are of no
-vocabulary yet. It knows no server.
+vocabulary yet.
 """
 
 from __future__ import annotations

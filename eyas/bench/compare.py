@@ -1,7 +1,6 @@
 """`eyas bench compare A.jsonl B.jsonl`: is B faster than A, and by how much?
 
-Runs of the same settings are compared, request by request. It knows which settings must agree and what to
-tell; it refuses to know how runs were measured.
+Runs of the same settings are compared, request by request.
 """
 
 from __future__ import annotations

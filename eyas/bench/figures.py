@@ -1,7 +1,7 @@
 """A run as one flat JSON object, with the names and definitions of SGLang's `bench_serving`.
 
-It knows records and arithmetic, and refuses to know servers and screens. Where no sample exists the figure is
-null. Failed requests are counted, and enter no latency and no throughput.
+Where no sample exists the figure is null. Failed requests are counted, and enter no latency and no
+throughput.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where results go: checked before anything is measured, and lines of JSON appended. It knows no figures."""
+"""Files for results: checked before anything is measured, and lines of JSON appended."""
 
 from __future__ import annotations
 

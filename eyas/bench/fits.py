@@ -1,4 +1,4 @@
-"""What can be refused before anything is loaded: a device that is not there, a model that does not fit."""
+"""Checks before anything is loaded: a device that is not there, a model that does not fit."""
 
 from __future__ import annotations
 

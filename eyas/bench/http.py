@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client for JSON and server-sent events, which costs little CPU beside the server.
 
 It stamps the arrival of bytes before anything is parsed, and hands over the `data:` lines of a stream as they
-are. It opens a connection per request, and refuses to know what an event says.
+are. It opens a connection per request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Ctrl-C that cancels a measurement between two callbacks of its loop.
 
 Python's own handler runs in the middle of whatever the program does, and a cancellation from there may get
-lost. This file knows signals and the loop; what is cancelled it does not know.
+lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is sent in one run: prompts, lengths, and when each job starts.
+"""The jobs of one run: prompts, lengths, and when each job starts.
 
 Pure values from a seed, so that two servers are measured with the same jobs: what is drawn never depends on a
-vocabulary or a server. It knows no dataset and no server.
+vocabulary or a server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""At which rates to load a server, to find the highest one that it bears.
+"""Chooses rates to load a server with, to find the highest one that it bears.
 
-It knows rates and whether each was borne: doubling until one is not, then halving the gap. It refuses to know
-what bearing means and how it is measured.
+Rates are doubled until one is not borne; then the gap is halved.
 """
 
 from __future__ import annotations

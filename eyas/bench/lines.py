@@ -1,7 +1,4 @@
-"""Figures as they come: a line of a table for people, a JSON line for a file.
-
-It knows columns, and refuses to know what the figures mean.
-"""
+"""Figures as they come: a line of a table for people, a JSON line for a file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Makes a running server ready for a plan, and measures it.
-
-It knows what a server is asked before and after a run (its model, its vocabulary, what it says of itself). It
-refuses to know flags and screens.
-"""
+"""Makes a running server ready for a plan, and measures it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 On a GPU each batch runs twice, kernel by kernel (`eager`) and with CUDA graphs (`graphs`), each way in a
 process of its own. The fields of a JSON line have the names that SGLang's bench_one_batch writes, and Eyas's
-own beside them. It knows flags, modes and lines; how a batch is run and timed, `static_batch` knows.
+own beside them. `static_batch` runs and times a batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A measurement in parts, each in a process of its own: what breaks one part leaves the others.
 
 A fault of a GPU ends every later call in its process, and an engine holds its memory to the end; so both end
-with their part. It knows processes and lines; what a part measures is its own business.
+with their part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one measurement is, and the flags that say so. It knows no server."""
+"""The plan of one measurement, and the flags that say it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What one run measured: a record per request, and the run that holds them.
+"""The measurements of one run: a record per request, and the run that holds them.
 
-Times are the client's, in seconds. It refuses to know how a request was sent, and what is computed from
-records (`eyas.bench.figures`).
+Times are the client's, in seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""One run: sends jobs when they are due, no more at a time than allowed, and keeps every record.
-
-It knows clocks, arrivals and conversations. It refuses to know how one request is measured
-(`eyas.bench.asking`), and what is computed from records.
-"""
+"""One run: sends jobs when they are due, no more at a time than allowed, and keeps every record."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Runs read back from JSONL, a line each, as `eyas bench serve --output-details` or SGLang's client writes.
-
-It knows the fields of a line and what can be computed from them per request. It refuses to know how a run was
-measured and what is done with it.
-"""
+"""Runs read from JSONL, one per line, as `eyas bench serve --output-details` or SGLang's client writes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A section of docs/benchmarks.md: what one machine measured, in Markdown, and its place in the page.
-
-It knows tables, and the comments that mark where a section begins and ends. It refuses to know how anything
-was measured.
-"""
+"""A section of docs/benchmarks.md: what one machine measured, in Markdown, and its place in the page."""
 
 from __future__ import annotations
 

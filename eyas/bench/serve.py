@@ -1,7 +1,4 @@
-"""`eyas bench serve`: loads a server, or a cluster that it starts itself, and measures it.
-
-It knows the command's flags, what is shown and written, and which ends are failures.
-"""
+"""`eyas bench serve`: loads a server, or a cluster that it starts itself, and measures it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which clusters a suite of cases measures by itself, and with which cases.
-
-It knows the configuration of each and the flags that make it. It refuses to know how anything is measured.
-"""
+"""The clusters that a suite of cases measures by itself, and the cases of each."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python -m eyas.bench.shapes llama-3.1-8b DIR [--head DIR]
 
 Speed depends on sizes alone, so a server is measured without a download. The tokenizer has as many entries as
-the model; its words mean nothing. This module knows files, and refuses to know weights.
+the model; its words mean nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user calls fast enough: bounds on a request's latencies. It knows records and no run."""
+"""Service-level objectives: bounds on a request's latencies."""
 
 from __future__ import annotations
 

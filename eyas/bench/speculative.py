@@ -1,8 +1,7 @@
 """`eyas bench speculative`: which speculation pays at which batch, for a model and its draft head.
 
 A grid of chains and trees, and the model without drafts: each in an engine of its own, which answers real
-prompts with a constant number of them at a time. It knows the grid, its lines and which setting is best; how
-an engine is kept busy, `eyas.bench.busy` knows.
+prompts with a constant number of them at a time.
 """
 
 from __future__ import annotations

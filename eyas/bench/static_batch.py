@@ -1,7 +1,6 @@
 """A static batch through an engine in this process: no server, no wire, but the real loop and scheduler.
 
-A script on the engine's own thread submits a batch, and gets its trace when all of it has ended. It knows
-requests, messages and times. What an engine computes, and how it is configured, it does not know.
+A script on the engine's own thread submits a batch, and gets its trace when all of it has ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`eyas bench suite`: the named cases on one server, or on clusters that it starts, and a report of them.
-
-It knows what is measured on a server and what of it is told. It refuses to know how a case is measured, which
-clusters there are (`eyas.bench.setups`) and how a page looks (`eyas.bench.section`).
-"""
+"""`eyas bench suite`: the named cases on one server, or on clusters that it starts, and a report of them."""
 
 from __future__ import annotations
 

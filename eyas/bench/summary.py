@@ -1,4 +1,4 @@
-"""One run as a table for people, and what may have distorted it. It knows no way of measuring."""
+"""One run as a table for people, and what may have distorted it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says about where it was measured: the hardware, how busy it was, the commit, the versions.
+"""The environment of a report: the hardware, how busy it was, the commit, the versions.
 
 It asks the operating system, nvidia-smi and git. What none of them knows is "unknown", never an error.
 """

@@ -1,8 +1,4 @@
-"""`eyas bench sweep`: servers under rising load, up to the rate at which they no longer keep an SLO.
-
-It knows when a rate counts as borne, and what is told of it. It refuses to know how one run is measured and
-how the next rate is chosen (`eyas.bench.knee`).
-"""
+"""`eyas bench sweep`: servers under rising load, up to the rate at which they no longer keep an SLO."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The asyncio client: chat, generate and models over one gRPC channel.
-
-It knows calls, deadlines and cancellation. It refuses to know HTTP, tokenizers and the cluster behind the
-gateway.
-"""
+"""The asyncio client: chat, generate and models over one gRPC channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat alone has as protobuf messages: its turns, its tools, and which of them are called."""
+"""The protobuf messages of chats alone: turns, tools, and which of them are called."""
 
 from __future__ import annotations
 

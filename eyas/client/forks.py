@@ -1,7 +1,6 @@
 """Forked processes: gRPC does not survive a fork: a process that used it before has it dead in its child.
 
-Its threads are gone there, so a call would wait for ever, whatever its timeout, on new channels too. This
-file knows which process may call, and nothing of calls.
+Its threads are gone there, so a call would wait for ever, whatever its timeout, on new channels too.
 """
 
 from __future__ import annotations

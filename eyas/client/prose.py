@@ -1,7 +1,4 @@
-"""Streamed text on a terminal: Markdown, drawn as it comes, or the bare text where no person looks.
-
-It knows rich and where a Markdown block ends. It refuses to know where the text comes from.
-"""
+"""Streamed text on a terminal: Markdown, drawn as it comes, or the bare text where no person looks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From a server's HTTP address, the one that people know, to its gRPC address, which the SDK dials.
-
-It knows the gateway's `/cluster` and what a terminal user should read when nothing answers there.
-"""
+"""Turns a server's HTTP address, the one that people know, into its gRPC address, which the SDK dials."""
 
 from __future__ import annotations
 

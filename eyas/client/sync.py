@@ -1,6 +1,6 @@
 """The blocking client: `AsyncClient` run on an event loop in a thread of its own.
 
-It knows only how to wait for a coroutine; what a call does is written once, in `eyas.client.aio`.
+What a call does is written once, in `eyas.client.aio`.
 """
 
 from __future__ import annotations

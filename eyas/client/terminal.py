@@ -1,7 +1,4 @@
-"""A chat on a terminal: answers appear as they come, with what each one cost.
-
-It knows the SDK and the person at the keyboard. It refuses to know how the server is started.
-"""
+"""A chat on a terminal: answers appear as they come, with what each one cost."""
 
 from __future__ import annotations
 

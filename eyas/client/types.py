@@ -1,4 +1,4 @@
-"""What the SDK's calls take and return. Plain values; nothing here knows gRPC or protobuf."""
+"""The arguments and results of the SDK's calls. Plain values, without gRPC or protobuf."""
 
 from __future__ import annotations
 

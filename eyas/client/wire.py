@@ -1,6 +1,6 @@
 """The SDK's values as protobuf messages and back. What a chat alone has stands in `eyas.client.chat_wire`.
 
-No other modules of the SDK know the names of fields.
+Only these two modules of the SDK name protobuf fields.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One supervised process: it runs in its own process group, its log lines are forwarded, it ends in time.
 
-It knows an argument list and a name. The cluster decides when to restart it, and the order of stopping.
+The cluster decides when to restart it, and the order of stopping.
 """
 
 from __future__ import annotations

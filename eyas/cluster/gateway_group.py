@@ -1,9 +1,8 @@
 """Several gateway processes on the same ports: starts them, restarts the ones that die, and ends them all.
 
 The kernel gives each new connection to one of them (SO_REUSEPORT). They share the registry's snapshot of the
-workers, and a folder of sockets at which they ask each other (`gateway.http.siblings`);
-every limit of a gateway holds for each. This file does not know what a gateway does: it runs `eyas gateway`
-for each, as a local cluster runs its one.
+workers, and a folder of sockets at which they ask each other (`gateway.http.siblings`); every limit of a
+gateway holds for each. It runs `eyas gateway` for each, as a local cluster runs its one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Brings models that are named as on the hub, ORG/NAME, into the cache that other tools share.
 
-It knows which files of a repository a server reads, and what can go wrong on the way: each cause is one
-sentence. `huggingface_hub` knows the routes, the cache and its variables (HF_TOKEN, HF_ENDPOINT, HF_HOME,
+It takes only the files of a repository that a server reads; each cause of a failure is one sentence.
+`huggingface_hub` has the routes, the cache and its variables (HF_TOKEN, HF_ENDPOINT, HF_HOME,
 HF_HUB_OFFLINE). Files that arrived whole stay for the next try, parts of files do not.
 """
 

@@ -1,7 +1,4 @@
-"""Which GPUs the workers of a cluster get, and which part of their memory: pure functions of numbers.
-
-It knows GPUs by their numbers and their bytes. It refuses to know what a worker does, and how GPUs are found.
-"""
+"""Assigns GPUs, and parts of their memory, to the workers of a cluster: pure functions of numbers."""
 
 from __future__ import annotations
 

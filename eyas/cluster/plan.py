@@ -1,7 +1,7 @@
 """The processes of a local cluster, and the command line of each.
 
-It knows the layouts; every process gets all addresses, and a worker its GPU. So a restarted worker is
-where it was. It starts nothing and asks the system nothing.
+Every process gets all addresses, and a worker its GPU. So a restarted worker is where it was. It starts
+nothing and asks the system nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether workers' weights and KV pages fit, before any process starts: on GPUs, or in a machine's memory.
+"""Checks that workers' weights and KV pages fit before any process starts: on GPUs, or in a machine's memory.
 
 It compares the least that they take (`eyas.engine.checkpoint.sizes`) with what there is, so what it refuses
 could not work. What steps take beside that, and what others hold of a GPU, an engine finds out.

@@ -1,4 +1,4 @@
-"""What a person sees of a cluster: a line while it starts, its addresses when it is ready, its logs.
+"""The terminal output of a cluster: a line while it starts, its addresses when it is ready, its logs.
 
 The addresses go to standard output, everything else to standard error. On a terminal the starting line is
 updated; elsewhere it is printed once. Where logs are JSON, all of standard error is.

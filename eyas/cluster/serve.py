@@ -1,7 +1,7 @@
 """A cluster on one machine: starts its processes, restarts them when they die, and ends them all.
 
-Ready means that every worker's gRPC health says SERVING and the gateway's /health answers 200. This file does
-not know what a worker does: `plan` describes the processes, and `child` runs each one.
+Ready means that every worker's gRPC health says SERVING and the gateway's /health answers 200. `plan`
+describes the processes, and `child` runs each one.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What services share: configuration, errors, values, and the rooms below."""
+"""The parts that services share: configuration, errors, values, and the rooms below."""

@@ -1,7 +1,6 @@
-"""Which pages a worker's prefix cache holds, and what changed lately: what its front tells gateways.
+"""The pages of a worker's prefix cache, and their latest changes, as its front reports them to gateways.
 
-It keeps the names that are held and a bounded log of changes; who is further behind gets all names. It
-refuses to know pages and tokens.
+It keeps the names that are held and a bounded log of changes; who is further behind gets all names.
 """
 
 from __future__ import annotations

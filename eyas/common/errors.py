@@ -22,7 +22,7 @@
     ├── ConfigError                FAILED_PRECONDITION  500   (a flag, folder or handshake that cannot work)
     └── Busy                       FAILED_PRECONDITION  400   (requests run that this would disturb)
 
-It knows names and numbers; it refuses to know grpc and HTTP frameworks.
+Nothing here imports grpc or an HTTP framework.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A file that holds one JSON object, as a folder of a model has several: read, or refused in one sentence.
-
-It knows JSON; it refuses to know what the keys mean.
-"""
+"""A file that holds one JSON object, as a folder of a model has several: read, or refused in one sentence."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Log lines of every process, on standard error: plain text for people, or one JSON object per line.
 
 In JSON all is a record: warnings, what nobody caught, what a process says at its start, and what a child
-writes that is none. It knows the two formats, by which ids a request is found in logs and traces, and which
-processes read what users say: their tracebacks have frames and types alone, for an exception's words may
-quote a request. It refuses to know what is logged.
+writes that is none. Each line names the ids by which a request is found in logs and traces. In processes that
+read what users say, tracebacks have frames and types alone, for an exception's words may quote a request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model is called: by its folder, or as on the hub where the folder lies in the hub's cache."""
+"""The name of a model: its folder's, or the hub's where the folder lies in the hub's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What someone may have meant who typed an unknown name."""
+"""Suggestions for an unknown name that someone typed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Sampling parameters: what a caller may ask of the sampler, and which values are valid.
 
-Plain values, shared by the SDK, the gateway, the wire and the engine. It refuses to know tensors (the
-arithmetic is in `eyas.engine.sampling`) and text (stop strings belong to the gateway).
+Plain values, shared by the SDK, the gateway, the wire and the engine. The arithmetic is in
+`eyas.engine.sampling`; stop strings belong to the gateway.
 """
 
 from __future__ import annotations

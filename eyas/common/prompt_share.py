@@ -1,4 +1,4 @@
-"""Which part of an engine's last seconds went to steps with prompts: a mean that fades."""
+"""The part of an engine's last seconds that went to steps with prompts: a mean that fades."""
 
 from __future__ import annotations
 

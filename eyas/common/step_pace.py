@@ -1,7 +1,4 @@
-"""How far steps are from what a table says of them: measured over predicted time, by kind of step.
-
-It knows sums and how they fade. It knows no request, no worker and no clock.
-"""
+"""The ratio of measured to predicted step times, by kind of step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""How long a step of an engine takes: a measured table, read between its points on straight lines.
+"""The time of an engine's step: a measured table, read between its points on straight lines.
 
 A step's time is the sum of what its rows take (products and row kernels), what its decode rows read of keys
-and values, and what its prompt rows attend to. It knows measurements and budgets of rows. It knows no
-request, no worker and no clock.
+and values, and what its prompt rows attend to.
 """
 
 from __future__ import annotations

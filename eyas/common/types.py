@@ -1,7 +1,7 @@
 """The values that every service shares: requests, tokens, KV handles, descriptions of workers.
 
-Plain msgspec structs, cheap to send between processes. They refuse to know protobuf (see `convert`), tensors
-and text.
+Plain msgspec structs, cheap to send between processes. They hold no protobuf (see `convert`), no tensors and
+no text.
 """
 
 from __future__ import annotations

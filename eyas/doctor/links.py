@@ -1,6 +1,5 @@
-"""What `eyas doctor` says of links: how KV pages come from each worker that has some to each that pulls some.
-
-It knows the workers' own measurements, and how a person reads them.
+"""The part of `eyas doctor` on links: how KV pages come from each worker that has some to each that pulls
+some.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`eyas doctor`: asks every worker of a running cluster, sends one request through it, and reports.
 
-It knows the gateway's HTTP API and the workers' own descriptions. It changes nothing.
-Links are the business of `doctor_links`.
+It changes nothing. Links are the business of `links`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Asks one side every question of a task, a bounded number at a time, and keeps what came back.
-
-It knows `/v1/completions`, `/v1/chat/completions` and how failures are told. It refuses to know which
-answers are right.
-"""
+"""Asks one side every question of a task, a bounded number at a time, and keeps what came back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Two sides that were asked the same questions: which is right where the other is not, and by chance or not.
 
-It knows McNemar's exact test, and refuses to know servers and screens.
+Differences are judged by McNemar's exact test.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`eyas doctor determinism`: does a running server give a request the same tokens in any company?
 
 The same requests, greedy and seeded, are asked alone, all at once and among others, with drafts and without,
-and so are the turns that follow their answers; every answer is held against the first. It knows the server's
-HTTP API, and nothing of engines. What a server promises is its `arithmetic` (docs/determinism.md).
+and so are the turns that follow their answers; every answer is held against the first. What a server promises
+is its `arithmetic` (docs/determinism.md).
 """
 
 from __future__ import annotations

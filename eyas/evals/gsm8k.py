@@ -1,9 +1,8 @@
 """`eyas eval gsm8k`: grade-school word problems, in the official JSON lines (`question`, `answer`).
 
-The prompt is the public one: worked examples, then the question, as text to be continued. An answer is
-judged in three published ways: as lm-eval's gsm8k does by `flexible-extract` (the last number) and by
-`strict-match` (the number after the first ####), and as SGLang's few-shot benchmark does (the last run of
-digits). It knows no server.
+The prompt is the public one: worked examples, then the question, as text to be continued. An answer is judged
+in three published ways: as lm-eval's gsm8k does by `flexible-extract` (the last number) and by `strict-match`
+(the number after the first ####), and as SGLang's few-shot benchmark does (the last run of digits).
 """
 
 from __future__ import annotations

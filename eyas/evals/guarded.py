@@ -1,8 +1,8 @@
 """The process of one program that a model wrote: reads it from standard input, and runs it within limits.
 
-Refused are network, other processes, and changes of files; processor time and memory have an end. The
-process ends with SUCCESS behind the program's last line; a program that asks to exit before has failed,
-whatever its code. This file imports the standard library alone, and refuses to know what a right answer is.
+Refused are network, other processes, and changes of files; processor time and memory have an end. The process
+ends with SUCCESS behind the program's last line; a program that asks to exit before has failed, whatever its
+code. This file imports the standard library alone.
 """
 
 from __future__ import annotations

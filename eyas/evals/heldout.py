@@ -1,7 +1,7 @@
 """The embedded model's held-out questions, and how their answers are scored.
 
 They are read from a file. What writes it, from phrasings and number pairs that no training text has, is not
-installed (`tools.nano.heldout`); it knows servers and models as little as this file does.
+installed (`tools.nano.heldout`).
 """
 
 from __future__ import annotations

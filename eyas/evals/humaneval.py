@@ -1,8 +1,8 @@
 """`eyas eval humaneval`: functions to be written, judged by running their tests, in the official JSON lines.
 
-The model continues the function's head up to the next thing at the left margin, as in the public harness;
-in a chat it is asked for the whole function in a code block. There is one answer per problem: pass@1. It
-refuses to know servers, and how programs are held back (`eyas.evals.sandbox`).
+The model continues the function's head up to the next thing at the left margin, as in the public harness; in
+a chat it is asked for the whole function in a code block. There is one answer per problem: pass@1. Programs
+are held back by `eyas.evals.sandbox`.
 """
 
 from __future__ import annotations

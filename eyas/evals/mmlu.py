@@ -1,9 +1,8 @@
 """`eyas eval mmlu`: questions with four choices, in the official folder of CSV files.
 
-DIR/dev/SUBJECT_dev.csv has the worked examples, DIR/test/SUBJECT_test.csv the questions; a row is a
-question, four choices and the right letter. The prompt is the public one, as text to be continued. The
-letter that the model writes first is its answer; log-probabilities are not asked for. It refuses to know
-servers.
+DIR/dev/SUBJECT_dev.csv has the worked examples, DIR/test/SUBJECT_test.csv the questions; a row is a question,
+four choices and the right letter. The prompt is the public one, as text to be continued. The letter that the
+model writes first is its answer; log-probabilities are not asked for.
 """
 
 from __future__ import annotations

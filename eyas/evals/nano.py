@@ -1,8 +1,4 @@
-"""`eyas eval nano`: the embedded model's held-out questions. Nothing is downloaded.
-
-It knows how the sets become a task with bars. It refuses to know the questions (`eyas.evals.heldout`) and
-servers.
-"""
+"""`eyas eval nano`: the embedded model's held-out questions. Nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What every evaluation shares: a question with its judge, a task that holds them, and reading JSON lines.
-
-It knows no dataset, no server and no score.
-"""
+"""The parts that every evaluation shares: a question with its judge, a task, and reading JSON lines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One evaluation: asks each side, judges, prints, appends to a file, and decides the exit code.
-
-It knows the order of things. It refuses to know datasets, and how questions are asked and counted.
-"""
+"""One evaluation: asks each side, judges, prints, appends to a file, and decides the exit code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One side's answers judged and counted: right ones per group, speed, and all of it as one JSON object.
 
-Failed requests are counted, and enter no share and no latency. It refuses to know servers and screens.
+Failed requests are counted, and enter no share and no latency.
 """
 
 from __future__ import annotations

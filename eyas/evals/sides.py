@@ -1,7 +1,4 @@
-"""A side: one server and the settings with which it is asked, as the command line names it.
-
-It refuses to know questions and HTTP.
-"""
+"""A side: one server and the settings with which it is asked, as the command line names it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scores of groups of questions, and how they are printed.
-
-It knows counting and tables; it refuses to know questions.
-"""
+"""Scores of groups of questions, and how they are printed."""
 
 from __future__ import annotations
 

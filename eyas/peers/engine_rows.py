@@ -1,6 +1,6 @@
 """Flags of vLLM and SGLang that concern an engine: memory, steps, GPUs, kernels and drafts.
 
-Rows of `eyas.peers.table`, which knows them all.
+Rows of `eyas.peers.table`, which lists them all.
 """
 
 from __future__ import annotations

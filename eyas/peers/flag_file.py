@@ -1,7 +1,7 @@
 """A file of flags, in YAML: one key per flag, without its hyphens.
 
-It knows YAML and that a key is there once; it refuses to know flags. A list gives a flag several values, a
-mapping one in JSON, true and false say whether a flag without values is set.
+A list gives a flag several values, a mapping one in JSON, true and false say whether a flag without values is
+set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Flags of vLLM and SGLang that concern a gateway, logs, and servers whose prefill and decode stand apart.
 
-Rows of `eyas.peers.table`, which knows them all.
+Rows of `eyas.peers.table`, which lists them all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a flag of another server can mean here: the kinds of rows of `eyas.peers.table`.
+"""The meanings of another server's flag here: the kinds of rows of `eyas.peers.table`.
 
-It knows kinds, and how each is put into a sentence for docs/coming-from.md; it refuses to know any flag.
+Each kind is put into a sentence for docs/coming-from.md.
 """
 
 from __future__ import annotations

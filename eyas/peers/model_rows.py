@@ -1,6 +1,6 @@
 """Flags of vLLM and SGLang that concern what is served: a model, its tokenizer, its files and its name.
 
-Rows of `eyas.peers.table`, which knows them all.
+Rows of `eyas.peers.table`, which lists them all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A command line with flags of vLLM and SGLang, and a file of flags, as one with flags of Eyas alone.
 
-It knows the table and a command's parser; what flags of Eyas mean, and which values they take, the parser
-says. An unknown flag, two names of one flag with different values, and a flag without a counterpart
-end the command with one sentence.
+The parser says what flags of Eyas mean, and which values they take. An unknown flag, two names of one flag
+with different values, and a flag without a counterpart end the command with one sentence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How vLLM and SGLang ask for drafts, in the flags of Eyas.
-
-It knows vLLM's JSON object and SGLang's names of algorithms; it refuses to know whether a head fits.
-"""
+"""Translates vLLM's and SGLang's settings of speculation to the flags of Eyas."""
 
 from __future__ import annotations
 

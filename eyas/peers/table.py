@@ -1,7 +1,6 @@
 """The flags of vLLM and SGLang, and what each means on the command line of Eyas.
 
-It knows all rows, one per flag, by topic and by name; docs/coming-from.md is printed from it. It refuses to
-know how a command line is read (`eyas.peers.reading`).
+It lists all rows, one per flag, by topic and by name; docs/coming-from.md is printed from it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How many workers a load needs, and in which layout: the answers of `eyas plan`."""
+"""`eyas plan`: the number of workers that a load needs, and their layout."""

@@ -1,4 +1,4 @@
-"""`eyas plan`: what a load needs, told as a table. It knows words; the figures are made elsewhere."""
+"""`eyas plan`: what a load needs, told as a table."""
 
 from __future__ import annotations
 

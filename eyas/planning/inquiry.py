@@ -1,6 +1,6 @@
-"""What `eyas plan` is asked: a kind of worker, a load and targets, checked before anything is simulated.
+"""The request of `eyas plan`: a kind of worker, a load and targets, checked before anything is simulated.
 
-It knows which targets no number of workers can meet. It knows no layout.
+It says which targets no number of workers can meet.
 """
 
 from __future__ import annotations

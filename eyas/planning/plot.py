@@ -1,7 +1,4 @@
-"""The curves of a plan: goodput per GPU over the bound on time per output token, a panel per cluster size.
-
-It knows what layouts bear and how it is drawn; `eyas.planning.search` makes them.
-"""
+"""The curves of a plan: goodput per GPU over the bound on time per output token, a panel per cluster size."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The best layout for a load: goodput of each, and the number of workers that a rate needs.
 
-The closed-form estimate says where to look, the simulator what is there. It knows no flags and no words.
+The closed-form estimate says where to look, the simulator what is there.
 """
 
 from __future__ import annotations

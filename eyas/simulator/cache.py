@@ -1,7 +1,4 @@
-"""The prefix cache of a simulated worker: which blocks it holds, the least recently used forgotten first.
-
-It knows hash ids. It knows no token, page or sequence.
-"""
+"""The prefix cache of a simulated worker: which blocks it holds, the least recently used forgotten first."""
 
 from __future__ import annotations
 

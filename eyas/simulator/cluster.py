@@ -1,7 +1,7 @@
 """The events of a simulated cluster: arrivals, ends of steps, pages that arrive, preferences that change.
 
 Requests are placed by the gateway's own policy (`gateway.routing.placement`, `gateway.routing.preference`),
-from a snapshot that is never late. It knows what happens next; how long a step takes is the worker's.
+from a snapshot that is never late.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The highest rate at which enough requests keep their targets, found by playing a load at several rates.
 
-It knows that more load never helps, and halves the gap between a rate that was borne and one that was not.
-Every layout sees the same draws, so that chance is the same for all.
+More load never helps: the search halves the gap between a rate that was borne and one that was not. Every
+layout sees the same draws, so that chance is the same for all.
 """
 
 from __future__ import annotations

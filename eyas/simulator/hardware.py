@@ -1,7 +1,4 @@
-"""What one worker can do: measured step times, memory, queue and link, from a file or the built-in example.
-
-It knows how the file is checked. It knows no event and no policy.
-"""
+"""The speed of one worker: measured step times, memory, queue and link, from a file or built in."""
 
 from __future__ import annotations
 

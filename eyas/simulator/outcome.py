@@ -1,7 +1,7 @@
 """Figures of a simulated load: latencies per request, how many kept the targets, and the goodput.
 
 Definitions are those of `eyas bench serve`: TTFT from arrival to the first token, TPOT over the tokens after
-it, goodput in requests per second that keep every target. It knows jobs that have ended.
+it, goodput in requests per second that keep every target.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Steps are composed by the rule of the engine's scheduler, simplified: every deco
 prompts under way get rows, then waiting ones, under the same budgets and in the same order (a long prompt
 yields to shorter ones for a while). Simplified: a sequence is admitted when its whole length fits, so nothing
 is preempted; one caller; no drafts. Steps without prompts are taken together until something changes.
-It knows no other worker, and no policy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is asked of a simulated cluster: arrivals, lengths and shared prefixes, as values from a seed.
+"""The load of a simulated cluster: arrivals, lengths and shared prefixes, as values from a seed.
 
-Prefixes are hash ids of blocks, as traces have them. It knows no worker and no policy.
+Prefixes are hash ids of blocks, as traces have them.
 """
 
 from __future__ import annotations

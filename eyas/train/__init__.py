@@ -1,1 +1,1 @@
-"""How draft heads are trained for a target, measured and written in the formats of others."""
+"""Training of draft heads for a target, their measurements, and their formats."""

@@ -1,4 +1,4 @@
-"""How deep a head's chains are right on texts that the target wrote: acceptance by depth, without serving.
+"""Measures acceptance by depth of a head's chains on texts that the target wrote, without serving.
 
 From every pair of a text a chain is drafted, and fed the text: while its drafts are the target's first
 choices, and the text is the target's greedy answer, that is what it would feed itself. For other texts it is

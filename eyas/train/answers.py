@@ -1,8 +1,7 @@
 """The target's own answers to the questions of the data: tokens in a file that grows as they come.
 
 An engine of a process of its own writes them, so that its memory is free again when training begins. Answers
-that the file has already are kept. It knows files and processes; how an engine answers is the business of
-`eyas.bench.answering`.
+that the file has already are kept. `eyas.bench.answering` runs the engine.
 """
 
 from __future__ import annotations

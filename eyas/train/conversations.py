@@ -1,8 +1,7 @@
 """Lines of training data: what a person wrote, as a model's tokens, and which of them an answer is.
 
 A line is a JSON object with `messages` (as OpenAI's chat API takes them), with `prompt` and perhaps
-`completion`, or with `text`. It knows this form and the model's chat template; who answers is not its
-business. A line that cannot be used is a ConfigError that names the line and the field.
+`completion`, or with `text`. A line that cannot be used is a ConfigError that names the line and the field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`eyas doctor head`: what a draft head is, whether it fits a target, and how well it drafts for it.
 
-Everything that does not fit is told at once. It knows heads by their descriptions and their tensors; it knows
-no kind's equations.
+Everything that does not fit is told at once.
 """
 
 from __future__ import annotations

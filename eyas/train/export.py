@@ -1,7 +1,4 @@
-"""Writes draft heads as Hugging Face folders.
-
-This file knows names, shapes and configs; it knows no training.
-"""
+"""Writes draft heads as Hugging Face folders."""
 
 from __future__ import annotations
 

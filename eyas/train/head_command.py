@@ -1,7 +1,7 @@
 """`eyas train eagle3`, `eagle`, `mtp`: texts, the target's answers, training, a folder, its acceptance.
 
 The composition root of heads for any target. Under `--out` stand the head and, in `training/`, what a killed
-run goes on from. It knows the order of things and the flags; it knows no layer, no loss and no kernel.
+run goes on from.
 """
 
 from __future__ import annotations

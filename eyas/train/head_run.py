@@ -1,7 +1,6 @@
 """One training of one head: batches, descent, measurements on the way, checkpoints.
 
-It knows any kind of head and any teacher. Where the texts come from, and what becomes of the head, is the
-business of `eyas.train.head_command`.
+Where the texts come from, and what becomes of the head, is the business of `eyas.train.head_command`.
 """
 
 from __future__ import annotations

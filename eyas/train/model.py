@@ -1,8 +1,4 @@
-"""The parts of a Llama's layer on PyTorch's own operations, as draft heads are trained of them.
-
-This file knows shapes and forward passes, with or without a key-value cache; it knows no data, optimiser or
-file.
-"""
+"""The parts of a Llama's layer on PyTorch's own operations, as draft heads are trained of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Texts as batches of one shape: several texts share a row, and each keeps positions and company of its own.
 
 Which texts stand where follows from (seed, number of the batch) alone, so that a run can go on where it
-ended. It knows ids and answers; it knows no tokenizer and no model.
+ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How long and how fast a model is trained: Muon for the matrices, AdamW for the rest, linear cooldown.
-
-This file knows the optimisers and the schedule; it does not know what is learnt.
-"""
+"""The recipe of a training: Muon for the matrices, AdamW for the rest, linear cooldown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The target beside a head in training: what it feels and says about a batch, computed as it is served.
 
-Nothing is kept from one batch to the next. It knows batches and pages; which decoder computes is the business
-of `plain_teacher` and `device_teacher`, and no head and no loss is known here.
+Nothing is kept from one batch to the next. The decoders are in `plain_teacher` and `device_teacher`.
 """
 
 from __future__ import annotations

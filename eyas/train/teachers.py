@@ -1,4 +1,4 @@
-"""Which teacher a target has: the plain decoder on a CPU, the fast one on a GPU."""
+"""Chooses the teacher of a target: the plain decoder on a CPU, the fast one on a GPU."""
 
 from __future__ import annotations
 

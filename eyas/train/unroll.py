@@ -1,8 +1,7 @@
 """The training-time test: a head's steps over one batch, each fed by what the step before it made.
 
 Query t of step k sees the true pairs up to t and, of the steps 1 to k, those at t: true features up to t,
-then k of its own (EAGLE-3, section 3.2). It knows any kind of head and no target; with one step it is plain
-training.
+then k of its own (EAGLE-3, section 3.2). With one step it is plain training.
 """
 
 from __future__ import annotations

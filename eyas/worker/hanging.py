@@ -1,8 +1,7 @@
-"""When an engine is given up: it has work, makes no progress, and nothing holds it.
+"""Gives up an engine that has work, makes no progress, and is held by nothing.
 
-A front tells soon that its engine is late, and requests wait for it. One that hangs for good must end: only
-a process that has ended is started again. This file knows looks and processes; what progress is, `liveness`
-knows.
+A front tells soon that its engine is late, and requests wait for it. One that hangs for good must end: only a
+process that has ended is started again. `liveness` says what progress is.
 """
 
 from __future__ import annotations

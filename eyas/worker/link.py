@@ -1,8 +1,8 @@
 """The link between a front and its engine: batches of commands down, batches of events up.
 
 `ZmqFront` and `ZmqEngine` join two processes. What is on a link sees its interface alone: `FrontLink`, and
-`eyas.engine.ipc.link.EngineLink`. This file knows how batches travel, not what they mean. `send` never waits
-on either side: admission bounds the requests in flight, and the front watches the engine's progress.
+`eyas.engine.ipc.link.EngineLink`. `send` never waits on either side: admission bounds the requests in flight,
+and the front watches the engine's progress.
 """
 
 from __future__ import annotations

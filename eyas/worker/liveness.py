@@ -1,4 +1,4 @@
-"""Whether the engine is alive, which means that it makes progress: arithmetic on its stamps, no clock.
+"""The liveness of the engine, which means that it makes progress: arithmetic on its stamps, no clock.
 
 A pulse within a step is progress as the end of a step is: how long a step takes says nothing. A silence has
 two bounds. Past the first the engine is late: nothing new is to wait for it, and what it has stays. Past the

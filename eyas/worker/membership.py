@@ -1,7 +1,7 @@
 """A worker's place in its cluster: its own key in the registry, and the other workers that it may dial.
 
-Addresses come from the registry, which the command line names, and never from a request. This file knows
-which draft workers fit this worker; `decode_svc.drafts` talks to them, and `watches` to the owners of pages.
+Addresses come from the registry, which the command line names, and never from a request. It chooses the draft
+workers that fit this worker; `decode_svc.drafts` talks to them, and `kv_puller` to the owners of pages.
 """
 
 from __future__ import annotations

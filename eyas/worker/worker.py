@@ -1,7 +1,6 @@
 """A worker: a front in this process and its engine in another. They live and die together.
 
-The composition root of `eyas worker`. It knows processes and signals, but not what the two halves say to each
-other.
+The composition root of `eyas worker`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Turns a prompt and a caller's options into a request that the cluster can run, or refuses it clearly.
 
-It knows the served model's limits and the defaults. It refuses to know where the options came from: the HTTP
-and the gRPC front both call it.
+The HTTP and the gRPC front both call it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs a call: admits every prompt, then gives one stream of deltas over all of its choices.
 
-It knows several generations at once, and closes all of them when one fails. It refuses to know formats.
+All generations of a call are closed when one fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The interface between the gateway's fronts (HTTP, gRPC) and what makes tokens behind them.
-
-It knows tokens and workers. It refuses to know text, HTTP, protobuf, or how a request is routed.
-"""
+"""The interface between the gateway's fronts (HTTP, gRPC) and what makes tokens behind them."""
 
 from __future__ import annotations
 

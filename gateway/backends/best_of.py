@@ -1,7 +1,4 @@
-"""Which choices are told where more are generated than asked for (OpenAI's `best_of`).
-
-It knows log-probabilities. It refuses to know how choices are generated and written.
-"""
+"""Selects the best choices where more are generated than asked for (OpenAI's `best_of`)."""
 
 from __future__ import annotations
 

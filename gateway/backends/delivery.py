@@ -1,7 +1,6 @@
 """Delivers one request's output to one client: every index of every choice once, in order, bounded.
 
 Workers may repeat tokens (decode repeats token 0, a migrated request overlaps) and a client may read slowly.
-This file knows output indices and buffer sizes; it refuses to know who sent an entry and why.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""How a gateway drains: its backend refuses new requests, lets open ones finish, and at last ends them.
+"""Drains a gateway: its backend refuses new requests, lets open ones finish, and at last ends them.
 
-It stands between the fronts and the backend that they share, so that HTTP and gRPC drain alike. It knows
-which requests are open. It refuses to know why the process ends, and how long that may take.
+It stands between the fronts and the backend that they share, so that HTTP and gRPC drain alike.
 """
 
 from __future__ import annotations

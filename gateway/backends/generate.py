@@ -6,7 +6,6 @@
           -> decode's entries, until every choice has finished
 
 and what happens when a worker leaves in the middle (`_replace_prefill`, `_recompute`, `_replace_decode`).
-It knows legs, attempts and output indices; it refuses to know text, gRPC, and how a worker does its part.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 An entry that only adds tokens to a choice is shown at once, by one chain of calls, while the stream's reader
 waits. All other entries go through the reader (`TextStream.take`, `Format.event`, `Reply.write`), and so does
-everything while the client reads slowly. That way says what is right: here, the same bytes leave sooner. This
-file knows what makes an entry fit; it refuses to know how text is made and written.
+everything while the client reads slowly. That way says what is right: here, the same bytes leave sooner.
 """
 
 from __future__ import annotations

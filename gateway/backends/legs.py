@@ -1,7 +1,7 @@
 """A leg is one worker's part in one request: an entry in a decode Session, or one Prefill call.
 
-A leg knows its worker and what it has sent there; it reports everything to the request it belongs to. It
-refuses to know what follows from a report: a request ignores the legs that it has replaced.
+A leg holds its worker and what it has sent there, and reports everything to the request it belongs to. A
+request ignores the legs that it has replaced.
 """
 
 from __future__ import annotations

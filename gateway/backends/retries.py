@@ -1,4 +1,4 @@
-"""How often requests may try again: counts, and which errors pass by themselves.
+"""The budget of retries: counts, and which errors pass by themselves.
 
 A request may try a few times in a row, and some more in all. All requests of a process that no worker has
 admitted yet have a budget together, so that a cluster in trouble is not asked several times as much.

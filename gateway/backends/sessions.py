@@ -1,7 +1,7 @@
 """One `DecodeService.Session` per worker, shared by all requests of this gateway, reopened when it breaks.
 
-A session sends messages of requests to the worker and hands each reply to its request. It knows whether the
-worker is alive; it refuses to know what a request does about it.
+A session sends messages of requests to the worker and hands each reply to its request. It says whether the
+worker is alive; the request decides what follows.
 """
 
 from __future__ import annotations

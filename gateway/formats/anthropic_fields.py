@@ -1,7 +1,7 @@
 """The bodies of /v1/messages and /v1/messages/count_tokens: Anthropic's API, as far as text models go.
 
-Types only. It refuses to know what becomes of them: `anthropic_request` reads a body as a chat. The string
-under a field is its description in /openapi.json and docs/api.md.
+Types only. `anthropic_request` reads a body as a chat. The string under a field is its description in
+/openapi.json and docs/api.md.
 """
 
 from __future__ import annotations

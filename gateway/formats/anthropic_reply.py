@@ -1,7 +1,6 @@
-"""What /v1/messages answers with: one message, or the events that build it up, and errors in their shape.
+"""The answers of /v1/messages: one message, or the events that build it up, and errors in their shape.
 
-Both come from the same steps, so that a stream's blocks are those of a whole answer. This file knows the
-objects and the order of the events. It refuses to know how calls and reasoning are found in a text.
+Both come from the same steps, so that a stream's blocks are those of a whole answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads the body of /v1/messages as a chat: blocks become messages, calls and results OpenAI's.
 
-A pure function. It knows both shapes. It refuses to know models and answers.
+A pure function.
 """
 
 from __future__ import annotations

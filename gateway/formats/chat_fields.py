@@ -1,7 +1,7 @@
 """The fields of a chat's messages, in OpenAI's words.
 
-Types only, and what a role must have. It refuses to know what templates make of messages.
-The string under a field is its description in /openapi.json and docs/api.md.
+Types only, and what a role must have. The string under a field is its description in /openapi.json and
+docs/api.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Turns the validated body of a chat into a call: its prompt, and what is looked for in the answer.
-
-It knows what the fields of a chat mean for the model's template. It refuses to know how answers are written.
-"""
+"""Turns the validated body of a chat into a call: its prompt, and what is looked for in the answer."""
 
 from __future__ import annotations
 

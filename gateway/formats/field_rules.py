@@ -1,7 +1,7 @@
-"""What /openapi.json says of bodies beyond the types of their fields, in JSON schema.
+"""The rules of bodies beyond the types of their fields, as JSON schema for /openapi.json.
 
 Data and functions of it: null means absent, and rules over several fields. The bodies' own validators refuse
-what breaks them. It refuses to know any body.
+what breaks them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The types that several fields of bodies share: numbers within bounds, prompts, stop strings, biases.
 
-It knows ranges, OpenAI's forms of one thing, and what JSON schema says of both. It refuses to know which
-fields have these types. Every whole number is bounded by what protobuf can carry.
+Every whole number is bounded by what protobuf can carry.
 """
 
 from __future__ import annotations

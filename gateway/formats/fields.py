@@ -1,7 +1,7 @@
-"""How the fields of a JSON body are read: strictly typed, null means absent, errors name the field.
+"""Reads the fields of a JSON body: strictly typed, null means absent, errors name the field.
 
 An unknown field is ignored and named to the caller. A known field that is not supported and would change the
-answer is an error that names it. It knows JSON and pydantic. It refuses to know what any field means.
+answer is an error that names it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The fields of a body that ask for structured output, by OpenAI's, vLLM's and SGLang's names.
 
-It knows what each field holds, and that one of them at most may ask for something. It refuses to know how
-a grammar is checked or followed. null, an empty text, list or object ask for nothing.
+One of them at most may ask for something. null, an empty text, list or object ask for nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Log-probabilities in the two shapes of OpenAI's API.
 
-It knows how a single token is shown. A token may be half a character: the chat shape then gives its bytes
-beside a replacement character, and the text shape spells the bytes out.
+A token may be half a character: the chat shape then gives its bytes beside a replacement character, and the
+text shape spells the bytes out.
 """
 
 from __future__ import annotations

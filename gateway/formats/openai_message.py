@@ -1,7 +1,4 @@
-"""How OpenAI's chat API tells answers that hold more than content: calls of tools, and reasoning.
-
-It knows the shapes of both, whole and streamed. It refuses to know how they are found in the text.
-"""
+"""Answers of OpenAI's chat API that hold more than content: calls of tools, and reasoning."""
 
 from __future__ import annotations
 

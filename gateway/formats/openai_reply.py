@@ -1,7 +1,6 @@
-"""What OpenAI's API answers with: whole objects, stream events, and error bodies, as JSON bytes.
+"""The answers of OpenAI's API: whole objects, stream events, and error bodies, as JSON bytes.
 
-It knows the two shapes of an answer (chat and text) and server-sent events. It refuses to know sockets, and
-where the deltas come from. msgspec encodes, because this runs per engine step and stream.
+msgspec encodes, because this runs per engine step and stream.
 """
 
 from __future__ import annotations

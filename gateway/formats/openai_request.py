@@ -1,7 +1,4 @@
-"""Turns a validated HTTP body into a call: the generation requests to run and how to answer.
-
-It knows what OpenAI's fields mean and their defaults. It refuses to know sockets and JSON.
-"""
+"""Turns a validated HTTP body into a call: the generation requests to run and how to answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The body of /v1/responses: OpenAI's newer API, as far as it needs no memory of earlier requests.
 
-Types only. It refuses to know what becomes of them: `responses_request` reads the body as a chat. The string
-under a field is its description in /openapi.json and docs/api.md.
+Types only. `responses_request` reads the body as a chat. The string under a field is its description in
+/openapi.json and docs/api.md.
 """
 
 from __future__ import annotations

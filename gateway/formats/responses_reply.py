@@ -1,7 +1,6 @@
-"""What /v1/responses answers with: one object, or the events that build it up.
+"""The answers of /v1/responses: one object, or the events that build it up.
 
-Both come from the same steps, so that a stream ends with the object that a whole answer is. This file knows
-the objects and the order of the events. It refuses to know how calls and reasoning are found in a text.
+Both come from the same steps, so that a stream ends with the object that a whole answer is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads the body of /v1/responses as a chat: items become messages, flat tools OpenAI's older objects.
 
-A pure function. It knows both shapes. It refuses to know models and answers.
+A pure function.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The bodies that the HTTP API accepts: OpenAI's chat and text completions, and this server's extensions.
 
-It knows types and ranges of single fields; `admission` checks what needs the model (lengths, token ids). The
-string under a field is its description in /openapi.json and docs/api.md. Every whole number is bounded by
-what protobuf can carry.
+`admission` checks what needs the model (lengths, token ids). The string under a field is its description in
+/openapi.json and docs/api.md. Every whole number is bounded by what protobuf can carry.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What `/generate` answers with: SGLang's objects, whole or as events that repeat the answer so far.
+"""The answers of `/generate`: SGLang's objects, whole or as events that repeat the answer so far.
 
 SGLang's clients read the last event alone, or cut off what they have. So an event grows with the answer, but
 the work per event does not: ids and log-probabilities of earlier events stay encoded and are only copied.
-This module knows the shape of one choice's answer. It refuses to know where the deltas come from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`POST /generate` in SGLang's shape: its body, and the call that it becomes.
 
-It knows SGLang's field names and defaults. It refuses to know how a call runs. An unsupported field that asks
-for something is an error that names it; null, false or SGLang's default asks for nothing.
+An unsupported field that asks for something is an error that names it; null, false or SGLang's default asks
+for nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fields of a chat's tools, in OpenAI's words, the newer ones and the older ones.
 
-Types only, and what goes together. It refuses to know what models make of tools.
-The string under a field is its description in /openapi.json and docs/api.md.
+Types only, and what goes together. The string under a field is its description in /openapi.json and
+docs/api.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Refuses a grammar that cannot be followed before a worker hears of it.
 
 A process of its own compiles it, within limits of memory and time; what it found is remembered, and nothing
-else: that the process was stopped, or ended by others, says nothing about a grammar. It knows that process
-and its limits. It refuses to know notations, and what becomes of a grammar afterwards.
+else: that the process was stopped, or ended by others, says nothing about a grammar.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The grammar of a chat's answer: what its tools, its format and the model's reasoning make of it together.
 
-A pure function of the request. It knows which fields ask for what. It refuses to know how a format writes
-calls and how a grammar is followed.
+A pure function of the request.
 """
 
 from __future__ import annotations

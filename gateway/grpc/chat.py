@@ -1,8 +1,4 @@
-"""Chats of `eyas.v1.Eyas`: messages and tools as the HTTP front has them, and answers that are read.
-
-It knows the fields of the public contract that a chat alone has. It refuses to know what templates make of
-messages, and how calls and reasoning are found in a text.
-"""
+"""Chats of `eyas.v1.Eyas`: messages and tools as the HTTP front has them, and answers that are read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks a gRPC call before any message of it is read: its key, the number of open calls, connection limits.
-
-It knows connections, calls and keys. It refuses to know what a message says.
-"""
+"""Checks a gRPC call before any message of it is read: its key, number of open calls, connection limits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The gRPC front: the service `eyas.v1.Eyas` over the same backend, limits and text as the HTTP front.
 
-It translates messages to calls and back. It refuses to know how tokens are made and routed.
+It translates messages to calls and back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a caller of HTTP/2 says until it has acknowledged its server's SETTINGS, and the relay in its place.
+"""The opening of an HTTP/2 connection, until the SETTINGS are acknowledged in the caller's place.
 
-Bytes in, bytes out: no sockets. It knows frames by their heads. It refuses to know what is in them.
+Bytes in, bytes out: no sockets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The messages of `eyas.v1.Eyas`: it reads options and writes answers.
-
-It knows every field of the public contract but those that a chat alone has. It refuses to know calls: whose
-they are, and when a message is sent.
-"""
+"""The messages of `eyas.v1.Eyas`: it reads options and writes answers."""
 
 from __future__ import annotations
 

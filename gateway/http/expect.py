@@ -1,7 +1,6 @@
 """Answers to callers who wait to be called for their body: one that comes before that ends the connection.
 
-Nobody could say whether what comes next is the body or a request. It knows uvicorn's answers, and refuses to
-know what is answered.
+Nobody could say whether what comes next is the body or a request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The HTTP front: routes of OpenAI's API and a few of its own, for a backend that makes tokens.
 
-A call is parsed, admitted, and answered whole or as server-sent events. The status line is written only
-after the backend has admitted every prompt, so that a refusal is a real status, streaming or not.
-It refuses to know how tokens are made and routed.
+A call is parsed, admitted, and answered whole or as server-sent events. The status line is written only after
+the backend has admitted every prompt, so that a refusal is a real status, streaming or not.
 """
 
 from __future__ import annotations

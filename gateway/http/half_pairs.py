@@ -1,7 +1,7 @@
 """Where a JSON body holds half of a surrogate pair, which is no text: an escape like \\ud800 alone, or three
 bytes.
 
-It knows JSON, and refuses to know what the fields mean. It is asked about bodies that could not be read.
+It is asked about bodies that could not be read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the head of a request says of its target and its framing, and what of it is refused or ignored.
+"""Checks the head of a request: its target and its framing, and what of it is refused or ignored.
 
 Whoever reads a request otherwise than the sender takes a body for a request: what two readers could read in
-two ways is refused. This file knows heads alone: no connections, and nothing that is asked or answered.
+two ways is refused.
 """
 
 from __future__ import annotations

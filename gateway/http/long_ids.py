@@ -2,7 +2,7 @@
 
 A prompt of 60,000 ids is 60,000 objects to a JSON parser, and each look at them costs as much again. Only
 what is plainly a list of ids is read here. What else there may be, and how it is refused, is said by those
-who read the body whole. It refuses to know what the other fields mean.
+who read the body whole.
 """
 
 from __future__ import annotations

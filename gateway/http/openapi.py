@@ -1,8 +1,4 @@
-"""The route table, and the pages made of it: /openapi.json, and /docs, which shows it without a network.
-
-It knows OpenAPI's shape, and reads what a body holds from the body's class. It refuses to know how a request
-is answered.
-"""
+"""The route table, and the pages made of it: /openapi.json, and /docs, which shows it without a network."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What the gateway tells about itself: models, health, workers and metrics.
-
-It knows the paths and fields that callers of OpenAI's, vLLM's and SGLang's servers expect. It refuses to know
-how tokens are made.
-"""
+"""Routes about the gateway itself: models, health, workers and metrics."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Parts of streamed responses on their way out: one write per connection and turn of the event loop.
 
 A decode step gives tokens to many streams at once. Their parts are held until all of them are rendered, and
-then leave one after the other, so that readers on this host are woken once. It knows chunked bodies and
-connections, and refuses to know what a part says.
+then leave one after the other, so that readers on this host are woken once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The parts of a streamed body, as an HTTP server takes them past the layers of calls around ASGI's `send`.
 
-It says what a server offers. It refuses to know servers, and what a part says.
+It says what a server offers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Answers of unknown length to callers of HTTP/1.0, who know no chunks: the connection's end is theirs.
-
-It knows how uvicorn counts a body. It refuses to know what is answered.
-"""
+"""Answers of unknown length to callers of HTTP/1.0, who know no chunks: the connection's end is theirs."""
 
 from __future__ import annotations
 

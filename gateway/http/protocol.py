@@ -1,8 +1,8 @@
 """HTTP/1.1 for untrusted clients: uvicorn's protocol with bounds on everything that a client can stretch.
 
 It bounds the size and the time of headers, idle and stalled connections, and the number of connections. The
-application reads and bounds bodies. This file does not know what is asked or answered. It reads uvicorn's
-private state: `pyproject.toml` bounds the versions that it is written for.
+application reads and bounds bodies. It reads uvicorn's private state: `pyproject.toml` bounds the versions
+that it is written for.
 """
 
 from __future__ import annotations

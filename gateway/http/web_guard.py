@@ -1,9 +1,9 @@
-"""What web pages may do to a server without keys: any page, in any browser that reaches the server.
+"""Guards a server without keys against web pages: any page, in any browser that reaches the server.
 
 A page's own name may be made to lead to this server (DNS rebinding), and then the browser lets the page read:
 so the Host must be a name that is this server's. And a browser sends simple requests for every page without
-asking: so a page elsewhere must send JSON, for which the browser asks first (CORS). This file knows headers.
-It refuses to know what is asked, and keys: where there are any, a page does not have them.
+asking: so a page elsewhere must send JSON, for which the browser asks first (CORS). Where there are keys, a
+page does not have them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What all HTTP routes share: bounded bodies, clients that disconnect, request ids, error bodies.
-
-It knows ASGI. It refuses to know what is asked and answered.
-"""
+"""Shared parts of all HTTP routes: bounded bodies, clients that disconnect, request ids, error bodies."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What callers may use: keys, quotas, and their turns where much waits."""
+"""Limits of callers: keys, quotas, and their turns where much waits."""

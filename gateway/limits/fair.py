@@ -1,8 +1,7 @@
 """A full cluster, shared by callers: who holds less than another waits for the next place, others get a 429.
 
 Workers bound their queues, and one caller that floods would fill them: this backend keeps the places that
-come free for those who hold fewer. With one caller, or without API keys, it changes nothing. It knows
-callers, weights and places. It refuses to know which worker is full.
+come free for those who hold fewer. With one caller, or without API keys, it changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """API keys: one rule for both fronts.
 
-It knows which keys are valid, follows the file that has them, and knows how callers are named. It refuses to
-know what callers may do.
+It follows the file that has the valid keys, and names callers.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 To read a prompt of 60,000 ids and to send it takes the loop some milliseconds each, and a small request takes
 one or two in all. A hundred of either in a row leave nothing for streams: gRPC hands the loop one message of
 a worker's session per turn, and each new request brings two. So a request waits until the loop has had time
-and turns for others since the one before. It knows sizes and callers. It refuses to know what a piece of work
-does.
+and turns for others since the one before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What each API key may use: requests and tokens per minute, and requests at a time.
+"""The limits of each API key: requests and tokens per minute, and requests at a time.
 
 Rates are buckets: they hold a minute's worth, fill evenly, and a call may overdraw the tokens, whose number
-is known only at its end; the next call then waits until the debt is paid. This file knows counts and clocks.
-It refuses to know how callers are named, and how a call is answered.
+is known only at its end; the next call then waits until the debt is paid.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a gateway shows of itself: metrics, traces, the console, and the canary."""
+"""Observation of a gateway: metrics, traces, the console, and the canary."""

@@ -3,7 +3,6 @@
 It stands between the fronts and the cluster. Any request that gets past token 0 proves the whole path; when
 none has for a while, the canary sends its own. That prompt is shorter than a page, so no cache holds it. The
 canary also runs now and then beside real requests: only its own shows whether a leg was left out.
-It knows entries and clocks. It refuses to know routing, text and HTTP.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The console: a page for people, its files, and the requests that it draws.
 
-It knows which files there are and what a browser may do with them. It refuses to know what they show: the
-page reads the same routes as any other client.
+The page reads the same routes as any other client.
 """
 
 from __future__ import annotations

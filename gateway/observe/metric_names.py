@@ -1,7 +1,7 @@
 """The figures of a gateway as its page shows them: with the model's name, and by vLLM's names as well.
 
-It knows which of the figures mean the same. It refuses to know who counts them: all are read from a registry
-when a page is asked for. Workers export nothing by those names, so that no figure is counted twice.
+All figures are read from a registry when a page is asked for. Workers export nothing by those names, so that
+no figure is counted twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a gateway's fronts count, for Prometheus, and tell their tracer and the console.
+"""The counters of a gateway's fronts, for Prometheus, the tracer and the console.
 
-It knows clocks, deltas and metric names (`docs/metrics.md` lists them). It refuses to know how anything is
-served. The registry stays its creator's.
+`docs/metrics.md` lists the metrics. The registry stays its creator's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The last requests that ended, for the console: when, how, and where their time went.
 
-It knows counts and clocks, and ids that callers chose. It refuses to know prompts and answers. The memory is
-bounded, and a request costs it the same however many went before.
+It holds counts, times and ids that callers chose, and no text of prompts or answers. The memory is bounded,
+and a request costs it the same however many went before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a gateway did in the last quarter of an hour, second by second, and the calls that failed.
+"""The last quarter of an hour of a gateway, second by second, and the calls that failed.
 
 It reads the totals of the gateway's figures once a second and keeps them: a page that opens later sees what
-was before. The memory is bounded. It knows numbers, routes and the words of refusals that quote nobody.
+was before. The memory is bounded. It holds numbers, routes and the words of refusals that quote nobody.
 """
 
 from __future__ import annotations

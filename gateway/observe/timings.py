@@ -1,8 +1,4 @@
-"""Where a request's time went, for replies to callers that ask, traces and the console.
-
-It knows a request's trace, its parts on a clock, and the JSON that it becomes. It refuses to know how
-anything was measured.
-"""
+"""The times of a request's parts, for replies to callers that ask, traces and the console."""
 
 from __future__ import annotations
 

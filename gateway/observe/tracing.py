@@ -1,8 +1,8 @@
 """One trace per call: its span, and below it what its requests waited for on which worker.
 
 Durations are the workers' own, and the gateway knows when it asked each of them, so no worker makes spans. A
-span says names, numbers and times, and never text of a prompt or an answer. This file knows OpenTelemetry's
-API, which is imported only where tracing is on. It refuses to know how anything is served.
+span says names, numbers and times, and never text of a prompt or an answer. OpenTelemetry's API is imported
+only where tracing is on.
 """
 
 from __future__ import annotations

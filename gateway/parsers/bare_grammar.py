@@ -1,8 +1,7 @@
 """The grammar of parameters whose values stand bare between tags.
 
 What it lets through is read back (`bare_values`) as the schema says, to the character: text that a schema
-bounds holds no `<`, other text no tag that ends it; whatever else is JSON. It refuses to know which tags
-a format has.
+bounds holds no `<`, other text no tag that ends it; whatever else is JSON.
 """
 
 from __future__ import annotations

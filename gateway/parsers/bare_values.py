@@ -1,7 +1,7 @@
 """Values of parameters that stand bare between tags, read as JSON.
 
 A value ends at its tag, where what may stand behind a value follows. A tag within a JSON value's strings is
-theirs. This file refuses to know which tags a format has, and of which kind a parameter is.
+theirs.
 """
 
 from __future__ import annotations

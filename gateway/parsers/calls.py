@@ -1,7 +1,4 @@
-"""What formats of calls share: names, attempts that may fail, and calls written as one JSON object.
-
-It knows the keys that models write. It refuses to know what stands around a call.
-"""
+"""Shared parts of formats of calls: names, attempts that may fail, and calls written as one JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a parser finds in an answer's text: reasoning, content and calls of tools, piece by piece.
+"""The events of a parser: reasoning, content and calls of tools, piece by piece.
 
 Data only. Pieces of one kind that follow one another belong together; how they are cut means nothing.
 """

@@ -1,7 +1,4 @@
-"""Calls as Functionary writes them: `<function=f>{"a": 1}</function>`.
-
-It knows the tags. It refuses to know the tools.
-"""
+"""Calls as Functionary writes them: `<function=f>{"a": 1}</function>`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Calls as Gemma 4 writes them: `<|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>`.
 
 Keys stand bare, text between marks of its own, everything else as in JSON. This file writes the arguments as
-JSON. It refuses to know the tools.
+JSON.
 """
 
 from __future__ import annotations

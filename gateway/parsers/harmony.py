@@ -3,7 +3,7 @@
 `<|channel|>analysis<|message|>...<|end|>` is reasoning, `<|start|>assistant<|channel|>final<|message|>...`
 the answer. `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>` is a call; words
 in that channel without a recipient belong to the answer. The recipient may stand before the channel. The
-prompt ends with `<|start|>assistant`. This file refuses to know which of its tokens end an answer.
+prompt ends with `<|start|>assistant`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Calls as Hermes and Qwen write them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-
-It knows the tags. It refuses to know the tools.
-"""
+"""Calls as Hermes and Qwen write them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Looks for the end of a JSON object, array or string whose characters come in parts.
 
-It knows brackets, strings and what may follow what, so that it fails where no value can go on. It refuses to
-judge numbers and words, and to build the value: who wants that reads the text again.
+It follows brackets, strings and what may follow what, so that it fails where no value can go on. Numbers and
+words are not judged, and no value is built: who wants it reads the text again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls as Kimi-K2 writes them, between markers of their own.
 
 Within a section each call has an id, `functions.NAME:N`, which counts the chat's calls from 0, and an object
-of arguments. This file takes the name out of the id. It refuses to know which ids the chat has had.
+of arguments. This file takes the name out of the id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Of which kind a parameter's value is, where values stand bare: what a reader and a grammar must agree on.
+"""The kinds of parameters whose values stand bare: a reader and a grammar must agree on them.
 
-It knows what a tool's schema says about each parameter. It takes any schema, right or wrong, and refuses to
-judge it.
+It takes any schema, right or wrong, and refuses to judge it.
 """
 
 from __future__ import annotations

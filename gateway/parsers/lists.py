@@ -1,8 +1,7 @@
 """Calls in a list behind a marker: of objects as Command R, Granite and Phi-4 write them, or of Python
 (LFM2).
 
-What is in a list tells how its calls are written. This file knows the markers, and which keys each model
-uses.
+What is in a list tells how its calls are written.
 """
 
 from __future__ import annotations

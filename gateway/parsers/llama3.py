@@ -1,7 +1,7 @@
 """Calls as Llama 3 writes them: `{"name": ..., "parameters": {...}}` on lines of their own or separated by
 semicolons, alone or behind `<|python_tag|>`. Llama 3.2 also writes `[f(a=1)]`, Llama 4 other markers.
 
-What begins a line is only a call if it names one of the tools. This file refuses to know what else they are.
+What begins a line is only a call if it names one of the tools.
 """
 
 from __future__ import annotations

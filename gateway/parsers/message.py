@@ -1,7 +1,6 @@
 """Reads one answer: its reasoning, then its content and calls.
 
-A parser is a pure function of the text: however that is cut, the events say the same. It refuses to know
-where the text comes from and how the events are shown.
+A parser is a pure function of the text: however that is cut, the events say the same.
 """
 
 from __future__ import annotations

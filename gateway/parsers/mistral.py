@@ -3,7 +3,7 @@
 Up to version 3 of their tokenizer: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`. Later, for each
 call: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, with or without the id.
 
-It knows both. Ids that the model writes are not read: the server's own are unique.
+Ids that the model writes are not read: the server's own are unique.
 """
 
 from __future__ import annotations

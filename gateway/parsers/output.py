@@ -1,7 +1,6 @@
-"""Where parsers put what they find. White space beside calls and reasoning is the format's, and is dropped.
+"""The output of parsers. White space beside calls and reasoning is the format's, and is dropped.
 
-Templates write that space themselves when the message comes back in a later prompt. This file knows events.
-It refuses to know formats.
+Templates write that space themselves when the message comes back in a later prompt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The parameters of tools, where a format writes them one by one: which there are, and what bounds them.
 
-It knows JSON schemas, and refuses by name what such a format cannot hold to. It refuses to know how values
-are written.
+What such a format cannot hold to is refused by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The grammar of calls written as Python: `[f(a=1), g(b="x")]`.
 
-What it lets through, `pythonic` reads as arguments that follow the tool's schema. It knows names and commas,
-and refuses to know how values are written.
+What it lets through, `pythonic` reads as arguments that follow the tool's schema.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Values that models write in Python: literals, and JSON's three words among them.
 
-It refuses to evaluate anything else.
+Nothing else is evaluated.
 """
 
 from __future__ import annotations

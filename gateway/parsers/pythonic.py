@@ -1,7 +1,7 @@
 """Calls as Llama 4 and others write them: `[f(a=1), g(b="x")]`, Python with literals only.
 
 An answer that opens with a bracket only holds calls if it names the tools. Arguments are given out call by
-call, since a literal is only known at its end. This file refuses to evaluate anything but literals.
+call, since a literal is only known at its end. Nothing but literals is evaluated.
 """
 
 from __future__ import annotations

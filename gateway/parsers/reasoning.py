@@ -1,8 +1,7 @@
 """Reasoning that a model writes before its answer, between a pair of tags.
 
 Some templates open it in the prompt (DeepSeek-R1), some leave that to the model (Qwen3), and some close it in
-the prompt to have none. So the prompt's end says how an answer begins. This file knows the tags. It refuses
-to know what stands after them.
+the prompt to have none. So the prompt's end says how an answer begins.
 """
 
 from __future__ import annotations

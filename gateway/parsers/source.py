@@ -2,8 +2,7 @@
 
 A parser is written as if the whole text were there: it says `yield from` for every look at the text, and the
 generator rests until the text has come. What it finds can therefore not depend on how the text is cut, and
-each character is looked at a bounded number of times. This file knows text and JSON's brackets and strings.
-It refuses to know any format.
+each character is looked at a bounded number of times.
 """
 
 from __future__ import annotations

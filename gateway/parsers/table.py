@@ -1,6 +1,6 @@
 """Every format of calls and of reasoning, by the names that flags have for them.
 
-A format is a file of this folder and a row here. The table knows what is special about none.
+A format is a file of this folder and a row here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Grammars of calls, in the notation that grammars of text with structured parts have (structural tags).
-
-It knows that notation's parts. It refuses to know any format of calls.
-"""
+"""Grammars of calls, in the notation that grammars of text with structured parts have (structural tags)."""
 
 from __future__ import annotations
 

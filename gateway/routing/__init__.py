@@ -1,1 +1,1 @@
-"""Which worker computes a request: what is known of the workers, and the policies over it."""
+"""Chooses the worker of a request: what is known of the workers, and the policies over it."""

@@ -3,8 +3,8 @@
 It turns what workers say, and what this gateway has sent them since, into the snapshot by which
 `gateway.routing.placement` decides, and lets the workers' preferences follow the load
 (`gateway.routing.preference`). Both predict from the step times that the workers measured at their start,
-times the pace of their steps of late. A preference acts at the next placement. It refuses to know legs and
-streams; where nothing can be predicted, roles decide.
+times the pace of their steps of late. A preference acts at the next placement. Where nothing can be
+predicted, roles decide.
 """
 
 from __future__ import annotations

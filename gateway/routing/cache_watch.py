@@ -1,6 +1,6 @@
 """Follows what workers say of their prefix caches: one stream per worker, opened again when it breaks.
 
-It owns the streams. It refuses to know what is done with what they say.
+It owns the streams.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The request rate that a cluster bears within its targets: a closed-form estimate by queueing theory.
 
-It knows means and two moments of a load, and assumes a steady state: prompts arrive as Poisson does, and load
-is spread evenly. It refuses to know single requests; `eyas.simulator` plays them.
+It assumes a steady state: prompts arrive as Poisson does, and load is spread evenly. `eyas.simulator` plays
+single requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The workers behind this gateway: their load, what was sent to them, and the channels to them.
 
-It reads a registry and owns channels and sessions. It refuses to know requests: `router` decides which worker
-gets a request, and `generate` what happens then.
+It reads a registry and owns channels and sessions. `router` decides which worker gets a request, and
+`generate` what happens then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What requests were like lately: the mix that preferences are chosen for.
+"""The mix of recent requests, which preferences are chosen for.
 
-It knows sums, how they fade, and that a load of another kind makes them worthless. It knows no worker, and
-times only as it is told them.
+Sums fade, and a load of another kind makes them worthless. The caller gives the times.
 """
 
 from __future__ import annotations

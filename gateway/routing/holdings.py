@@ -1,7 +1,4 @@
-"""What workers say that their prefix caches hold.
-
-It knows names of pages by worker and epoch. It refuses to know streams, and what holding a page is worth.
-"""
+"""The contents of prefix caches, as workers report them."""
 
 from __future__ import annotations
 

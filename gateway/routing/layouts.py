@@ -1,4 +1,4 @@
-"""Where requests begin: by the workers' roles, or (`gateway.routing.auto`) by prediction.
+"""The place where requests begin: by the workers' roles, or (`gateway.routing.auto`) by prediction.
 
 A layout is asked once per request; what happens to a request under way is decided by roles.
 """

@@ -1,6 +1,6 @@
-"""What this gateway has under way on each worker: newer than what the worker last said of itself.
+"""This gateway's work under way on each worker: newer than what the worker last said of itself.
 
-It adds and subtracts. It refuses to know requests, and what is made of the sums.
+It adds and subtracts.
 """
 
 from __future__ import annotations

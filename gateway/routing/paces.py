@@ -1,4 +1,4 @@
-"""How long steps take, over what was measured at the start, by how many workers prefer prompts.
+"""The pace of steps, over what was measured at the start, by how many workers prefer prompts.
 
 A table of step times is never right everywhere: it may hold for small batches and not for large ones. So what
 is seen while k workers prefer prompts is believed of k, and of the numbers of which nothing is known yet.

@@ -1,8 +1,8 @@
-"""Where one request is computed under `--layout auto`: a pure function of a snapshot.
+"""Places one request under `--layout auto`: a pure function of a snapshot.
 
 For each worker it predicts the time to the first token and the time per output token, from measured step
-times, queues and cached prefixes, and compares them with the configured targets. It knows numbers only: no
-stream, no clock, no network. Which workers should prefer prompts is decided in `gateway.routing.preference`.
+times, queues and cached prefixes, and compares them with the configured targets. Pure numbers: no stream, no
+clock, no network. Which workers should prefer prompts is decided in `gateway.routing.preference`.
 """
 
 from __future__ import annotations

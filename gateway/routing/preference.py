@@ -1,8 +1,8 @@
-"""Which workers prefer prompts, and which decode, under `--layout auto`: a pure function of the load.
+"""Chooses the workers that prefer prompts under `--layout auto`: a pure function of the load.
 
 The number of workers for prompts is the one that bears the highest rate of the requests that come now. It
-changes only for a clear gain, and a change acts at the next admission: no running request notices. It knows
-no clock: its caller decides how often it is asked.
+changes only for a clear gain, and a change acts at the next admission: no running request notices. Its caller
+decides how often it is asked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Which prompts were sent to which worker: an estimate of each worker's prefix cache, made without asking.
+"""The prompts sent to each worker: an estimate of its prefix cache, made without asking.
 
-It serves where a worker does not say what it holds, and until it says what it was just sent. It knows blocks
-of prompts by name and how to forget; it refuses to know what the estimate is used for. A wrong one costs a
-prompt computed twice, never a token.
+It serves where a worker does not say what it holds, and until it says what it was just sent. A wrong one
+costs a prompt computed twice, never a token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which worker gets a request: pure functions of a snapshot.
+"""Chooses the worker of a request: pure functions of a snapshot.
 
-It knows roles, cached prefixes and load; it refuses to know streams, clocks and the network, so that every
-decision can be tested as a value. A conversation stays on its worker because its prefix is cached there, and
-one that names itself has a home where its prefix is not, or no longer, cached anywhere.
+It has no streams, no clocks and no network, so that every decision can be tested as a value. A conversation
+stays on its worker because its prefix is cached there, and one that names itself has a home where its prefix
+is not, or no longer, cached anywhere.
 """
 
 from __future__ import annotations

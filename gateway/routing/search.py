@@ -1,6 +1,5 @@
 """The search for a worker that can serve a request: one that serves now, or one that is expected.
 
-It knows which workers serve and which are starting or returning. It refuses to know requests and legs:
 `router` chooses the worker, and `generate` decides what happens then.
 """
 

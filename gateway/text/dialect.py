@@ -1,7 +1,7 @@
-"""How a model's chat template writes what is more than text: calls, reasoning, parts of content.
+"""The dialect of a model's chat template: how it writes calls, reasoning and parts of content.
 
 A template is asked, not looked up: it writes a call of a tool that does not exist, and the format whose
-parser reads that call back is the model's. This file knows what to ask. It refuses to know any format.
+parser reads that call back is the model's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Turns entries into text: what every front shows of a generation.
 
-A `TextStream` reads one admitted request, detokenizes each choice, applies the stop strings and counts
-usage. It knows tokens and text; it refuses to know HTTP, JSON and protobuf.
+A `TextStream` reads one admitted request, detokenizes each choice, applies the stop strings and counts usage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Messages of a chat as the model's template wants them: calls, their results, reasoning, parts of content.
-
-It knows what a `TemplateDialect` says of the template. It refuses to know what the template makes of them.
-"""
+"""Messages of a chat for the model's template: calls, their results, reasoning, parts of content."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What one choice of a chat says: events of its text, its reasoning's length, and why it ended.
-
-It knows deltas and parsers. It refuses to know how an API writes them.
-"""
+"""Reads one choice of a chat: events of its text, its reasoning's length, and why it ended."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 A template is a program. Most take some hundred steps per chat, which is less than asking another process
 costs. One that takes more is given up and begun anew there, where its deadline ends it whatever it is doing.
-This file knows that process and its limits. It refuses to know templates.
 """
 
 from __future__ import annotations

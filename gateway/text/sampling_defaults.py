@@ -1,8 +1,7 @@
 """A model's own sampling defaults: generation_config.json sets what a request leaves out.
 
-It knows that file, and the flags that name another one or override it; it refuses to know requests.
-`do_sample` and `max_length` are not read, as in vLLM and SGLang: if neither the file nor the request has a
-temperature, tokens are sampled at 1.
+Flags name another file, or override it. `do_sample` and `max_length` are not read, as in vLLM and SGLang: if
+neither the file nor the request has a temperature, tokens are sampled at 1.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Text goes in piece by piece; what comes out can no longer become part of a stop string. The result does not
 depend on how the text is cut: the stop string that is *completed* first wins (of several completed by the
-same character, the longest), and the caller sees the text before it. It refuses to know tokens.
+same character, the longest), and the caller sees the text before it.
 """
 
 from __future__ import annotations

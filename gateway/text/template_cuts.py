@@ -1,4 +1,4 @@
-"""How a chat template changes the texts that it is given: words that it cuts out, ends that it strips, case.
+"""The changes that a chat template makes to texts: words that it cuts out, ends that it strips, case.
 
 A caller can hide a control token behind such a change: cutting `/think` out of `<|im_/thinkend|>` makes one.
 The changes are read off jinja2's syntax trees; `caller_text` looks for tokens.

@@ -1,7 +1,7 @@
 """Chat templates: they turn a list of messages into the prompt text that the model was trained on.
 
-Templates come from the model's folder; they run in a sandbox that bounds their steps and output. This module
-knows jinja2 and what templates expect of it (as in transformers). It refuses to know tokens and files.
+Templates come from the model's folder; they run in a sandbox that bounds their steps and output. jinja2 runs
+them as transformers does.
 """
 
 from __future__ import annotations

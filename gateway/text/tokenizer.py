@@ -1,7 +1,6 @@
 """The model's tokenizer, loaded from a Hugging Face folder without torch or transformers.
 
-It knows files, vocabulary and the chat template. It refuses to know requests: callers check lengths and
-limits.
+Callers check lengths and limits.
 """
 
 from __future__ import annotations

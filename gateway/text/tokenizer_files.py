@@ -1,7 +1,7 @@
-"""What a model's folder says about its tokenizer beside the vocabulary.
+"""The files of a model's folder about its tokenizer, beside the vocabulary.
 
-It knows in which files Hugging Face has kept special tokens and chat templates over the years, and which file
-counts where several have one (transformers' own order). It refuses to know what a template means.
+It reads the files in which Hugging Face has kept special tokens and chat templates over the years, and
+decides which counts where several have one (transformers' own order).
 """
 
 from __future__ import annotations

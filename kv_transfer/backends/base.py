@@ -1,4 +1,4 @@
-"""What a backend is, and the records of one copy. Nothing here knows leases, attempts or requests."""
+"""The interface of a backend, and the records of one copy."""
 
 from __future__ import annotations
 

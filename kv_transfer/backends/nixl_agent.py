@@ -1,7 +1,4 @@
-"""One NIXL agent: the calls of that library which the backend `nixl` needs, and their answers in its words.
-
-It knows the library's bindings. Which READ matters to whom, and when one is given up, it does not.
-"""
+"""One NIXL agent: the calls of the library that the backend `nixl` needs, and their answers."""
 
 from __future__ import annotations
 

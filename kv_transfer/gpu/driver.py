@@ -1,7 +1,6 @@
-"""What moving pages needs of a GPU's driver: memory that other processes map, and copies.
+"""The calls of a GPU's driver that move pages: memory that other processes map, and copies.
 
-It knows records and an interface: `kv_transfer.gpu.cuda` is the one for CUDA. It refuses to know pages, peers
-and torch.
+`kv_transfer.gpu.cuda` implements the interface for CUDA.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Handing a GPU's memory to other processes of this host: file descriptors over a socket in the file system.
 
 The connection stays open after the descriptor has passed: its end tells the taker that the giver's process is
-gone. It knows sockets and descriptors, and who may connect; what the memory holds is not its business.
+gone.
 """
 
 from __future__ import annotations

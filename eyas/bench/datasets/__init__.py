@@ -1,1 +1,1 @@
-"""Where jobs come from: a file per dataset, and a table of their names."""
+"""Sources of jobs: a file per dataset, and a table of their names."""

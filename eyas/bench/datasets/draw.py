@@ -1,4 +1,4 @@
-"""What a dataset is asked for, and how its file is read. It knows no dataset."""
+"""The options of a dataset, and the reading of its file."""
 
 from __future__ import annotations
 

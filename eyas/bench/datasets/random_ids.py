@@ -1,4 +1,4 @@
-"""Prompts of random token ids, with lengths as SGLang's `random` draws them. It knows no server."""
+"""Prompts of random token ids, with lengths as SGLang's `random` draws them."""
 
 from __future__ import annotations
 

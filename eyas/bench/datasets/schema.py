@@ -1,7 +1,7 @@
 """Requests whose answers must follow a JSON schema: a small built-in set, or a file of them.
 
-A line of the file is {"prompt": text, "schema": object}, and may have "max_tokens". It knows no server: one
-that cannot hold output to a schema refuses, and that is counted.
+A line of the file is {"prompt": text, "schema": object}, and may have "max_tokens". A server that cannot hold
+output to a schema refuses, and that is counted.
 """
 
 from __future__ import annotations

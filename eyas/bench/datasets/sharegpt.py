@@ -1,4 +1,4 @@
-"""Conversations from a local file in ShareGPT's format. It knows the file and its filter, and no server.
+"""Conversations from a local file in ShareGPT's format.
 
 As SGLang's `sharegpt`: conversations of fewer than two turns are left out, the first two turns are prompt and
 answer, and the seed draws the order. A pair is left out if its prompt or answer has fewer than 2 tokens, or

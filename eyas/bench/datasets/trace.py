@@ -1,7 +1,7 @@
 """A trace of arrivals in Mooncake's format: lines of timestamp (ms), input_length, output_length, hash_ids.
 
 The same hash id is the same block of 512 tokens, so that prompts share prefixes as the traced ones did. The
-last block of a prompt may be cut. It knows the file, and no server.
+last block of a prompt may be cut.
 """
 
 from __future__ import annotations

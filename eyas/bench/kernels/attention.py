@@ -1,7 +1,7 @@
 """Cases of attention: plain decode rows, the rows of a round that verifies drafts, chunks of prompts.
 
 Sequences lie on scattered pages; the calls go through layers and sets of sequences, so that keys come from
-memory. It knows the seams of the attention kernels, and no engine.
+memory.
 """
 
 from __future__ import annotations

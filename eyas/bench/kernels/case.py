@@ -1,7 +1,4 @@
-"""The nouns of a measurement: the setting that kernels run in, a kernel at one size, and its work.
-
-It knows sizes of models and caches; not how long anything takes, nor how that is measured.
-"""
+"""The nouns of a measurement: the setting that kernels run in, a kernel at one size, and its work."""
 
 from __future__ import annotations
 

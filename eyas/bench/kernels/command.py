@@ -1,7 +1,4 @@
-"""`eyas bench kernels`: families of kernels at the model's own sizes, each time beside its floor.
-
-It knows the families by name and how a case becomes a line; what a case does, its family knows.
-"""
+"""`eyas bench kernels`: families of kernels at the model's own sizes, each time beside its floor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine can do at best, measured here: plain passes over memory, and one large product.
+"""The limits of this machine, measured here: plain passes over memory, and one large product.
 
 A call's floor is the time that its bytes take at the speed of the fastest pass, or its operations at the
 speed of the product, whichever is longer. It is measured, not a theoretical limit.

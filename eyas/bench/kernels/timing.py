@@ -1,6 +1,6 @@
-"""How long a call takes: by a replayed CUDA graph, by a queue of launches, or by the host's clock.
+"""Times a call: by a replayed CUDA graph, by a queue of launches, or by the host's clock.
 
-It knows clocks and graphs; what is called, it does not know. `tests/gpu` times by it too.
+`tests/gpu` times by it too.
 """
 
 from __future__ import annotations

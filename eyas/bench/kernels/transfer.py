@@ -1,8 +1,7 @@
 """Cases of transfer: KV pages from one process's file to another's, and between a GPU's pool and its staging.
 
 Pages are whole pages of the model, one after the other or scattered. A copy by shared memory reads and writes
-this machine's memory; one to or from staging crosses to the GPU. It knows the transfer's own copies, and
-neither leases nor routes.
+this machine's memory; one to or from staging crosses to the GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One figure of runs: how latency is distributed, and how many tokens came at which time.
-
-It knows `SavedRun`, and refuses to know files of results and how figures look.
-"""
+"""One figure of runs: how latency is distributed, and how many tokens came at which time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One figure of a grid of speculation: throughput, gain and acceptance over the batch, for the best settings.
-
-It knows lines of figures by their names, and refuses to know how they were measured.
-"""
+"""One figure of a grid of speculation: throughput, gain, acceptance over the batch, for the best ones."""
 
 from __future__ import annotations
 

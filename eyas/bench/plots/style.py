@@ -1,6 +1,6 @@
-"""How every figure looks: line styles and markers that differ without colour, names at the lines, clear axes.
+"""The style of every figure: lines and markers that differ without colour, names at the lines, clear axes.
 
-It knows matplotlib, which is an extra, and refuses to know what is shown.
+matplotlib is an extra.
 """
 
 from __future__ import annotations

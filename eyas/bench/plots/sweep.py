@@ -1,7 +1,4 @@
-"""One figure of servers under rising load: throughput, goodput and latencies against the request rate.
-
-It knows the figures of a run by their names, and refuses to know how rates were chosen.
-"""
+"""One figure of servers under rising load: throughput, goodput and latencies against the request rate."""
 
 from __future__ import annotations
 

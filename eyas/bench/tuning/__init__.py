@@ -1,1 +1,1 @@
-"""Which tiles are fastest on a GPU: what `eyas tune` finds and keeps."""
+"""The fastest tiles on a GPU: `eyas tune` measures and saves them."""

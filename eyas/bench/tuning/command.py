@@ -1,7 +1,7 @@
 """`eyas tune moe|gemm`: the fastest tiles of a model's products on this GPU, kept as a table.
 
-It knows flags, and which products a model has; how tiles are compared, `search` knows. An engine reads the
-table of its kind of GPU when it starts (`eyas.engine.kernels.experts.grouped_tiles`).
+`search` compares tiles. An engine reads the table of its kind of GPU when it starts
+(`eyas.engine.kernels.experts.grouped_tiles`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tries tiles of grouped and dense products: every one that fits, each against the rule's result, by a graph.
 
-It knows shapes, tiles and clocks. A tile whose result differs, or that does not compile, is none.
+A tile whose result differs, or that does not compile, is none.
 """
 
 from __future__ import annotations

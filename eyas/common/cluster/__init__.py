@@ -1,1 +1,1 @@
-"""Who is in a cluster: names, addresses, registries, and the roster of workers."""
+"""The members of a cluster: names, addresses, registries, and the roster of workers."""

@@ -1,4 +1,4 @@
-"""Addresses as text: HOST:PORT, an IPv6 host in brackets. It refuses to resolve or dial them."""
+"""Addresses as text: HOST:PORT, an IPv6 host in brackets. Nothing is resolved or dialled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers the cluster has: a list of addresses, or a Redis into which every worker writes its own.
+"""Finds the workers of a cluster: by a list of addresses, or a Redis into which every worker writes its own.
 
     static:host:port,...      the addresses of all workers
     redis://host:port/db      every worker keeps a key, named after its cluster and address, while it lives
@@ -6,8 +6,7 @@
 
 Either way only addresses are taken from there: each address is asked once a second what it is, and a worker
 counts once it has answered. No request ever waits here: `workers` is the last snapshot. While Redis is away,
-the known addresses are still asked. This module knows descriptions and addresses; it refuses to know what a
-worker is wanted for.
+the known addresses are still asked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The workers at some addresses: each address is asked once a second what it is.
-
-It knows which workers answer, which are starting or expected back, and which addresses are silent and why. It
-refuses to know where the addresses come from.
-"""
+"""The workers at some addresses: each address is asked once a second what it is."""
 
 from __future__ import annotations
 

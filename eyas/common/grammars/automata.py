@@ -2,8 +2,7 @@
 
 A pattern's automaton is built from its tree by subsets. Places between characters (`^`, `$`, `\\b`) are
 followed as such: a state knows which kind of character came before it, and steps on only once the next one is
-known. The number of states has a bound, since patterns may need exponentially many. This file knows trees
-and sets of characters, and refuses to know how rules are written.
+known. The number of states has a bound, since patterns may need exponentially many.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiles grammars with xgrammar, for a model's vocabulary.
 
-It knows how each notation is read, and what xgrammar's errors say. xgrammar's core needs neither torch nor
-transformers, and importing them takes seconds, so a process that has not imported them goes without. Nothing
-here bounds time or memory: `gateway.grammars.checks` does, before a grammar goes anywhere else.
+xgrammar's core needs neither torch nor transformers, and importing them takes seconds, so a process that has
+not imported them goes without. Nothing here bounds time or memory: `gateway.grammars.checks` does, before a
+grammar goes anywhere else.
 """
 
 from __future__ import annotations

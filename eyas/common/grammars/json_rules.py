@@ -1,7 +1,6 @@
 """Rules of JSON values without white space, made rules of what a printer of JSON writes.
 
 They are read token by token and written anew: white space is what an indenting printer writes at that depth.
-This file knows the marks of JSON between values, and refuses to know schemas.
 """
 
 from __future__ import annotations

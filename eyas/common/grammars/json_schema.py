@@ -1,9 +1,8 @@
-"""What of JSON Schema an output can be held to, as the rules of a grammar.
+"""Translates JSON Schema into the rules of a grammar, as far as an output can be held to it.
 
 What is accepted is followed to the letter: every text that the rules let through is JSON that fits the
 schema. They may let through less (properties come in the order of the schema). What cannot be followed is
-refused with a JSON pointer into the schema. This file knows the order of that work, and refuses to know
-keywords.
+refused with a JSON pointer into the schema.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Grammars: what an output must be, in one of the notations that callers write.
 
-Plain values, shared by the SDK, the gateway, the wire and the engine. This file knows which notations there
-are and how large a grammar may be. It refuses to know how one is checked, compiled or followed.
+Plain values, shared by the SDK, the gateway, the wire and the engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Rules of JSON values, made rules of the same values as Python's literals.
 
-It knows where the two languages differ: names of constants, and numbers that a float cannot hold. What these
-rules let through, Python reads as the value that JSON would have. It refuses to know JSON schemas and what
-stands around a value.
+What these rules let through, Python reads as the value that JSON would have.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The notation is ECMA-262's as far as Python's `re` reads it alike, with `\\A`, `\\Z` and named groups from
 `re`. What automata cannot follow (look-around, references to groups, flags) is refused by its name, and so is
-an escape that nothing defines. This file refuses to match anything.
+an escape that nothing defines. Nothing is matched here.
 """
 
 from __future__ import annotations

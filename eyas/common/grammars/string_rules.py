@@ -1,9 +1,8 @@
-"""What a text must be, as rules in GBNF: within quotes as a printer of JSON writes it, or as it stands.
+"""Rules in GBNF for one text: within quotes as a printer of JSON writes it, or as it stands.
 
 Each character has one spelling. An automaton becomes a rule per state, none of which is ambiguous, so that a
 token is looked up once. Where that would be too many, a pattern that is anchored at both ends is written as
-it is built, and a length alone as a repetition; these leave out what needs an escape. This file knows
-automata and trees, and refuses to know schemas.
+it is built, and a length alone as a repetition; these leave out what needs an escape.
 """
 
 from __future__ import annotations

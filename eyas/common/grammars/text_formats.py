@@ -1,4 +1,4 @@
-"""What text of a JSON schema's `format` looks like, as patterns: some of it, never more."""
+"""Patterns for the texts of a JSON schema's `format`: some of them, never more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where this user's caches lie. It knows the directory alone, not what is in it."""
+"""The directory of this user's caches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Python processes that this one starts: none takes a module from the folder that it is started in.
 
 Python puts that folder in front of its own library for `-m` and `-c`, which multiprocessing uses: whoever can
-put a `random.py` there would be run. This file knows how Python is told otherwise, and not what is started.
+put a `random.py` there would be run.
 """
 
 from __future__ import annotations

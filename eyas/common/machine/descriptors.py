@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open at a time: the system's limit."""
+"""The system's limit of open files and connections of this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The GPUs of this machine, as the driver's tool nvidia-smi tells: without torch, before anything is loaded.
 
 GPUs are numbered as in "cuda:1", among those that CUDA_VISIBLE_DEVICES shows. (Among GPUs of different kinds,
-CUDA has the driver's order if CUDA_DEVICE_ORDER is PCI_BUS_ID.) This file does not know what runs on them.
+CUDA has the driver's order if CUDA_DEVICE_ORDER is PCI_BUS_ID.)
 """
 
 from __future__ import annotations

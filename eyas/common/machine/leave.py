@@ -1,9 +1,8 @@
-"""What signals mean to a worker and a gateway: leave after draining, or leave now.
+"""Signals of a worker and a gateway: leave after draining, or leave now.
 
 SIGTERM or SIGINT asks the process to leave: open requests may end, within its drain time. A second one, or
 SIGHUP (the terminal or the supervisor is gone), means now. But systemd tells every process of a service, and
 a supervisor among them tells its children once more: a SIGTERM so soon after the first word is the same word.
-This file knows signals and clocks; its owner knows how to leave.
 """
 
 from __future__ import annotations

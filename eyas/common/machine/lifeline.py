@@ -2,8 +2,7 @@
 
 It uses two independent means, because each alone has a gap: the kernel's parent-death signal (immediate,
 Linux only, not sent if the parent died before it was asked for), and end-of-file on standard input, whose
-other end the supervisor holds open. This file does not know what the process does: it asks the process to
-end, and then kills it.
+other end the supervisor holds open. It asks the process to end, and then kills it.
 """
 
 from __future__ import annotations

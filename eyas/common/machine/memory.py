@@ -1,4 +1,4 @@
-"""How much memory there is here: that of the machine, or less where a container's limit is nearer.
+"""The memory of this machine, or less where a container's limit is nearer.
 
 It reads control groups of both versions, the process's own and those above it. What the memory is for is its
 callers' business.

@@ -1,7 +1,7 @@
 """A folder that several processes use, and that the last of them to leave removes.
 
 Each holds a lock on it. A lock dies with its process, so no pid is ever guessed at. If all were killed, the
-next process that makes a folder with the same prefix removes theirs. This file does not know what lies there.
+next process that makes a folder with the same prefix removes theirs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where plain API keys come from, and how a process hands them to its child: never as an argument.
+"""Reads plain API keys, and hands them to child processes: never as an argument.
 
 Every user of a machine can read a process's arguments, but not its environment. A file has no plain keys
-(`eyas.common.security.key_file`). This module refuses to know what a key permits.
+(`eyas.common.security.key_file`).
 """
 
 from __future__ import annotations

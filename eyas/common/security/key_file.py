@@ -4,8 +4,7 @@
     # lines that begin with # are comments
 
 A key itself stands nowhere. SHA-256 without salt and stretching is enough because `new_key` draws 256 bits:
-nothing shorter than trying all of them leads from a line back to its key. This module knows lines; it refuses
-to know who reads them, and what a key permits.
+nothing shorter than trying all of them leads from a line back to its key.
 """
 
 from __future__ import annotations

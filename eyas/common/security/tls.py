@@ -3,7 +3,7 @@
 A service has a folder with three files, named as Kubernetes names those of a Secret: `ca.crt`, the cluster's
 authority; `tls.crt` and `tls.key`, its own certificate and key. All services of a cluster have the one name
 `eyas.internal`: what counts is that the cluster's authority signed it, at whatever address. Both ends of a
-connection show a certificate. This module knows files and what TLS makes of them; it dials nothing.
+connection show a certificate.
 """
 
 from __future__ import annotations

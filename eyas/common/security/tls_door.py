@@ -1,7 +1,6 @@
 """Connections of callers who speak TLS, until the end of the handshake, bounded in time and number.
 
 A connection that is still shaking hands belongs to no request: when there are too many, the oldest one goes.
-This file knows sockets and TLS, and refuses to know what is said inside.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Where a service's certificates are, if no flag says it: one variable for all processes of a container.
-
-It refuses to know what the folder holds (`eyas.common.security.tls`).
-"""
+"""The folder of a service's certificates, if no flag says it: one variable for a whole container."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What each piece of a vocabulary adds to a text, by the decoder of its tokenizer.json.
+"""The text that each piece of a vocabulary adds, by the decoder of its tokenizer.json.
 
 Where a text is its pieces' bytes one after the other, as with byte-level and SentencePiece models, the bytes
 are all that is needed to stream it. Other decoders look at a piece's neighbours: their texts are streamed by
-the `tokenizers` library itself. This module does not know ids, nor which tokens are special.
+the `tokenizers` library itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokenizers that SentencePiece trained, by BPE or Unigram: its tokenizer.model, a protobuf message.
 
-It knows the few fields that say how a text is encoded, and that a piece which cannot be made by merging
-(a control or unknown piece, a byte) is never made so. Other kinds of model are refused.
+It reads the few fields that say how a text is encoded. A piece which cannot be made by merging (a control or
+unknown piece, a byte) is never made so. Other kinds of model are refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tokenizer of a model's folder, whichever of the published forms it has, as the `tokenizers` library's.
 
-It knows which file counts where a folder has several, and needs neither torch nor transformers. The forms
+It decides which file counts where a folder has several, and needs neither torch nor transformers. The forms
 other than tokenizer.json are converted, once (`converted_tokenizers`): `byte_ranks` and `sentence_pieces`
 know them.
 """

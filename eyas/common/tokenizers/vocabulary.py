@@ -1,4 +1,4 @@
-"""What each id of a model's vocabulary writes, in bytes, for those who must know before it is written.
+"""The bytes that each id of a model's vocabulary writes, for those who must know before it is written.
 
 It reads the tokenizer's files, and needs neither torch nor transformers. Special tokens write no text:
 what is held to a grammar cannot hold their names by accident.

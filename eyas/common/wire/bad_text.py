@@ -1,4 +1,4 @@
-"""Where the bytes of a protobuf message hold a text that is no UTF-8, such as half of a surrogate pair.
+"""Finds a text in a protobuf message that is no UTF-8, such as half of a surrogate pair.
 
 Protobuf says of such a message only that it cannot be parsed. This file reads its wire format as far as it
 takes to name the field.

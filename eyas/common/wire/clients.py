@@ -1,7 +1,7 @@
 """Typed clients of a worker's services, as the gateway calls them: nouns in, nouns out, errors as EyasError.
 
-They know protobuf and gRPC so that their callers need not. They refuse to know what a message means for a
-request: no retries, no routing, no state beyond the open call.
+They hide protobuf and gRPC from their callers. They hold no retries, no routing, and no state beyond the open
+call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker's backlog and step rates as protobuf, and back. It knows what a curve must be to be read."""
+"""A worker's backlog and step rates as protobuf, and back. A curve that cannot be read is refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The conversion between a step's entries and its message, which is a table: for tokens, the hot path.
 
 Calls per entry and field would cost more than all else that a message needs; a column is read and written by
-one call. It knows the wire's two shapes, columns and extras, and refuses to know who sends them.
+one call.
 """
 
 from __future__ import annotations

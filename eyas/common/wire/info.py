@@ -1,4 +1,4 @@
-"""`WorkerService`: what a worker says of itself and of its links. It refuses to know engines."""
+"""`WorkerService`: what a worker says of itself and of its links."""
 
 from __future__ import annotations
 

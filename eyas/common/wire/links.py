@@ -1,4 +1,4 @@
-"""What a worker says of the ways by which KV pages come to it: records only, and their form on the wire."""
+"""The report of a worker on the ways by which KV pages come to it: records, and their form on the wire."""
 
 from __future__ import annotations
 

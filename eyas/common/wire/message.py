@@ -1,4 +1,4 @@
-"""What every record between a worker's front and its engine is made of. It knows no transport."""
+"""The base of every record between a worker's front and its engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a worker says of its KV pages to those who may read them: records only, the same on both ends.
+"""The description of a worker's KV pages for those who may read them: records only, the same on both ends.
 
-It knows names and sizes. Which backend can use which export is that backend's business, and what pages mean
-is `kv_transfer.layout`'s.
+Which backend can use which export is that backend's business, and what pages mean is `kv_transfer.layout`'s.
 """
 
 from __future__ import annotations

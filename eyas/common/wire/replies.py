@@ -1,7 +1,6 @@
-"""What a worker says of the requests that it was given.
+"""The replies of a worker to the requests that it was given.
 
-The same records come from its engine to its front, and from there, by gRPC, to a gateway. They know no
-transport, and refuse to know what follows from them.
+The same records come from its engine to its front, and from there, by gRPC, to a gateway.
 """
 
 from __future__ import annotations

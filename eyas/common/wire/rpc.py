@@ -1,7 +1,7 @@
 """gRPC as every process of Eyas uses it: channels, servers, errors, health, reflection.
 
-It knows how a dead peer is noticed, how a message is waited for, and how an `EyasError` crosses the wire with
-its class intact. It refuses to know services and their messages.
+It says how a dead peer is noticed, how a message is waited for, and how an `EyasError` crosses the wire with
+its class intact.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Client of `TransferService`: what a puller asks the owner of KV pages, in plain values.
 
-It asks and relays, bytes of pages too. It refuses to know what an answer means for a request: the puller's
-engine decides that. Every failure is an EyasError.
+It asks and relays, bytes of pages too. The puller's engine decides what an answer means for a request. Every
+failure is an EyasError.
 """
 
 from __future__ import annotations

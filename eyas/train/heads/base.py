@@ -1,8 +1,7 @@
-"""What training knows of a draft head, whatever its kind, and what kinds share.
+"""The interface of a draft head in training, whatever its kind, and what kinds share.
 
 The pair at position i is (feature of token i, embedding of token i + 1). Its rotary position is i, and the
-next step receives what the pair became instead of a feature. Nothing here knows a loss's sum over steps, the
-target, or a file.
+next step receives what the pair became instead of a feature.
 """
 
 from __future__ import annotations

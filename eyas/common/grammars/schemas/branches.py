@@ -1,7 +1,6 @@
-"""What values of one type a schema allows, as cases: each says all of the type's keywords at once.
+"""The values of one type that a schema allows, as cases: each says all of the type's keywords at once.
 
-What several schemas say of a value is a term: schemas that it fits, and schemas that it does not. This file
-refuses to know how values are written.
+What several schemas say of a value is a term: schemas that it fits, and schemas that it does not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Numbers as machines that read their digits, written as the rules of a grammar.
 
-A number that anything bounds is written without an exponent, and with six decimals at most. It knows
-digits, and refuses to know schemas.
+A number that anything bounds is written without an exponent, and with six decimals at most.
 """
 
 from __future__ import annotations

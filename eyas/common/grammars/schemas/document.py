@@ -1,8 +1,4 @@
-"""A JSON schema with its parts by place, and what references in it lead to.
-
-It knows `$id`, `$anchor`, `$ref` and JSON pointers. It refuses to know what other keywords say, and schemas
-of other documents.
-"""
+"""A JSON schema with its parts by place, and what references in it lead to."""
 
 from __future__ import annotations
 

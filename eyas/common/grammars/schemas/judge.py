@@ -1,7 +1,4 @@
-"""Whether a value fits a schema: the whole of JSON Schema, for values that a schema itself holds.
-
-It knows what every keyword means. It refuses to know how values are written.
-"""
+"""Validates values against a schema: the whole of JSON Schema, for values that a schema itself holds."""
 
 from __future__ import annotations
 

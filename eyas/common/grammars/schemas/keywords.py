@@ -1,4 +1,4 @@
-"""What a schema's keywords make of a case, where values fit it and where they do not."""
+"""Applies a schema's keywords to a case, where values fit it and where they do not."""
 
 from __future__ import annotations
 

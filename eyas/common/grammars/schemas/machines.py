@@ -1,7 +1,6 @@
 """Machines that read a text character by character, written as the rules of a grammar.
 
-It makes the smallest machine that reads the same, and rules for states that several moves lead to. It
-refuses to know what the texts mean.
+It makes the smallest machine that reads the same, and rules for states that several moves lead to.
 """
 
 from __future__ import annotations

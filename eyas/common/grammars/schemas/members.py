@@ -1,7 +1,7 @@
 """Objects as rules: properties in the order of the schema, then those that it does not name.
 
 An object holds as many properties as it must: names that are not the schema's own differ in their first
-characters where they count. It refuses to know what keywords mean.
+characters where they count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a schema says of numbers: bounds, multiples, and what they are not.
-
-It knows the keywords of numbers, and refuses to know how a number is written.
-"""
+"""The constraints of a schema on numbers: bounds, multiples, and what they are not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where schemas stand inside a schema, and where names, values and other things do.
-
-It knows the keywords that hold schemas. It refuses to know what any of them means.
-"""
+"""The places of a schema that hold schemas, and those that hold names, values and other things."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a schema is refused: in a sentence that points into it."""
+"""Refusals of a schema: sentences that point into it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What objects and arrays need of the one who writes the rules of all values."""
+"""The interface that objects and arrays need of the writer of all rules."""
 
 from __future__ import annotations
 

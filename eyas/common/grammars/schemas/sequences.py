@@ -1,7 +1,7 @@
 """Arrays as rules: items by place, how many fit a schema, and none twice.
 
 Where items must differ, each is of a class of its own: a value, or strings that begin alike, or integers that
-leave the same when divided. It refuses to know what keywords mean.
+leave the same when divided.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Whether the keywords of a schema are written as they must be, and which are not supported.
-
-It knows of each keyword what kind of JSON stands there. It refuses to know what it means.
-"""
+"""Checks that the keywords of a schema are well formed and supported."""
 
 from __future__ import annotations
 

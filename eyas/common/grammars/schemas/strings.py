@@ -1,7 +1,4 @@
-"""Strings as rules: of some length, of patterns or of none of them, and none of some others.
-
-It knows automata of texts. It refuses to know schemas.
-"""
+"""Strings as rules: of some length, of patterns or of none of them, and none of some others."""
 
 from __future__ import annotations
 

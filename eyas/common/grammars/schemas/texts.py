@@ -1,7 +1,4 @@
-"""What a schema says of strings: their lengths, patterns, formats, and what they are not.
-
-It knows the keywords of strings, and refuses to know how a string is written.
-"""
+"""The constraints of a schema on strings: lengths, patterns, formats, and what they are not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The rules of a grammar for the values that a schema allows.
 
-It asks what may be (`terms`), leaves out what nothing can be, and writes a rule for each term once. It
-refuses to know what the keywords of JSON Schema mean.
+It asks what may be (`terms`), leaves out what nothing can be, and writes a rule for each term once.
 """
 
 from __future__ import annotations
